@@ -31,7 +31,7 @@ def classes(folder: str) -> Iterator[type]:
 
 
 def foreign(name: str, *, imports: bool) -> object:
-    """Return what `module:Name` names in a module outside the package; None if it has no such name.
+    """Return the object `module:Name` of a module outside the package; None if it has no such name.
 
     A module that nobody has imported yet is imported where `imports` says so, for a name that the
     user wrote, or where the environment names it.

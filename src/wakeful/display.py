@@ -22,7 +22,7 @@ LONG = 30.0
 
 
 class Display:
-    """What is told while a verb works; this one says nothing."""
+    """The progress of a verb; this one says nothing."""
 
     def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
         """Announce `total` training steps, `done` of which are there, before the next begins; and

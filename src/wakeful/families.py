@@ -1,4 +1,4 @@
-"""What the names of weights say in Transformers' families: which axis lies in the residual stream.
+"""Names of weights in Transformers' families: which axis of each lies in the residual stream.
 
 Names and axes only, so that nothing here needs Transformers. A model's own modules know better:
 where they declare roles (`wakeful.roles`), nobody asks this table.

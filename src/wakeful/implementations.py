@@ -1,4 +1,4 @@
-"""What the attention of a Transformers model is called: theirs, ours, and what is put before it."""
+"""Names of a Transformers model's attention: theirs, ours, and those put before it."""
 
 from transformers import PreTrainedModel
 

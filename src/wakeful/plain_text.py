@@ -71,7 +71,7 @@ def _check_head(head: bytes, name: str | Path) -> None:
 
 
 def _remedy(name: str | Path, sample: bytes) -> str:
-    """Return what most likely is the matter, and the command that mends it."""
+    """Return the likeliest fault, and the command that mends it."""
     replaced = sample.decode("utf-8", "replace")
     if len(re.findall("[^\0-\x7f\ufffd]", replaced)) > replaced.count("\ufffd"):
         return f", though most of it is: drop the rest ({_conversion(name, 'UTF-8', '-c ')})"

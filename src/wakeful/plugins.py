@@ -1,4 +1,4 @@
-"""What installed packages add to this one, by their entry points.
+"""Additions of installed packages to this one, by their entry points.
 
     wakeful.verbs     a `Verb`, by the verb's name
     wakeful.layouts   a mapping of names to `comparison.published.PublishedTable`s
@@ -28,9 +28,9 @@ class Verb:
     examples: Sequence[tuple[str, str]]
     """Commands and what each does."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """What the words of its usage line stand for."""
+    """Meanings of the words of its usage line."""
     names: Callable[[], Iterable[str]] = tuple
-    """What its arguments may be, for completion."""
+    """Its possible arguments, for completion."""
     report: Callable[..., Any] | None = None
     """Writes the page of run directories of the verb's kind, called as `verbs.report.report`."""
 

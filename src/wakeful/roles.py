@@ -1,4 +1,4 @@
-"""What other rooms need to know of a parameter: its role in the model.
+"""The role of a parameter in the model, for the rooms that treat parameters by it.
 
 The module that makes a parameter declares its role in a method `roles()`. Optimizers,
 initialization, quantization and heirs ask for roles and know no name. Walking over a model

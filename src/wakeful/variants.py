@@ -29,7 +29,7 @@ _FOREIGN = re.compile(
 )
 """A string, which is passed over, or the `module:Name` of a class outside the package."""
 _NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling"}
-"""What a folder's variants are called where it is not the folder's name without its s."""
+"""Names of a folder's variants where they are not the folder's name without its s."""
 
 
 class Variant(HasRoles):
@@ -89,7 +89,7 @@ def variants(folder: str) -> dict[str, type[Variant]]:
 
 
 def variant_name(kind: type[Variant]) -> str:
-    """Return what expressions call a variant: its module and class, `name`, or its class."""
+    """Return a variant's name in expressions: its module and class, `name`, or its class."""
     return qualified(kind) or vars(kind).get("name", kind.__name__.lower())
 
 
@@ -99,7 +99,7 @@ def is_outside(expression: str) -> bool:
 
 
 def catalog(folder: str) -> list[CatalogEntry]:
-    """Return what a user may write for this folder, for help texts and documentation."""
+    """Return the expressions for this folder, for help texts and documentation."""
     return [
         CatalogEntry(
             name=name,
@@ -192,7 +192,7 @@ class _Reading:
         return name
 
     def read(self, make: Callable[[ast.expr], Any]) -> Any:
-        """Return what `make` makes of the parsed expression."""
+        """Return the object that `make` makes of the parsed expression."""
         if len(self.expression) > _LONGEST:
             raise WakefulError(
                 f"{self.title} of {len(self.expression)} characters, "
@@ -334,7 +334,7 @@ def _bases(folder: str) -> tuple[type[Variant], ...]:
 
 
 def _noun(folder: str) -> str:
-    """Return what messages call a variant of a folder: "scheme" of "quant.schemes"."""
+    """Return the name of a folder's variants in messages: "scheme" of "quant.schemes"."""
     return _NOUNS.get(folder, folder.rpartition(".")[2].removesuffix("s"))
 
 

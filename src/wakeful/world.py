@@ -35,7 +35,7 @@ _BETWEEN_LOOKS = 0.5
 _LET_IT_SPEAK = 2.0
 """Seconds before a silent process ends: torchrun ends all the others when one does."""
 _DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
-"""What torch says, in errors of no special type, when another process does not answer."""
+"""Torch's messages, in errors of no special type, when another process does not answer."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class World:
         ]
 
     def leader_first(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns: done by the first process, then by the first of each other
+        """Return the result of `work`: done by the first process, then by the first of each other
         machine, then by all others, so that what it leaves on a disk is made once a disk.
         """
         if self.store is None:

@@ -6,11 +6,11 @@ from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
-from wakeful.config.verbs.reading import FigureFormat
+from wakeful.config.verbs.reading import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
+class ReproduceOptions(Drawn):
     """At which scale, and where; without an exhibit's name, all are listed."""
 
     scale: HowMuch[Literal["tiny", "small", "paper"]] = "tiny"
@@ -45,8 +45,6 @@ class ReproduceOptions:
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (
         AtLeast("steps", 0),

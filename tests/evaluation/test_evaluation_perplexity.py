@@ -15,7 +15,7 @@ from evaluation.models import loaded_llama, save_llama
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import log_likelihoods, perplexity
-from wakeful.evaluation.reading import tokenize, windows
+from wakeful.evaluation.reading import stream_windows, tokenize
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -69,7 +69,7 @@ def test_windows_cover_each_target_once(
 ) -> None:
     stride = data.draw(st.integers(1, length))
     stream = [-1, *range(100, 100 + count)] if bos else list(range(100, 100 + count))
-    cut = windows(stream, length=length, stride=stride, bos=bos)
+    cut = stream_windows(stream, length=length, stride=stride, bos=bos)
     counted = [target for window in cut for target in window.targets if target != IGNORED]
     assert counted == stream[1:]
     for window in cut:

@@ -253,7 +253,7 @@ def test_normalizers_without_parameters_are_narrowed(normalizer: str) -> None:
 
 
 def test_a_share_is_between_0_and_1() -> None:
-    with pytest.raises(WakefulError, match=r"width\.mlp = 1\.5"):
+    with pytest.raises(WakefulError, match=r"width\.mlp must be in \[0, 1\], got 1\.5"):
         WidthConfig(mlp=1.5)
 
 

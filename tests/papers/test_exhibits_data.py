@@ -20,7 +20,7 @@ from wakeful.heirs.baselines import Setting, baseline_of
 from wakeful.heirs.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.training.size import operations_of, parameters_of, run_size
-from wakeful.training.watching import FIGURES
+from wakeful.training.watching import WATCHED
 from wakeful.variants import build_call
 from wakeful.verbs.presets import TWO_CORES
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
@@ -116,7 +116,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         config = plan.jobs[0].config if plan.jobs else plan.config
         schemes = {*config.train.quantize.schemes, *found.schemes}
         measured = PLAIN | {f"{kind}_{s}" for s in schemes for kind in ("increase", "damage")}
-        measured |= set(FIGURES) if config.train.diagnose.every else set()
+        measured |= set(WATCHED) if config.train.diagnose.every else set()
         domains = mixture_of(config.data.source) or ()
         measured |= {f"loss_{domain.name}" for domain in domains}
         asked = (task.partition("@") for task in (*plan.tasks, "average of 2"))

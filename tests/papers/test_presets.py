@@ -22,7 +22,7 @@ from wakeful.config.tables import merged, presets, read_table
 from wakeful.data.mixture import mixture_of
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
-from wakeful.training.watching import FIGURES
+from wakeful.training.watching import WATCHED
 from wakeful.variants import variants
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
@@ -107,7 +107,7 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
             }
             known = {"loss", "perplexity", "excess_loss", "steps_per_second", "training_megabytes",
                      "parameters", "cache_bytes", "step_milliseconds"}  # fmt: skip
-            diagnosed = set(FIGURES) if config.train.diagnose.every else set()
+            diagnosed = set(WATCHED) if config.train.diagnose.every else set()
             assert figures <= schemes | known | diagnosed
 
 

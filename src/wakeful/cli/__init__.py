@@ -104,7 +104,7 @@ def _status(verb: str, rest: list[str]) -> int:
 
 
 def _of_system(error: OSError) -> str:
-    """Return what the system says, and of which path; standard output has none."""
+    """Return the system's message and the path it is about; standard output has none."""
     if error.errno == errno.ENAMETOOLONG:
         return f"a path is longer than this system takes: {str(error.filename)[:60]}..."
     place = "the output" if error.filename is None else str(error.filename)

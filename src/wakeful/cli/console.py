@@ -1,4 +1,4 @@
-"""What the command line prints, and where."""
+"""The command line's streams and the lines printed to them."""
 
 import io
 import os
@@ -61,7 +61,7 @@ def display(name: str) -> AbstractContextManager[Any]:
 
 
 def finish(result: Any, page: Path | None = None) -> None:
-    """Print what a verb found and where its page is, if this process is the one that speaks."""
+    """Print a verb's result and its page's path, if this process is the one that speaks."""
     if not another_speaks():
         OUT.print(result)
         if page is not None:

@@ -1,4 +1,4 @@
-"""What `--help` prints: worked examples, then the options by what they are for."""
+"""The pages of `--help`: worked examples, then the options under headings."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ from wakeful.config.verbs import REFERENCES, SHORT, SOURCES
 from wakeful.plugins import verb_of
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
-"""What asks for the usual options, and for all of them."""
+"""Flags that ask for the usual options, and for all of them."""
 USAGE_WORDS = {
     "MODEL": SOURCES,
     "REFERENCE": REFERENCES,
@@ -32,7 +32,7 @@ USAGE_WORDS = {
     "PRESET": "a preset to print, as a starting point for a TOML file of your own",
     "SHELL": "bash, zsh or fish",
 }
-"""What the words of a usage line stand for."""
+"""Meanings of the words of a usage line."""
 _FROM_WHOLE = ("cure", "quantize", "export")
 """Verbs that refuse quantized models."""
 _WIDEST = 100
@@ -159,14 +159,14 @@ def _described(option: Option) -> str:
 
 
 def _notes(kind: type, width: int) -> Iterator[Text]:
-    """Yield what is said of the options as a whole, after the first line."""
+    """Yield the notes on the options as a whole, after the first line."""
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n")[1:]:
         yield Text()
         yield from _wrapped(" ".join(paragraph.split()), width, 0)
 
 
 def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
-    """Yield what may be written where a name is asked for: presets, variants, baselines."""
+    """Yield the names that may be written: presets, variants, baselines."""
     if verb in ("train", "compare"):
         fitting = [name for name in presets() if compares(name) == (verb == "compare")]
         yield from _list("Presets", fitting, width)

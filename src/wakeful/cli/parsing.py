@@ -18,9 +18,9 @@ from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, inherit_ta
 from wakeful.errors import WakefulError, nearest
 
 _ROW = "--variants."
-"""What an option for one row of a comparison begins with."""
+"""Prefix of an option for one row of a comparison."""
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
-"""What is taken for an option's name."""
+"""The form of an option's name."""
 _OFF = "off"
 
 
@@ -102,7 +102,7 @@ def _given(
 
 
 def _value(option: Option, values: list[str]) -> Any:
-    """Return what an option is set to; what is not of its type stays the text that it is."""
+    """Return an option's value; a text that is not of its type stays a text."""
     if option.many:
         return [_typed(option.each, each) for each in values]
     if option.kind is bool:

@@ -21,9 +21,9 @@ from wakeful.config.verbs import (
     REFERENCES,
     CureOptions,
     DiagnoseOptions,
+    Drawn,
     EvaluateOptions,
     ExportOptions,
-    FigureFormat,
     GenerateOptions,
     InheritOptions,
     NoOptions,
@@ -37,19 +37,17 @@ from wakeful.plugins import added, verb_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions:
+class DemoOptions(Drawn):
     """Where the demonstration goes."""
 
     out: Where[str] = "runs/demo"
     """Folder to create."""
     resume: Where[bool] = False
     """Resume an interrupted demonstration in the same folder."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithConfig(Config):
+class _WithConfig(Config, Drawn):
     """Options of a verb's own beside every field of a configuration."""
 
     @property
@@ -82,8 +80,6 @@ class TrainOptions(_WithConfig):
     """Run directory to create. Empty: runs/NAME."""
     resume: Where[str] = ""
     """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +100,6 @@ class CompareOptions(_WithConfig):
     """Variant that the others are compared with. Empty: the first."""
     resume: Where[bool] = False
     """Resume an interrupted comparison in the same folder."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""

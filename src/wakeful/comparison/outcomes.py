@@ -1,4 +1,4 @@
-"""What became of a direction: the 95% interval of a paired difference over seeds says."""
+"""The outcome of a direction, by the 95% interval of a paired difference over seeds."""
 
 import math
 from typing import Literal

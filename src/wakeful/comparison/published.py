@@ -20,7 +20,7 @@ class Column:
     better: Literal["", "lower", "higher"] = ""
     """Which way the figure is better; empty where rows are not ranked by it."""
     group: str = ""
-    """What it is ranked with, such as "outliers"."""
+    """The figure it is ranked with, such as "outliers"."""
     front: bool = False
     """Whether the loss is drawn against it."""
 

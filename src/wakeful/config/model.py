@@ -226,11 +226,6 @@ class ModelConfig:
         return bool(self.local_layers) and 0 < self.window < self.max_length
 
     @property
-    def gated(self) -> bool:
-        """Whether the feed-forward network has a gate, a third matrix."""
-        return self.mlp in ("swiglu", "geglu")
-
-    @property
     def qkv_bias(self) -> bool:
         """Whether the projections into queries, keys and values have biases."""
         return self.attention_bias in ("qkv", "all") or self._same_bias
@@ -241,7 +236,7 @@ class ModelConfig:
         return self.attention_bias == "all" or self._same_bias
 
     def rotation_of(self, layer: int) -> RotationName:
-        """Return what turns a layer's queries and keys; empty where nothing does."""
+        """Return the table that turns a layer's queries and keys; empty where none does."""
         if self.positions != "rotary":
             return ""
         if layer not in self.local_layers:

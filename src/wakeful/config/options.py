@@ -71,18 +71,18 @@ class Option:
     words: str
     """Its description in the source."""
     default: Any
-    """What it is where nothing is said; `dataclasses.MISSING` where something must be."""
+    """Its value where none is given; `dataclasses.MISSING` where one must be."""
     group: Heading | None
     """Where `--help` has it; None where only `--help-all` does."""
 
     @property
     def flag(self) -> str:
-        """What sets it on the command line: its name, without the _ after a word of Python's."""
+        """The flag that sets it: its name, without the _ after a word of Python's."""
         return f"--{self.name.rstrip('_')}"
 
     @property
     def negative(self) -> str:
-        """What turns it off there, if it is a switch."""
+        """The flag that turns it off there, if it is a switch."""
         place, dot, last = self.name.rpartition(".")
         return f"--{place}{dot}no_{last}"
 
@@ -151,7 +151,7 @@ def sections_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def descriptions(kind: type) -> dict[str, str]:
-    """Return what the source says of each field, in the string below it."""
+    """Return each field's description, the string below it in the source."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         found |= _strings(each.__module__).get(each.__name__, {})

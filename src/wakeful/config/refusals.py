@@ -1,6 +1,7 @@
-"""What options may be, as tables: their ranges, and which exclude, need or forbid which, and why.
+"""Tables of options' ranges, and of those that exclude, need or forbid others, with reasons.
 
-A class of options keeps its table as `RULES`, and checks it when it is made. A condition is a
+A class of options keeps its table as `RULES`, and checks it when it is made; that of a part of
+other options names the part in `SECTION`. A condition is a
 dotted name, which holds where the field is not at its default; `name=value`, also of one of several
 values; or `name!=value`.
 """
@@ -19,7 +20,7 @@ _CONDITION = re.compile(r"([\w.]+)(?:(!?=)(.*))?")
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds of some options, their names or conditions parted by spaces."""
+    """A condition on some options, whose names are parted by spaces."""
 
     one: str
 
@@ -72,7 +73,7 @@ class AtMost(Rule):
 
 @dataclass(frozen=True)
 class Pair(Rule):
-    """What options of `one` do to those of `other`, each a list of conditions."""
+    """A relation of the options of `one` to those of `other`, each a list of conditions."""
 
     other: str
     why: str
@@ -121,7 +122,9 @@ def forbidden(kind: type) -> frozenset[str]:
 
 
 def _values(options: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, operator.attrgetter(name)(options)) for name in names.split()]
+    place = getattr(options, "SECTION", "")
+    place += "." if place else ""
+    return [(f"{place}{name}", operator.attrgetter(name)(options)) for name in names.split()]
 
 
 def _bound(text: str) -> float:

@@ -25,9 +25,9 @@ _MOST_TOKENS = 2**28
 """Of a step: a batch is made at once."""
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
-"""What a table says of a comparison and not of a run."""
+"""Keys of a table that are of a comparison and not of a run."""
 _OWN_FILES = ("run.json", "report.html")
-"""What a comparison's folder holds beside its variants."""
+"""Files in a comparison's folder beside its variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class TextConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(TextConfig):
-    """What text to train on."""
+    """The text to train on."""
 
     source: What[str] = "python-stdlib"
     """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared data, a
@@ -77,6 +77,15 @@ class DataConfig(TextConfig):
     """Train on this many first tokens alone, repeated; validation is unchanged. 0 means all."""
     first_batch: int = 0
     """First batch to read in the seed's order, to go on where an earlier run's data ended."""
+
+    SECTION = "data"
+    RULES = (
+        AtLeast("max_tokens", 0),
+        Within("first_batch", "[0, 2**32]"),  # a row's place is a machine's number
+    )
+
+    def __post_init__(self) -> None:
+        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,13 +217,19 @@ class WidthConfig:
     """Tokens of the training text's beginning that they are chosen and compensated on, in
     sequences of train.length."""
 
+    SECTION = "width"
+    RULES = (Within("heads mlp", "[0, 1]"), AtLeast("tokens", 1))
+
+    def __post_init__(self) -> None:
+        check_rules(self, *self.RULES)
+
     def __bool__(self) -> bool:
         return bool(self.heads or self.mlp)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealConfig:
-    """What an heir is trained on: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
+    """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text"]] = "reference"
     """Learn from the reference's predictions (alpha adds the text), or from the text alone."""
@@ -233,6 +248,16 @@ class HealConfig:
     """Weight of the distance of the heir's stream from the reference's, after each of its layers
     and those that it stands for, in the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
+
+    SECTION = "heal"
+    RULES = (
+        Within("alpha", "[0, 1]"),
+        Within("temperature", "(0, inf)"),
+        AtLeast("top_k hidden lora.rank", 0),
+    )
+
+    def __post_init__(self) -> None:
+        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +328,7 @@ class Config:
     """One run."""
 
     name: Where[str] = "vanilla"
-    """What reports call the run."""
+    """Name of the run in reports."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -320,8 +345,7 @@ class Config:
             "train.diagnose.every train.diagnose.attention train.distill.top_k "
             "train.distill.hidden train.lora.rank optimizer.lr optimizer.final_lr "
             "optimizer.initial_lr optimizer.eps optimizer.weight_decay optimizer.clip "
-            "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k "
-            "data.max_tokens", 0,
+            "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,
         ),
         Within("train.distill.alpha", "[0, 1]"),
         Within("train.distill.temperature", "(0, inf)"),
@@ -329,7 +353,6 @@ class Config:
         Within("data.validation_fraction", "(0, 1)"),
         Within("train.seed sample.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
-        Within("data.first_batch", "[0, 2**32]"),  # a row's place is a machine's number
         Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
         AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),

@@ -65,7 +65,7 @@ def read_table(source: str | Path) -> Table:
 
 
 def own_table(name: str) -> Table:
-    """Return what a preset says itself, not what the preset that it starts from does."""
+    """Return a preset's own table, without the preset that it starts from."""
     return parse_toml(preset_text(name).encode(), f"preset {name}")
 
 

@@ -1,4 +1,4 @@
-"""What a run reads: the questions that every kind of data answers, a file a kind."""
+"""The data of a run: the questions that every kind answers, a file a kind."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from wakeful.world import ALONE, World
 
 
 class Data:
-    """What a run is trained and validated on.
+    """Tokens that a run is trained and validated on.
 
     A kind of data sets the fields, states its `place`, and overrides the answers that differ.
     """
 
     info: dict[str, Any]
-    """What `data.json` says: where it comes from, and the hashes that name it."""
+    """The facts in `data.json`: where it comes from, and the hashes that name it."""
     train: Tokens
     validation: Tokens
     tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class Data:
 
     @property
     def corpus_sha256(self) -> str:
-        """Return what names the text that was read, of the training source where there are two."""
+        """Return the hash of the text that was read, of the training source where there are two."""
         return self.info["corpora_sha256"][0]
 
     @property

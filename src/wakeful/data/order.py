@@ -26,7 +26,7 @@ def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
 
 
 class Tokens:
-    """What training and validation read: one long row of ids, or what serves as one."""
+    """Tokens for training and validation: one long row of ids, or a source that serves as one."""
 
     num_tokens: int
     vocab_size: int

@@ -19,11 +19,11 @@ _HEADER_OF = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
 
 
 class _Unsound(Exception):
-    """What the file says cannot be."""
+    """The file contradicts itself."""
 
 
 def fault_in_parquet(path: Path, *, most_rows: int = 2**62) -> str:
-    """Return what is wrong with a Parquet file, in a few words; "" where nothing is.
+    """Return the fault of a Parquet file in a few words; "" where it has none.
 
     Raises:
         OSError: it cannot be read.

@@ -194,7 +194,7 @@ def prepared(
     progress: Progress | None = None,
     **options: Any,
 ) -> PreparedData:
-    """Return what `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
+    """Return the data that `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
 
     `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
     path, size and time of change, so a second call reads no text, and changed files are prepared
@@ -297,7 +297,7 @@ def mixed(
 
 
 def reopened(config: DataConfig) -> Data | None:
-    """Return what `Data.place` names; None where it, or a part of it, is no longer there."""
+    """Return the data at a `Data.place`; None where it, or a part of it, is no longer there."""
     sources = [each.source for each in mixture_of(config.source) or ()] or [config.source]
     return load_data(config) if all(map(opened, sources)) else None
 
@@ -373,7 +373,7 @@ def _no_progress(_stage: str, _done: int, _total: int | None) -> None:
 
 
 def _steps(stage: str, total: int | None, progress: Progress) -> Callable[[int], None]:
-    """Return what calls `progress` once every BATCH_BYTES, with the bytes done."""
+    """Return a function that calls `progress` once every BATCH_BYTES, with the bytes done."""
     due = 0
 
     def reach(done: int) -> None:

@@ -37,7 +37,7 @@ from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
 MIXTURE = "mixture"
-"""What an expression of several sources begins with; see `data.mixture`."""
+"""Prefix of an expression of several sources; see `data.mixture`."""
 HUB_PREFIX = "hf:"
 HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
 

@@ -23,9 +23,9 @@ CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 BESIDE = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
-"""What lies beside a tokenizer.json and goes where it goes."""
+"""Files beside a tokenizer.json that go where it goes."""
 HUB = "hf:"
-"""What the name of a tokenizer on the Hugging Face hub begins with."""
+"""Prefix of the name of a tokenizer on the Hugging Face hub."""
 TEMPLATES = "additional_chat_templates"
 """The folder beside a tokenizer.json of templates with names."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -208,12 +208,12 @@ class Tokenizer:
 
     @property
     def opening(self) -> list[int]:
-        """What Transformers, left to itself, puts before a text here."""
+        """Ids that Transformers, left to itself, puts before a text here."""
         return self._put[0]
 
     @property
     def closing(self) -> list[int]:
-        """What Transformers, left to itself, puts behind a text here."""
+        """Ids that Transformers, left to itself, puts behind a text here."""
         return self._put[1]
 
     @functools.cached_property
@@ -336,7 +336,7 @@ class Tokenizer:
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """What reads a text."""
+        """The encoder of texts."""
         tokens = (self.inner.id_to_token(token) for token in self.special_tokens)
         return Encoder(self._json(), [token for token in tokens if token is not None])
 
@@ -425,7 +425,7 @@ def _fetched(name: str) -> Path:
 
 
 def around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
-    """Return what stands in `ids` before those of the text alone, and behind them."""
+    """Return the ids before those of the text alone, and those behind them."""
     starts = range(len(ids) - len(plain) + 1)
     at = next((at for at in starts if ids[at : at + len(plain)] == plain), 0)
     at = at if plain else 1  # where the one ends and the other begins cannot be told

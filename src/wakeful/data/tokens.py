@@ -250,7 +250,7 @@ def documents_path(folder: Path, split: SplitName) -> Path:
 def split_facts(
     folder: Path, split: SplitName, documents: int, tokens: int, num_bytes: int
 ) -> dict[str, Any]:
-    """Return what `data.json` says of a split whose files are written."""
+    """Return the facts in `data.json` of a split whose files are written."""
     return {
         "documents": documents,
         "tokens": tokens,
@@ -345,7 +345,7 @@ def _damaged(path: Path, what: str) -> WakefulError:
 
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Return what `folder` holds, or None where it is free.
+    """Return the data in `folder`, or None where it is free.
 
     Raises:
         WakefulError: it holds something else, or was prepared with other settings.

@@ -1,4 +1,4 @@
-"""What models read: the beginning of a text, or the validation windows of a task."""
+"""Words for models to read: the beginning of a text, or the validation windows of a task."""
 
 import dataclasses
 import hashlib
@@ -32,15 +32,15 @@ class Window:
 
 
 class Words(ABC):
-    """What models read."""
+    """Words for models to read."""
 
     name: str = ""
-    """What a page calls it; empty where its source says it."""
+    """Its name on a page; empty where that is its source."""
 
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """What names it, as far as it has been read."""
+        """The hash of the part that has been read."""
 
     @abstractmethod
     def sequences(
@@ -65,7 +65,7 @@ class Words(ABC):
 
     @abstractmethod
     def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        """Return what else the `nats` of the windows show beside the perplexity."""
+        """Return the scores that the `nats` of the windows give beside the perplexity."""
 
 
 class TextWords(Words):
@@ -109,7 +109,7 @@ class TextWords(Words):
                 f"the text has {len(read.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
             )
         stream = [loaded.bos, *read.tokens] if bos and loaded.bos is not None else read.tokens
-        cut = windows(stream, length=length, stride=stride, bos=bos)
+        cut = stream_windows(stream, length=length, stride=stride, bos=bos)
         cut = cut[:num_sequences] if num_sequences else cut
         if read.ends is None:
             return cut
@@ -209,7 +209,7 @@ def words_of(source: str, num_tokens: int) -> Words:
 
 
 def words_in(text: str | Words) -> Words:
-    """Return a text at hand, or what a source gave, as what models read."""
+    """Return a text at hand as words; words stay as they are."""
     return TextWords(Beginning(text)) if isinstance(text, str) else text
 
 
@@ -249,7 +249,7 @@ def tokenize(loaded: Model, text: str) -> TokenizedText:
     return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
 
 
-def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
+def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
     """Cut x into windows; with `bos`, x[0] is BOS and stands first in every window."""
     cut: list[Window] = []
     counted = 1

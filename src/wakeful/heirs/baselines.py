@@ -1,4 +1,4 @@
-"""What an heir is compared with: other starts for the same training (appendix B, tables 1, 2, 4).
+"""Baselines of an heir: other starts for the same training (appendix B, tables 1, 2, 4).
 
 N layers in the reference, n in the target.
 """
@@ -27,7 +27,7 @@ from wakeful.variants import build_call
 
 @dataclass(frozen=True)
 class Setting:
-    """What every baseline may use: the reference, the heir's depth and parts, and a seed."""
+    """The setting of every baseline: the reference, the heir's depth and parts, and a seed."""
 
     reference: Decoder
     layers: LayerMap
@@ -40,7 +40,7 @@ class Setting:
     shape: ModelConfig | None = None
     """The reference with the heir's heads and channels, where those are fewer."""
     copy: Copy = "all"
-    """What of a block the heir takes."""
+    """The parts of a block that the heir takes."""
     narrowed: Callable[..., Decoder] | None = None
     """Returns the reference with such a `WidthConfig`, telling `progress`; see `heirs.narrow`."""
     progress: Passed = unseen
@@ -347,7 +347,7 @@ def baseline_of(expression: str, *, imports: bool = False) -> Baseline:
 
 
 def folder_of(expression: str) -> str:
-    """Return what the folder of a baseline's run is called."""
+    """Return the name of the folder of a baseline's run."""
     return re.sub(r"[^\w.=-]+", "-", expression).strip("-.")
 
 

@@ -298,7 +298,7 @@ def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
 
 
 def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
-    """Return what a norm divides by."""
+    """Return the divisor of a norm."""
     centered = v - v.mean(-1, keepdim=True) if norm.centers else v
     return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
 

@@ -23,9 +23,9 @@ from wakeful.norms.base import Norm
 
 _PROJECTIONS = ("query", "key", "value")
 _STORED = {"key": "keys", "value": "values"}
-"""What a stored prefix has of a projection."""
+"""The parts of a stored prefix that belong to a projection."""
 _ENDS = ("embed", "positions", "embedding", "norm", "head")
-"""What stands before and after the blocks."""
+"""The parts before and after the blocks."""
 
 
 class Donor(NamedTuple):
@@ -125,7 +125,7 @@ def target_config(
 def departures(
     reference: Decoder, layers: LayerMap, *, route: str = "", normalizer: str = ""
 ) -> list[str]:
-    """Return what keeps inherited blocks from computing what they did, before any training.
+    """Return the reasons why inherited blocks compute otherwise, before any training.
 
     Empty where a route or normalizer that is switched on starts at a point where it changes
     nothing. That the target has fewer blocks is not among them.

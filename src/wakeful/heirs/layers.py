@@ -187,7 +187,7 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What choosing needs to know of a reference."""
+    """Measurements of a reference that choosing needs."""
 
     figures: dict[str, list[float]]
     """Each metric of the module's table, one figure a layer; `angle` is that of single blocks."""

@@ -42,7 +42,7 @@ def passthrough(model: str, layers: Sequence[int], *, bridged: bool = False) -> 
 
 
 def merged_from(source: str) -> str:
-    """Return what mergekit calls a model: a folder's path or a hub's name.
+    """Return mergekit's name of a model: a folder's path or a hub's name.
 
     Raises:
         WakefulError: it can read no such model.

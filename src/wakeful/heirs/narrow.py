@@ -51,7 +51,7 @@ _LAYERS = ("query", "key", "value", "out", "gate", "up", "down")
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a narrow model's layers have of their reference's."""
+    """The reference's parts in a narrow model's layers."""
 
     groups: int
     """Groups of heads that share a key and value."""
@@ -64,7 +64,7 @@ class Kept:
 
 
 def kept_of(config: ModelConfig, reference: ModelConfig) -> Kept:
-    """Return what the layers of a narrow model have of their reference's."""
+    """Return the reference's parts in the layers of a narrow model."""
     return Kept(
         groups=config.shape.num_kv_heads,
         of_groups=reference.shape.num_kv_heads,
@@ -74,7 +74,7 @@ def kept_of(config: ModelConfig, reference: ModelConfig) -> Kept:
 
 
 def kept_by(initial: Mapping[str, Any] | None) -> Kept | None:
-    """Return what run.json records, under "initial", of a narrow heir; None where it does not."""
+    """Return run.json's record, under "initial", of a narrow heir; None where it has none."""
     width = (initial or {}).get("width")
     return None if width is None else from_table(Kept, width, record="run.json")
 

@@ -1,4 +1,4 @@
-"""What a recipe came to: losses beside each other, size and speed, as summary.json has them."""
+"""The outcome of a recipe: losses, size and speed side by side, as summary.json has them."""
 
 import math
 import statistics
@@ -124,7 +124,7 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What was inherited from; its own training's cost where it is known."""
+    """The reference, with its own training's cost where it is known."""
 
     name: str
     source: str = ""
@@ -173,7 +173,7 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a smaller model saves."""
+    """The savings of a smaller model."""
 
     reference: Footprint
     heir: Footprint
@@ -209,7 +209,7 @@ class Summary:
     recipe: Recipe
     planned_by_time: bool
     departures: tuple[str, ...] = field(default=())
-    """What kept the heir from computing what the inherited blocks did, before any training."""
+    """Reasons why the heir computed otherwise than the inherited blocks, before any training."""
     sizes: Sizes
     data: Text
     over_seeds: tuple[OverSeeds, ...] = ()
@@ -338,7 +338,7 @@ def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tup
 
 
 def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
-    """Return what decides whether two seeds' models are of one kind: arm, depth and steps."""
+    """Return the key that makes two seeds' models one kind: arm, depth and steps."""
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
 

@@ -169,7 +169,7 @@ _FEWEST = 5
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What one arm costs, in seconds."""
+    """The cost of one arm, in seconds."""
 
     name: str
     step: float

@@ -1,4 +1,4 @@
-"""What an inheritance reads before it plans: its text, its reference's layers and losses."""
+"""An inheritance's text, and its reference's layers and losses, read before it plans."""
 
 import dataclasses
 from functools import partial

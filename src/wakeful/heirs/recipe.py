@@ -1,4 +1,4 @@
-"""What decides the outcome of an inheritance: layers, bridges, healing, growth, baselines.
+"""Everything that decides an inheritance: layers, bridges, healing, growth, baselines.
 
 Every model is an ordinary training run in a folder of its own, so each can be resumed, reported,
 generated from, diagnosed and inherited from again.
@@ -58,7 +58,7 @@ class Recipe:
     bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
     """Of the heirs."""
     heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
-    """What the heirs learn from."""
+    """The heirs' teacher and loss."""
     alpha: float = 0.6
     """Of the baselines that learn from the reference, as the temperature."""
     temperature: float = 1.0
@@ -120,7 +120,7 @@ class Recipe:
         ]
 
     def healing(self, layers: LayerMap, num_layers: int) -> DistillConfig:
-        """What an heir of these layers of the reference's `num_layers` is trained on."""
+        """The loss of an heir of these layers of the reference's `num_layers`."""
         heal = self.heal
         if heal.by == "text":
             return DistillConfig()
@@ -149,7 +149,7 @@ class Recipe:
         return sum(len(layers) >= depth for layers, _ in self.parts(len(self.order)))
 
     def lesson(self, distil: Distil) -> DistillConfig:
-        """What a baseline is trained on."""
+        """The loss of a baseline."""
         if not distil:
             return DistillConfig()
         return DistillConfig(

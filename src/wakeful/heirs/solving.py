@@ -1,4 +1,4 @@
-"""What heirs are solved on: the training text's beginning, and what closed forms make of it."""
+"""Closed forms of heirs, solved on the training text's beginning."""
 
 from collections.abc import Sequence
 from typing import Any

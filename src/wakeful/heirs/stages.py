@@ -122,7 +122,7 @@ def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
 
 
 def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
-    """Return what the baselines of an heir of these layers may use."""
+    """Return the setting of the baselines of an heir of these layers."""
     return Setting(
         reference,
         layers,
@@ -139,7 +139,7 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
 def learning(
     recipe: Recipe, baseline: Baseline, setting: Setting
 ) -> tuple[DistillConfig, LoraConfig]:
-    """Return what a baseline is trained on, and with which adapters."""
+    """Return a baseline's loss and its adapters."""
     if not baseline.heals:
         return recipe.lesson(baseline.distil), LoraConfig()
     total = setting.reference.config.num_layers

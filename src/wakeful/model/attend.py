@@ -29,6 +29,7 @@ from wakeful.normalizers.base import by_query, sink_softmax
 
 _aten = torch.ops.aten
 Weigh = Callable[[Tensor], Tensor]
+"""Makes weights (…, L, L) of logits, those masked −∞."""
 
 
 def attend(

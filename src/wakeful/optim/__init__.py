@@ -1,6 +1,6 @@
 """Optimizers for any model: OrthoAdam and its rotations, and those that it is compared with."""
 
-from wakeful.optim.axes import Plan
+from wakeful.optim.axes import RotationPlan
 from wakeful.optim.build import build_optimizer, decay_groups, warmup_cosine
 from wakeful.optim.muon import MuonAdamW
 from wakeful.optim.orthoadam import OrthoAdam
@@ -25,8 +25,8 @@ __all__ = [
     "Learned",
     "MuonAdamW",
     "OrthoAdam",
-    "Plan",
     "Rotation",
+    "RotationPlan",
     "SignedPermutation",
     "build_optimizer",
     "decay_groups",

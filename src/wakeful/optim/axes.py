@@ -34,7 +34,7 @@ class Line:
     why: str
 
 
-class Plan(tuple[Line, ...]):
+class RotationPlan(tuple[Line, ...]):
     """What an optimizer rotates: a line a parameter. Printed, layers that are alike share one."""
 
     __slots__ = ()

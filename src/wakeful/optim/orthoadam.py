@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from wakeful.errors import WakefulError
-from wakeful.optim.axes import Axes, Line, Plan, decide, plain_name
+from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe, as_now, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import is_sharded, whole
@@ -148,9 +148,9 @@ class OrthoAdam(torch.optim.Optimizer):
         for group in groups:
             group["rotations"] = [self._recipe.describe(self._places[p]) for p in group["params"]]
 
-    def plan(self) -> Plan:
+    def plan(self) -> RotationPlan:
         """Return which axis of which parameter is rotated, and why; print it."""
-        return Plan(
+        return RotationPlan(
             Line(
                 place.name,
                 place.shape,

@@ -11,7 +11,7 @@ three over a tile in cache, and running that kernel again to get it costs more t
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.model.attend import Weigh
 from wakeful.probes import exact
 
-Weigh = Callable[[Tensor], Tensor]
-"""Makes weights (1, H, L, L) of logits, those masked −∞."""
 LONGEST_BY_DEFINITION = 4096
 """Tokens of a sequence whose weights are made whole: a gigabyte for 16 heads."""
 _TILE_ELEMENTS = 1 << 17

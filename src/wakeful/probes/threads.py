@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import torch
 
-Found = TypeVar("Found")
+_T = TypeVar("_T")
 
 
-def at_once(do: Callable[[int], Found], heads: Iterable[int], device: torch.device) -> list[Found]:
+def at_once(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
     """Return what `do` finds of each head, in order; on a processor as many at a time as torch has
     threads, elsewhere one by one.
     """
@@ -18,7 +18,7 @@ def at_once(do: Callable[[int], Found], heads: Iterable[int], device: torch.devi
         return [do(head) for head in heads]
     inference, graph = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-    def one(head: int) -> Found:
+    def one(head: int) -> _T:
         # A thread begins with torch's own modes and as many threads as torch may have.
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.set_grad_enabled(graph):

@@ -78,13 +78,13 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What an optimizer's state holds besides tensors, and where these belong (`optim.saved`)."""
+    """The parts of an optimizer's state but tensors, and where these belong (`optim.saved`)."""
 
     state: dict[str, dict[str, Any]]
     """By the parameter's number; a tensor called "3.exp_avg" is an entry of the third's too."""
     param_groups: tuple[dict[str, Any], ...]
     others: dict[str, Any] = field(default_factory=dict)
-    """What else the optimizer's state_dict has, and under "state" its state of no parameter."""
+    """The rest of the optimizer's state_dict, and under "state" its state of no parameter."""
     trained: tuple[Any, ...] = ()
     """The weights to train, where the model's are others, to be judged by."""
 
@@ -103,7 +103,7 @@ class CheckpointState:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestEntry:
-    """What manifest.json says of a file."""
+    """The entry of a file in manifest.json."""
 
     bytes: int
     sha256: str
@@ -273,7 +273,7 @@ def check_description(path: Path, config: ModelConfig) -> None:
 
 
 def read_state(path: Path) -> CheckpointState:
-    """Return what a checkpoint's state.json says.
+    """Return a checkpoint's state.json.
 
     Raises:
         WakefulError: it cannot be read, or a field is missing or cannot be.

@@ -191,7 +191,7 @@ class Run:
 
     @property
     def header(self) -> Header:
-        """What run.json says."""
+        """The contents of run.json."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
             raise WakefulError(
                 f"{self.path} is not a run directory{nearest_path(self.path)}: it has no run.json"
@@ -256,7 +256,7 @@ class Run:
             file.write(lines)
 
     def trajectories(self) -> pl.DataFrame:
-        """Return what each layer and head came to at each diagnosis, with `[train.diagnose] heads`.
+        """Return each layer's and head's figures at each diagnosis, with `[train.diagnose] heads`.
 
         The columns are `TRAJECTORIES`; a run that did not log it has no rows.
 
@@ -324,7 +324,7 @@ class Run:
         return read_json(self.path / name)
 
     def read(self, kind: type[T], name: str) -> T:
-        """Return what a JSON file of the run says, every field of its type."""
+        """Return a JSON file of the run, every field of its type."""
         return read_record(kind, self.path / name)
 
     def write_json(self, name: str, value: object) -> None:
@@ -371,7 +371,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_record(kind: Any, path: Path) -> Any:
-    """Return what a JSON file says as this type.
+    """Return a JSON file as a value of this type.
 
     Raises:
         WakefulError: what `read_json` raises, or a field is missing or of another type.

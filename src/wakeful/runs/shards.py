@@ -69,7 +69,7 @@ def share_of(tensor: DTensor) -> Share:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this process has of a tensor."""
+    """Return this process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -21,7 +21,7 @@ from wakeful.training.stored import TopK
 Over = Literal["sum", "mean"]
 """How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
 Rest = Literal["bucket", "renormalize"]
-"""What becomes of the tokens that a stored prediction leaves out."""
+"""The part of tokens that a stored prediction leaves out."""
 
 
 def distillation_in_rows(

@@ -54,10 +54,10 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Ended:
-    """What a job returns."""
+    """The result of a job."""
 
     fault: str = ""
-    """What was wrong; empty where nothing was."""
+    """The fault; empty where there was none."""
     stopped: bool = False
     """Whether a signal ended the work, which goes on in another job."""
     diverged: bool = False
@@ -82,11 +82,11 @@ class Cluster:
 
 @runtime_checkable
 class Work(Protocol):
-    """What a job does, and what goes on in another where a job ended before it was done."""
+    """A piece of work, which goes on in another job where one ended before it was done."""
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class Work(Protocol):
 
     @property
     def call(self) -> Call:
-        """What the job calls."""
+        """The function that the job calls, and its arguments."""
         ...
 
 
@@ -227,7 +227,7 @@ def _deal(
 
 
 class _Dealing:
-    """What is left to be dealt out, and what became of the rest."""
+    """Work left to be dealt out, and the outcome of the rest."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Dealing:
             show.note(f"{row.label} is done ({self.total - len(self.left)} of {self.total})")
 
     def ended(self, row: Work, came: Ended, show: Display) -> None:
-        """Take what became of a row in a job that has ended.
+        """Take the outcome of a row in a job that has ended.
 
         Raises:
             WakefulError: what was wrong, where the others do not go on without it.
@@ -446,7 +446,7 @@ def _threads(workers: int) -> Iterator[None]:
 
 
 def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[Ended]:
-    """Return what became of an ended job's rows, up to where it ended; a killed one was stopped."""
+    """Return the outcomes of an ended job's rows, up to its end; a killed one was stopped."""
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:

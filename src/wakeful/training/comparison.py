@@ -25,7 +25,7 @@ IN_COMMON = {
     "model.relaxed_prefix": "losses leave out the targets inside a prefix, so the means would be "
     "over other tokens; compare rows of one prefix, or train each with wakeful train",
 }
-"""What variants must have in common for their losses to be paired, and what to do where not."""
+"""Facts that variants must share for their losses to be paired, and the remedies."""
 
 
 def train_variants(

@@ -16,7 +16,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.training.chunked_distillation import Over, Rest, distillation_in_rows, top_k_in_rows
-from wakeful.training.matching import block_outputs, distance
+from wakeful.training.matching import distance, stream_outputs
 from wakeful.training.stored import Store, TopK, row_digest, top_k
 
 
@@ -158,7 +158,7 @@ class Distillation:
 
         Both see of each row what `documents` lets them see (`Decoder.forward`).
         """
-        looks = block_outputs if self.hidden else _nothing
+        looks = stream_outputs if self.hidden else _nothing
         with torch.no_grad(), looks(self.teacher) as theirs:
             wanted = self.teacher(tokens, documents=documents)[..., : self._tokens]
         with looks(self.student) as ours:

@@ -121,7 +121,7 @@ def _identity(config: Config, run: Run) -> str:
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a row has to draw, each figure named after the row's kind."""
+    """Return a row's figures to draw, each named after the row's kind."""
     return {
         f"{row['kind']}/{name}": value
         for name, value in row.items()

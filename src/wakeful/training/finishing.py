@@ -1,4 +1,4 @@
-"""What a run measures once it is trained: loss, figures, damage by quantization, bytes, samples."""
+"""Measurements of a trained run: loss, figures, damage by quantization, bytes, samples."""
 
 import dataclasses
 import math

@@ -436,7 +436,7 @@ def _again(run: Run, world: World) -> str:
 
 @contextlib.contextmanager
 def _kept_on_loss(run: Run, world: World) -> Iterator[None]:
-    """Say what is left and how to go on where another process of the run is gone."""
+    """Say which checkpoint is left and how to go on where another process of the run is gone."""
     try:
         yield
     except Exception as error:

@@ -97,9 +97,9 @@ def match(
 
 
 def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
-    with torch.no_grad(), block_outputs(teacher) as wanted:
+    with torch.no_grad(), stream_outputs(teacher) as wanted:
         expected = teacher(tokens)
-    with block_outputs(student) as found:
+    with stream_outputs(student) as found:
         logits = student(tokens)
     return _divergence(logits, expected) + distance(found, wanted)
 
@@ -114,7 +114,7 @@ def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def block_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
+def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
     """Collect every block's output while a model runs."""
     found: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""What training makes small: the cross-entropy, or that and what a teacher says."""
+"""The training loss: the cross-entropy, or that and a teacher's predictions."""
 
 from collections.abc import Callable
 

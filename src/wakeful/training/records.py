@@ -1,4 +1,4 @@
-"""What a training run writes of its data, its steps and its end."""
+"""Records of a training run: its data, its steps and its end."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class DataFacts:
 
     @property
     def anywhere(self) -> "DataFacts":
-        """What is the same wherever the text lies."""
+        """The facts that are the same wherever the text lies."""
         return dataclasses.replace(self, source="")
 
 
@@ -163,7 +163,7 @@ Row = TypeVar("Row", Step, Evaluation, HeadWeights)
 
 
 def data_facts(data: Data) -> DataFacts:
-    """Return what names the text, its split and its tokenizer."""
+    """Return the hashes of the text, its split and its tokenizer."""
     facts = {
         "source": data.info["source"],
         "corpus_sha256": data.corpus_sha256,

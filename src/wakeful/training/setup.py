@@ -1,4 +1,4 @@
-"""What a run is made of: its data, model, optimizer and arithmetic."""
+"""The parts of a run: its data, model, optimizer and arithmetic."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from wakeful.training.rehearsal import rehearse
 from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
-"""What torch says, in errors of no special type, of a tensor larger than memory or than numbers."""
+"""Torch's messages, in errors of no special type, about a tensor larger than memory or numbers."""
 
 
 def admit_parts(config: Config) -> None:

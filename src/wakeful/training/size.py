@@ -1,4 +1,4 @@
-"""What a configuration takes: parameters, operations a token, memory."""
+"""The size of a configuration: parameters, operations a token, memory."""
 
 from dataclasses import dataclass
 from functools import cache

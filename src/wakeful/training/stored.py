@@ -106,14 +106,14 @@ class Store:
 
     @staticmethod
     def about_in(folder: Path) -> About:
-        """Return what a folder's predictions are of."""
+        """Return the facts about a folder's predictions."""
         return read_record(About, folder / _ABOUT)
 
     def __contains__(self, row: Int[Tensor, "L"]) -> bool:
         return row_digest(row) in self._places
 
     def get(self, rows: Int[Tensor, "B L"]) -> TopK:
-        """Return what was stored for rows that are all there."""
+        """Return the predictions stored for rows that are all there."""
         found = np.stack([self._read(row_digest(row)) for row in rows])
         ids, kept, rest = (
             torch.from_numpy(np.ascontiguousarray(found[name])).to(rows.device)

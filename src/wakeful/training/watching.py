@@ -28,7 +28,7 @@ from wakeful.training.records import HeadWeights
 from wakeful.training.setup import AS_IT_IS, autocast
 from wakeful.world import ALONE, World
 
-FIGURES = {
+WATCHED = {
     **{
         name: (name, "paper", "all")
         for part in ("share", "mass")
@@ -106,7 +106,7 @@ def observed(
     ranks: bool = True,
     autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
 ) -> Frame:
-    """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`.
+    """Return what the probes of `WATCHED`, and `more`, saw of each layer and head, as `watched`.
 
     Those of `ranks`, which take longer than all others, may be left out.
     """
@@ -133,7 +133,7 @@ def observed(
 
 
 @torch.no_grad()
-def first_weights(
+def logged_weights(
     parallel: Parallel,
     windows: ValidationWindows,
     size: int,
@@ -186,7 +186,7 @@ def window_rows(windows: ValidationWindows, number: int) -> Iterator[tuple[Tenso
 
 def _figures(rows: Frame) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, (metric, variant, position) in FIGURES.items():
+    for name, (metric, variant, position) in WATCHED.items():
         chosen = rows.filter(
             rows["head"].is_null()
             & (rows["metric"] == metric)
@@ -211,7 +211,7 @@ def record_diagnosis(
     settings = config.train.diagnose
     if settings.attention:
         precision = precision_of(config, parallel)
-        for weights in first_weights(parallel, windows, settings.attention, step, precision):
+        for weights in logged_weights(parallel, windows, settings.attention, step, precision):
             run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
     precision = precision_of(config, parallel)
     seen = observed(parallel, windows, settings.num_sequences, autocast=precision)

@@ -98,9 +98,9 @@ class Cure(Result):
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
     source: str
-    """What the model before was asked for as."""
+    """The name that the model before was asked for by."""
     choice: Choice | None = None
-    """What was measured to choose the cure, where formats were named."""
+    """The measurements that chose the cure, where formats were named."""
     figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -151,7 +151,7 @@ class Cure(Result):
         return path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what was measured before and after: its name, and both figures."""
+        """Yield the measurements before and after: a name, and both figures."""
         before, after = self.diagnosis.summary["models"]
         for name, label in _SHOWN.items():
             if before[name] is not None and after[name] is not None:
@@ -282,7 +282,7 @@ def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
 
 
 def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
-    """Return what reads the tokenizer of a model in which a text's beginning stands already.
+    """Return a reader of the tokenizer of a model that stores a text's beginning.
 
     Raises:
         WakefulError: the tokenizer or its chat template begins a text with BOS in another way.

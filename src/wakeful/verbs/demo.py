@@ -36,7 +36,7 @@ _SHORTER = {
         "diagnose": {"every": 20, "num_sequences": 8, "attention": 32},
     }
 }  # fmt: skip
-"""What the patient is given here in place of what its preset says."""
+"""The patient's settings here in place of its preset's."""
 _LENGTH, _SEQUENCES, _SMOLLM2 = 512, 4, 135e6
 """Tokens a sequence and sequences to diagnose SmolLM2 on, and its parameters."""
 _LINKS = {
@@ -158,7 +158,7 @@ def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> Compa
 def _diagnosed(
     place: Path, models: Sequence[str | Path], length: int, shown: Shown
 ) -> list[Diagnosis]:
-    """Return what is found of models, or was before an interruption."""
+    """Return the findings about models, or those before an interruption."""
     if not (place / "run.json").is_file():
         diagnose(
             *models, length=length, num_sequences=_SEQUENCES, out=str(place), shown=shown

@@ -44,7 +44,7 @@ def stream(
     options: GenerateOptions | None = None,
     **given: Any,
 ) -> Iterator[str]:
-    """Return what `generate` does piece by piece, each once it is known."""
+    """Return the text of `generate` piece by piece, each once it is known."""
     wanted = asked(GenerateOptions, options, given)
     # As it is stored: continuing a text needs no more than the weights have.
     loaded = load(model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto")

@@ -42,7 +42,7 @@ class PresetFacts:
 
 
 def facts(name: str) -> PresetFacts:
-    """Return what a preset comes to, from its file alone."""
+    """Return a preset's figures, from its file alone."""
     table = read_table(name)
     seeds = len(seeds_of(table))
     configs = [config_from_table(each) for each in variants_of(name, table).values()]

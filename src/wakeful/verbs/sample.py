@@ -28,7 +28,7 @@ _ROOM = 2
 
 @dataclass(frozen=True)
 class _Beginnings:
-    """What documents begin with, and what takes the place of the first end in them."""
+    """The beginnings of documents, and the tokens in place of the first end in them."""
 
     prompts: list[list[int]]
     reply: list[int]
@@ -133,7 +133,7 @@ def _length(wanted: SampleOptions, model: Model) -> int:
 
 
 def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: int) -> _Beginnings:
-    """Return what documents begin with.
+    """Return the beginnings of documents.
 
     Raises:
         WakefulError: a chat template is asked for and cannot be used, or a prompt is too long.

@@ -49,7 +49,7 @@ class Session:
 
     @property
     def bos(self) -> str:
-        """What the page says of BOS."""
+        """The page's words about BOS."""
         return same_or_each(self._bos)
 
     @property
@@ -78,7 +78,7 @@ def session(
 def counting(
     show: Display, name: str, model: Model, *, tokens: int, passes: float = 1.0
 ) -> Callable[[int, int], None]:
-    """Return what shows the progress of work whose every unit is `passes` forwards of `tokens`.
+    """Return a function that shows the progress of units of `passes` forwards of `tokens`.
 
     Before the first unit it says how long all of them may take, as `foretell` does.
     """
@@ -110,13 +110,13 @@ def foretell(
 def own_words(
     model: Model, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions, words: Words
 ) -> Words:
-    """Return what a model reads: the task that it was trained on, if any, where none is named."""
+    """Return a model's words: the task that it was trained on, if any, where none is named."""
     if wanted.text or not wanted.source:
         return words
     return own_task(model) or words
 
 
 def bos_words(model: Model, bos: str) -> str:
-    """Return what a page says of BOS for one model."""
+    """Return a page's words about BOS for one model."""
     own = ", as its tokenizer does" if bos == "auto" else ""
     return ("before every sequence" if model.begins(bos) else "none") + own  # pyright: ignore

@@ -1,4 +1,4 @@
-"""What each verb may be told: one dataclass a verb, for flags, Python and files alike.
+"""Options of the verbs: one dataclass a verb, for flags, Python and files alike.
 
 Nothing here imports torch, so that `--help` is quick.
 """
@@ -21,13 +21,22 @@ from wakeful.config.verbs.inherit import (
 )
 from wakeful.config.verbs.prepare import PrepareOptions
 from wakeful.config.verbs.quantize import ArithmeticName, QuantizeOptions, SavedAs, ScaleKind
-from wakeful.config.verbs.reading import LENGTH, REFERENCES, SOURCES, Bos, Dtype, FigureFormat
+from wakeful.config.verbs.reading import (
+    LENGTH,
+    REFERENCES,
+    SOURCES,
+    Bos,
+    Drawn,
+    Dtype,
+    FigureFormat,
+)
 from wakeful.config.verbs.report import ReportOptions
 from wakeful.config.verbs.sample import SampleOptions
 
 __all__ = [
     "LENGTH", "REFERENCES", "SHORT", "SOURCES", "ArithmeticName", "Bos", "Choose", "Copy",
-    "CureOptions", "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "FigureFormat",
+    "CureOptions", "DiagnoseOptions", "Drawn", "Dtype", "EvaluateOptions", "ExportOptions",
+    "FigureFormat",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
     "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
     "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "with_shots",

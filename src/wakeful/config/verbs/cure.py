@@ -1,16 +1,16 @@
-"""What `cure` may be told."""
+"""Options of `cure`."""
 
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.refusals import AtLeast, Excludes, Within, check_rules
-from wakeful.config.verbs.reading import FigureFormat, Reading, Stored
+from wakeful.config.verbs.reading import Reading, Stored
 from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
 class CureOptions(Reading):
-    """What to do to a model, and what text to verify it on."""
+    """Cures of a model, and the text to verify it on."""
 
     for_: How[tuple[str, ...]] = ()
     """Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4, w4a16, kv4,
@@ -43,8 +43,6 @@ class CureOptions(Reading):
     stored: Where[Stored] = "auto"
     """Type of the weights written, which the cured ones are rounded to. auto: as the model's files
     have it."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (
         AtLeast("num_sequences batch_size", 1),

@@ -1,15 +1,15 @@
-"""What `diagnose` may be told."""
+"""Options of `diagnose`."""
 
 from dataclasses import dataclass
 
-from wakeful.config.options import How, HowMuch, Where
+from wakeful.config.options import How, HowMuch
 from wakeful.config.refusals import AtLeast, Within, check_rules
-from wakeful.config.verbs.reading import FigureFormat, Reading
+from wakeful.config.verbs.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions(Reading):
-    """What to measure, on what."""
+    """Metrics to measure, and the text."""
 
     num_sequences: HowMuch[int] = 4
     """Sequences, one after another from the text's beginning."""
@@ -25,8 +25,6 @@ class DiagnoseOptions(Reading):
     """Layers whose attention is pictured. Empty: four, spread over the depth."""
     heads: How[tuple[int, ...]] = ()
     """Heads whose attention is pictured. Empty: the first four."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))
 

@@ -1,12 +1,12 @@
-"""What `evaluate` may be told."""
+"""Options of `evaluate`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.options import HowMuch, What
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
 from wakeful.config.schema import DataConfig
-from wakeful.config.verbs.reading import FigureFormat, Reading
+from wakeful.config.verbs.reading import Reading
 from wakeful.errors import WakefulError
 
 
@@ -26,7 +26,7 @@ def with_shots(task: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(Reading):
-    """What to measure, on what; with examples and no text, the examples alone."""
+    """Texts, tasks and costs to measure; with examples and no text, the examples alone."""
 
     texts: What[tuple[str, ...]] = ()
     """Several texts in place of one, each with figures of its own: files, folders, globs."""
@@ -53,8 +53,6 @@ class EvaluateOptions(Reading):
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
     """Windows or examples per forward pass."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (
         AtLeast("batch_size", 1),

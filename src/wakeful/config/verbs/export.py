@@ -1,4 +1,4 @@
-"""What `export` may be told."""
+"""Options of `export`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ class ExportOptions:
     dtype: How[Stored] = "auto"
     """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""
     gguf: Annotated[How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]], LLAMA_CPP] = "auto"
-    """What a file NAME.gguf stores matrices as. auto: f16. llama.cpp makes other types of it."""
+    """Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types of it."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
     layers: What[tuple[str, ...]] = ()

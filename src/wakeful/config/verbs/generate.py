@@ -1,4 +1,4 @@
-"""What `generate` may be told."""
+"""Options of `generate`."""
 
 from dataclasses import dataclass
 

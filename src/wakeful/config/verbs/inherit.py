@@ -1,4 +1,4 @@
-"""What `inherit` may be told, under long names and short ones."""
+"""Options of `inherit`, under long names and short ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from wakeful.config.schema import (
     WidthConfig,
 )
 from wakeful.config.tables import from_table, merged, nested, to_table
-from wakeful.config.verbs.reading import Bos, FigureFormat
+from wakeful.config.verbs.reading import Bos, Drawn
 from wakeful.errors import WakefulError
 
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
@@ -26,9 +26,9 @@ Choose = Literal["first", "middle", "last", "alternate", "stacked",
 _FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
 """Choices that keep no layer for being among the first."""
 Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
-"""What is inherited: everything; of the blocks the attention or the feed-forward network, each with
-the norm before it, or both without their norms (table 2); the blocks alone, without embeddings,
-positions, final norm and head; or those alone. The rest starts at random."""
+"""The inherited parts: everything; of the blocks the attention or the feed-forward network, each
+with the norm before it, or both without their norms (table 2); the blocks alone, without
+embeddings, positions, final norm and head; or those alone. The rest starts at random."""
 Until = Literal["parity", "budget"]
 GrowFrom = Literal["reference", "student"]
 
@@ -41,12 +41,12 @@ _AUTOMATIC = (
      "is --heal.alpha."),
     ("distill.temperature", "Of these baselines too; the heir's is --heal.temperature."),
 )  # fmt: skip
-"""What options of training mean here."""
+"""Meanings of training's options here."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InheritOptions:
-    """What to inherit, how to train it, and what to compare it with.
+class InheritOptions(Drawn):
+    """Layers to inherit, their training, and starts to compare with.
 
     Unless told otherwise, steps are as many as minutes allow, length is 256 or the reference's
     context, and eval_every is a fifth of the steps.
@@ -74,7 +74,7 @@ class InheritOptions:
     pinned: int = 1
     """First layers that stay whatever a diagnosis says of them."""
     copy: Copy = "all"
-    """What is inherited; the rest starts at random. The paper's text copies all; its code leaves
+    """Inherited parts; the rest starts at random. The paper's text copies all; its code leaves
     positions and final norm at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
@@ -103,8 +103,6 @@ class InheritOptions:
     cluster: Where[str] = ""
     """Distribute seeds and baselines over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
     minutes: HowMuch[float] = 0.0
@@ -133,11 +131,9 @@ class InheritOptions:
 
     RULES = (
         AtLeast("layers grow rounds minutes pinned train.steps train.length train.eval_every "
-                "train.checkpoint_every bridge.ridge heal.top_k heal.hidden heal.lora.rank "
-                "data.max_tokens", 0),
-        AtLeast("gaps drops bridge.tokens width.tokens diagnose_sequences", 1),
-        Within("keep warmup heal.alpha width.heads width.mlp", "[0, 1]"),
-        Within("heal.temperature", "(0, inf)"),
+                "train.checkpoint_every bridge.ridge", 0),
+        AtLeast("gaps drops bridge.tokens diagnose_sequences", 1),
+        Within("keep warmup", "[0, 1]"),
         Excludes("recipe", "width.heads width.mlp",
                  "mergekit copies whole layers, and these narrow them"),
         Needs("train.distill.alpha train.distill.temperature", " ".join(
@@ -201,7 +197,7 @@ SHORT = {
 }  # fmt: skip
 """Short names of an inheritance's options."""
 _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
-"""What a short name sets too, unless that is named: to its value over a number."""
+"""Fields that a short name sets too, unless they are named: to its value over a number."""
 
 
 def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:

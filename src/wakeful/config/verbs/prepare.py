@@ -1,4 +1,4 @@
-"""What `data prepare` may be told."""
+"""Options of `data prepare`."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,11 @@
-"""What `quantize` may be told."""
+"""Options of `quantize`."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
-from wakeful.config.verbs.reading import FigureFormat, Reading
+from wakeful.config.verbs.reading import Reading
 from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
@@ -32,7 +32,7 @@ class QuantizeOptions(Reading):
     save: Where[str] = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
     save_as: Where[SavedAs] = "wakeful"
-    """What --save writes: our own format, or compressed-tensors, which stock Transformers and vLLM
+    """Format that --save writes: our own, or compressed-tensors, which stock Transformers and vLLM
     load."""
     arithmetic: ArithmeticName = "integer"
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
@@ -46,8 +46,6 @@ class QuantizeOptions(Reading):
     """Bytes that the model may take: the layers that cost most take --better. 0: none do."""
     better: How[str] = ""
     """The scheme that they take. Empty: 8 bits, a scale for each channel and token."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),

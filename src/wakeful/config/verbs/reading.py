@@ -1,4 +1,4 @@
-"""What verbs that read a text with a model share."""
+"""Options of verbs that read a text with a model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,11 +14,11 @@ Stored = Literal["auto", "float32", "bfloat16", "float16"]
 FigureFormat = Literal["svg", "png", "pdf", "csv"]
 """Format of a chart that is written; csv is the rows that it draws."""
 REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
-"""What a model that others are made from is named by."""
+"""Names of a model that others are made from."""
 SOURCES = (
     "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
 )
-"""What any model is named by."""
+"""Names of any model."""
 
 
 LENGTH = 512
@@ -26,7 +26,15 @@ LENGTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Drawn:
+    """Options of verbs that draw charts."""
+
+    figures: Where[tuple[FigureFormat, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Drawn):
     """A model and the text it reads."""
 
     text: What[str] = ""

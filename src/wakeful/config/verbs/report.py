@@ -1,13 +1,13 @@
-"""What `report` may be told."""
+"""Options of `report`."""
 
 from dataclasses import dataclass
 
 from wakeful.config.options import What, Where
-from wakeful.config.verbs.reading import FigureFormat
+from wakeful.config.verbs.reading import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(Drawn):
     """Where the report goes."""
 
     out: Where[str] = ""
@@ -18,5 +18,3 @@ class ReportOptions:
     """Variants to compare with it, by name. None: all."""
     title: Where[str] = ""
     """Heading of the page."""
-    figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""

@@ -1,4 +1,4 @@
-"""What `data generate` may be told."""
+"""Options of `data generate`."""
 
 from dataclasses import dataclass
 

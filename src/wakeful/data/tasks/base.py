@@ -1,4 +1,4 @@
-"""What a task is, and how it stands in for a text: its windows are drawn when they are read."""
+"""Tasks, which stand in for a text: their windows are drawn when they are read."""
 
 import functools
 import hashlib
@@ -44,7 +44,7 @@ class Task(Variant):
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """What names the process: the hash of everything its probabilities depend on."""
+        """The process's name: the hash of everything its probabilities depend on."""
 
     @abstractmethod
     def draw(self, numbers: np.ndarray) -> np.ndarray:
