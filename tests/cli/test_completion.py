@@ -89,7 +89,7 @@ def test_fish_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> N
         verb = "; and __fish_seen_subcommand_from ".join(words.split())
         assert f'__fish_seen_subcommand_from {verb}" -l help-all ' in text
         for option in offered(kind):
-            assert f'__fish_seen_subcommand_from {verb}" -l {option.name} ' in text
+            assert f'__fish_seen_subcommand_from {verb}" -l {option.flag[2:]} ' in text
     two = "__fish_seen_subcommand_from data; and __fish_seen_subcommand_from generate"
     assert f'-n "{two}" -l tokens ' in text
     assert (
