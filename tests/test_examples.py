@@ -19,7 +19,7 @@ SAID = {
     "cure_and_quantize.py": ("Rotation: ", "tiny-llama cured"),
     "inherit.py": ("parity", "runs/heir"),
     "one_billion.py": (
-        "% of the bytes",
+        "% of their original size",
         "of random weights, the page: runs/one-billion/report.html",
     ),
     "what_a_drained_value_pays.py": ("runs/ill: loss ", "first value at zero "),

@@ -29,7 +29,7 @@ def setting(reference: Decoder, depth: int = 3, **options: Any) -> Setting:
     layers = first(depth, of=reference.config.num_layers)
     return Setting(
         reference, layers, seed=5, lazy=last(depth, of=reference.config.num_layers),
-        narrowed=lambda width: narrow(reference, width, TOKENS), **options,
+        narrowed=lambda width, **_: narrow(reference, width, TOKENS), **options,
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_names_say_what_they_are() -> None:
         assert parse_scheme(scheme.definition) == scheme
     assert NAMED["w8a8"] == NAMED["fine"]
     emulated = [name for name, scheme in NAMED.items() if scheme.emulated]
-    assert emulated == ["fp8", "mxfp4", "nvfp4"]  # a cache always is
+    assert emulated == ["w4a8", "w4a4", "fp8", "mxfp4", "nvfp4"]  # a cache always is
     grouped = "scheme(weights=absmax(bits=4, per='channel', group=64), "
     assert parse_scheme(grouped + "inputs=absmax(bits=8, per='token'))").emulated
 

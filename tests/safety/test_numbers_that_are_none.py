@@ -141,8 +141,8 @@ def test_a_half_precision_model_is_cured_as_it_computes(
     close = 0.02 if dtype == torch.float16 else 0.1
     for cure in ({"rotate": "hadamard"}, {"prefix": "bos"}, {"rotate_inner": True}):
         out = tmp_path / next(iter(cure))
-        cured = wakeful.cure(half, text=text, out=str(out), **cure, **READ)
         name = str(dtype).removeprefix("torch.")
+        cured = wakeful.cure(half, text=text, out=str(out), stored=name, **cure, **READ)
         assert cured.differences[name].relative < close
         kinds = {tensor.dtype for tensor in load_file(out / "model.safetensors").values()}
         assert kinds == {dtype}

@@ -103,7 +103,7 @@ def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     assert "Table 2 of From Attention to Activation" in capsys.readouterr().out
     assert Run.open(out).header.layouts == ("activation/table2",)
     page = (out / "report.html").read_text()
-    assert "0 are confirmed here, 0 reversed and\n6 not resolved" in page
+    assert "0 confirmed, 0 reversed and 6 not resolved, at this scale" in page
     assert "softmax-1, OrthoAdam" in page  # a row that was not trained
 
     file.write_text('layouts = ["activation/table22"]\n' + body + variants)

@@ -293,7 +293,7 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
             "one out of the comparison, and give wakeful report the paths of both"
         )
     finished = {run.variant for run in runs}
-    if baseline in header.variants and baseline not in finished:
+    if baseline not in finished and baseline in (header.baseline, *header.variants):
         done = ", ".join(name for name in header.variants if name in finished)
         other = f", or choose one that has, with --baseline: {done}" if done else ""
         raise WakefulError(

@@ -24,9 +24,10 @@ def merge(found: Mapping[str, Seen], world: World) -> None:
     merged: set[int] = set()
     for seen in found.values():
         seen.outputs = float(world.most(torch.tensor(seen.outputs, dtype=torch.float64)))
-        if id(seen.channels) in merged:  # layers that read one tensor share what is seen of it
-            continue
-        merged.add(id(seen.channels))
-        seen.channels.copy_(world.most(seen.channels))
-        if seen.products is not None:
+        # Layers that read one tensor share what is seen of it, but for products of their own.
+        if id(seen.channels) not in merged:
+            merged.add(id(seen.channels))
+            seen.channels.copy_(world.most(seen.channels))
+        if seen.products is not None and id(seen.products) not in merged:
+            merged.add(id(seen.products))
             seen.products.copy_(world.sum(seen.products.double()))

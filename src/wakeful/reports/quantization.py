@@ -391,7 +391,7 @@ def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str]) -> Section:
     """Return the dearest layers, and in sentences what they say."""
     rows = [
         [
-            Cell(each.name, "better scheme" if each.name in upgraded else ""),
+            f"{each.name} (better scheme)" if each.name in upgraded else each.name,
             *(with_error(x, error, "+") for x, error in (each.alone, each.together, each.kl)),
             f"{each.kurtosis:.3g}", f"{each.size:,}",
         ]

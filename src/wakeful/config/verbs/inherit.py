@@ -206,7 +206,7 @@ def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WakefulError: two names say one thing.
     """
-    long = {name: to_table(value) for name, value in given.items() if name not in SHORT}
+    long = to_table({name: value for name, value in given.items() if name not in SHORT})
     implied: dict[str, Any] = {}
     for name, target in SHORT.items():
         if name not in given:
