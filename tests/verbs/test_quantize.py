@@ -573,8 +573,6 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
              "compressed-tensors", "--out", str(tmp_path / "out"), "--scheme"]  # fmt: skip
     said = fails(capsys, "quantize", str(run), *stock, "fine")
     assert "--rotate hadamard, with or without" in said
-        capsys, "quantize", str(run), *stock, "fine"
-    )
     odd = "w4a16(weights=absmax(bits=4, per='channel', group=24))"
     said = fails(capsys, "quantize", str(llama), *stock, odd)
     assert "reads 16 channels, which are not whole groups of 24" in said
