@@ -70,7 +70,7 @@ def test_a_killed_process_ends_all_and_another_number_goes_on(
     reference: Run, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    running = processes.start(2, *command(reference, text, out, 40, "--checkpoint_every", "5"))
+    running = processes.start(2, *command(reference, text, out, 40, "--train.checkpoint_every", "5"))
     processes.wait_for_rows(out / "heir-2", 7)
     os.kill(processes.workers(running)[1], signal.SIGKILL)
     status, _, errors = processes.ended(running)
@@ -85,7 +85,7 @@ def test_a_killed_process_ends_all_and_another_number_goes_on(
     steps = [row["step"] for row in Run.open(out / "heir-2").metrics() if row["kind"] == "train"]
     assert steps == list(range(1, 41))
     one = tmp_path / "one"
-    assert main(command(reference, text, one, 40, "--checkpoint_every", "5")) == 0
+    assert main(command(reference, text, one, 40, "--train.checkpoint_every", "5")) == 0
     mine, theirs = (read_inheritance(place)[0].arms[0].curve[-1].loss for place in (out, one))
     assert mine == pytest.approx(theirs, rel=1e-4)
 
