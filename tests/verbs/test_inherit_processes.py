@@ -70,7 +70,9 @@ def test_a_killed_process_ends_all_and_another_number_goes_on(
     reference: Run, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    running = processes.start(2, *command(reference, text, out, 40, "--train.checkpoint_every", "5"))
+    running = processes.start(
+        2, *command(reference, text, out, 40, "--train.checkpoint_every", "5")
+    )
     processes.wait_for_rows(out / "heir-2", 7)
     os.kill(processes.workers(running)[1], signal.SIGKILL)
     status, _, errors = processes.ended(running)
