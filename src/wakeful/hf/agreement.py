@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from wakeful.errors import WakefulError
-from wakeful.hf.whole import first_line
+from wakeful.errors import WakefulError, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits

@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
@@ -31,7 +31,7 @@ from wakeful.hf.weights_out import (
     write_generation,
     write_tensors,
 )
-from wakeful.hf.whole import Shards, first_line, read_config
+from wakeful.hf.whole import Shards, read_config
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")

@@ -17,12 +17,11 @@ from torch import Tensor
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, names_of, query_factor
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import first_line
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.schema import config_from_table
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
     attention_of,
     check_bounds,
     config_of,
-    first_line,
     hushed,
     narrowed,
     read_config,

@@ -17,12 +17,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, around
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK, Family
 from wakeful.hf.families.base import canonical
-from wakeful.hf.whole import INDEX, ONE, first_line
+from wakeful.hf.whole import INDEX, ONE
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite, plain

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
 from wakeful.device import DTYPES, choose_device, free_memory
-from wakeful.errors import WakefulError, nearest, nearest_path
+from wakeful.errors import WakefulError, first_line, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
@@ -27,7 +27,6 @@ from wakeful.hf.whole import (
     ONE,
     SMOLLM2,
     Shards,
-    first_line,
     read_config,
     smollm2_folder,
     whole_model,
