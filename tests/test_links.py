@@ -81,7 +81,7 @@ def test_a_site_that_leads_nowhere_is_not_built(tmp_path: Path) -> None:
     assert [each for each in found if each not in missing] == [
         "two.html: #b is no heading",
         "two.html: loads https://example.org/script.js",
-        "two.html: none.png is no file",
+        "two.html: none.png does not exist",
         "two.html: one.html#up is no heading",
-        "two.html: three.html is no file",
+        "two.html: three.html does not exist",
     ]

@@ -148,7 +148,7 @@ def problems(site: Path) -> list[str]:
             place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             place = place / "index.html" if place.is_dir() else place
             if not place.is_file():
-                found.append(f"{path.relative_to(site)}: {link} is no file")
+                found.append(f"{path.relative_to(site)}: {link} does not exist")
             elif parts.fragment and place in pages:
                 anchor = unquote(parts.fragment)
                 if anchor not in pages[place].anchors and not anchor.startswith("__"):
