@@ -7,6 +7,7 @@ from tokenizers import models as kinds
 
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.hf.families.granite import SWA
 from wakeful.model.decoder import Decoder
 
 SHAPE = {
@@ -109,6 +110,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     ),
 }  # fmt: skip
 """By a name: the `model_type` that a file holds it as, and what the model differs in."""
+if SWA is None:
+    FAMILIES = {name: family for name, family in FAMILIES.items() if family[0] != "granite_swa"}
 TEXTS = ["a quick brown fox jumps over a lazy dog " * 40]
 
 

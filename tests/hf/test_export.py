@@ -17,6 +17,7 @@ from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import canonical
+from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.model.decoder import Decoder
@@ -64,6 +65,8 @@ STOCK = {
         "parallel": True,
     },
 }  # fmt: skip
+if SWA is None:
+    STOCK = {name: changes for name, changes in STOCK.items() if "granite_swa" not in name}
 OWN = {name: VARIANTS[name] for name in ("learned sink", "no positions", "odd parts")} | {
     "relaxed prefix": {"relaxed_prefix": 3},
     "norms of queries over all heads": {"qk_norm": True, "qk_norm_whole": True},

@@ -76,7 +76,8 @@ def test_it_runs_the_rotated_model_that_was_quantized(
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [PYTHON, tmp_path / "script.py", tmp_path / "small", dtype, json.dumps(TOKENS[0].tolist())],
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "",
+             "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]

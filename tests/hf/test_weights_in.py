@@ -21,7 +21,6 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
-    GraniteSWAConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -39,6 +38,7 @@ from hf.softmax1_models import PLAIN, build, plain_attention
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
+from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
@@ -167,19 +167,22 @@ MODELS: dict[str, PreTrainedConfig] = {
         **GRANITE, head_dim=10, attention_bias=True, embedding_multiplier=24**0.5,
         rope_parameters=LLAMA3,
     ),
-    "granite_swa": GraniteSWAConfig(
-        **GRANITE, num_key_value_heads=2, attention_bias=True, sliding_window=32
-    ),
-    "granite_swa, window": GraniteSWAConfig(
-        **GRANITE, num_key_value_heads=1, sliding_window=8, tie_word_embeddings=False,
-        layer_rope_theta=[1e4, 100.0, 100.0],
-    ),
-    "granite_swa, no positions": GraniteSWAConfig(
-        **GRANITE, num_key_value_heads=4, sliding_window=32, mlp_bias=True,
-        layer_rope_theta=[0.0, 500.0, 0.0], embedding_multiplier=24**0.5,
-        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
-    ),
 }  # fmt: skip
+if SWA is not None:
+    MODELS |= {
+        "granite_swa": SWA(
+            **GRANITE, num_key_value_heads=2, attention_bias=True, sliding_window=32
+        ),
+        "granite_swa, window": SWA(
+            **GRANITE, num_key_value_heads=1, sliding_window=8, tie_word_embeddings=False,
+            layer_rope_theta=[1e4, 100.0, 100.0],
+        ),
+        "granite_swa, no positions": SWA(
+            **GRANITE, num_key_value_heads=4, sliding_window=32, mlp_bias=True,
+            layer_rope_theta=[0.0, 500.0, 0.0], embedding_multiplier=24**0.5,
+            rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+        ),
+    }  # fmt: skip
 
 
 def random_model(config: PreTrainedConfig, *, std: float = 0.3) -> PreTrainedModel:

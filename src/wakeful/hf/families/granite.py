@@ -8,7 +8,8 @@ import dataclasses
 import math
 from typing import Any
 
-from transformers import GraniteConfig, GraniteSWAConfig, PreTrainedConfig
+import transformers
+from transformers import GraniteConfig, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
@@ -18,6 +19,8 @@ from wakeful.normalizers import Softmax1
 from wakeful.variants import build
 
 SINKS = "self_attn.sinks"
+SWA: type[PreTrainedConfig] | None = getattr(transformers, "GraniteSWAConfig", None)
+"""None before Transformers 5.15, with which sinks are written as our own class."""
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -79,14 +82,14 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
         "attention_multiplier": (config.query_scalar or config.shape.head_width) ** -0.5,
         "embedding_multiplier": math.sqrt(config.width) if config.embedding == "scaled" else 1.0,
     }
-    if not isinstance(build("normalizers", config.normalizer), Softmax1):
+    if SWA is None or not isinstance(build("normalizers", config.normalizer), Softmax1):
         return GraniteConfig(**common)
     bases = [
         config.local_theta if n in config.local_layers else config.rope_theta
         for n in range(config.num_layers)
     ]
     narrow = windows(config if config.narrowed else dataclasses.replace(config, local_layers=()))
-    return GraniteSWAConfig(**common, **narrow, layer_rope_theta=bases)
+    return SWA(**common, **narrow, layer_rope_theta=bases)
 
 
 def links(config: ModelConfig) -> list[Link]:
