@@ -38,7 +38,7 @@ test-slow: $(STAMP)
 
 test-lowest:
 	$(PYTHON) tools/install.py $(VENV)-lowest --lowest
-	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal -W 'ignore:`torch.jit.script` is deprecated'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

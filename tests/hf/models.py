@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from helpers import tiny_decoder
 from wakeful.hf import as_transformers
@@ -44,3 +45,16 @@ def padded(tokens: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
     length = tokens.shape[1]
     mask = torch.arange(length) >= length - torch.tensor(lengths).unsqueeze(1)
     return tokens.masked_fill(~mask, 28), mask.long()
+
+
+RECOMPUTE = (
+    "activation_checkpointing"
+    if hasattr(PreTrainedModel, "activation_checkpointing_enable")
+    else "gradient_checkpointing"
+)
+"""What recomputed activations are called: newer Transformers renamed them."""
+
+
+def recompute(model: PreTrainedModel, options: dict[str, bool] | None = None) -> None:
+    """Let a model compute its activations again in the backward pass."""
+    getattr(model, f"{RECOMPUTE}_enable")(options)

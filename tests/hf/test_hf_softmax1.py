@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from helpers import some_tokens
+from hf.models import recompute
 from hf.softmax1_models import (
     PLAIN,
     build,
@@ -151,9 +152,7 @@ def test_gradient_checkpointing_changes_nothing():
     for checkpointed in (False, True):
         model = build("llama").train()
         if checkpointed:
-            # The name since Transformers 5.2x; before that it was `gradient_checkpointing_enable`.
-            enable = getattr(model, "activation_checkpointing_enable", None)
-            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+            recompute(model, {"use_reentrant": False})
         model(tokens, labels=tokens, use_cache=False).loss.backward()
         grads.append([p.grad for p in model.parameters()])
     for one, two in zip(*grads, strict=True):

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from helpers import some_tokens
-from hf.models import VARIANTS, pair
+from hf.models import RECOMPUTE, VARIANTS, pair, recompute
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.generate import generate
@@ -53,7 +53,7 @@ def test_the_trainer_counts_items_over_accumulated_batches(tmp_path: Path) -> No
     for options in (
         {"per_device_train_batch_size": 8},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-        {"per_device_train_batch_size": 8, "activation_checkpointing": True},
+        {"per_device_train_batch_size": 8, RECOMPUTE: True},
     ):
         model = pair(torch.float32, route="svformer")[1]
         trained(model, tmp_path, **options)
@@ -112,7 +112,7 @@ def test_lora_trains_with_recomputed_activations() -> None:
         torch.manual_seed(1)
         _, model = pair(torch.float32, route="svformer")
         if recompute:
-            model.activation_checkpointing_enable()
+            recompute(model)
         config = peft.LoraConfig(r=2, target_modules=["v_proj", "o_proj"], task_type="CAUSAL_LM")
         adapted = peft.get_peft_model(model, config).train()
         tokens = some_tokens(2, 9)

@@ -115,7 +115,7 @@ def repeated(
         stop = min(start + _CHUNK + length - 1, train.num_tokens)
         tokens = np.asarray(train.tokens[start:stop])
         hashes = _hashes(tokens, length)
-        places = np.flatnonzero(np.isin(hashes, wanted))
+        places = np.flatnonzero(np.isin(hashes, wanted, kind="sort"))
         # One place of each hash: that two passages of the training text collide is let pass.
         seen, where = np.unique(hashes[places], return_index=True)
         for value, place in zip(seen, places[where], strict=True):

@@ -188,7 +188,7 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
             heart.
     """
     ours, theirs = spool.alike, validation.alike
-    shared = np.flatnonzero(np.isin(theirs["low"], ours["low"]))
+    shared = np.flatnonzero(np.isin(theirs["low"], ours["low"], kind="sort"))
     for number in shared:
         same = np.flatnonzero(ours == theirs[number])
         if len(same):

@@ -1,7 +1,7 @@
 """What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 from jaxtyping import Bool, Int
@@ -66,10 +66,11 @@ class WakefulCache(TransformersCache):
     def reset(self) -> None:
         self.slots.crop(0)
 
-    def crop(self, tokens_to_remove: int) -> None:
+    def crop(self, tokens_to_remove: SupportsInt) -> None:
         """Drop the last −n tokens for a negative n and none for 0; keep the first n for n > 0."""
-        if tokens_to_remove < 0 or 0 < tokens_to_remove < self.slots.length:
-            self.slots.crop(tokens_to_remove)
+        count = int(tokens_to_remove)  # older Transformers give a tensor
+        if count < 0 or 0 < count < self.slots.length:
+            self.slots.crop(count)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.slots.reorder(beam_idx)
