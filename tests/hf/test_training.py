@@ -108,10 +108,10 @@ def test_lora_reaches_every_projection(name: str, tmp_path: Path) -> None:
 
 def test_lora_trains_with_recomputed_activations() -> None:
     gradients = []
-    for recompute in (False, True):
+    for again in (False, True):
         torch.manual_seed(1)
         _, model = pair(torch.float32, route="svformer")
-        if recompute:
+        if again:
             recompute(model)
         config = peft.LoraConfig(r=2, target_modules=["v_proj", "o_proj"], task_type="CAUSAL_LM")
         adapted = peft.get_peft_model(model, config).train()
