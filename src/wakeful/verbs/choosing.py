@@ -61,6 +61,30 @@ class Candidate:
         ]
         return ", ".join(filter(None, parts)) or "no cure"
 
+    def made(
+        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0
+    ) -> Decoder:
+        """Return the cured decoder; the plain one where nothing is to be done.
+
+        Args:
+            plain: the decoder, which stays as it is.
+            calibrating: sequences (B, L) that sinks are fitted on.
+            token: what a prefix stores and sinks are fitted to.
+            seed: of the rotations.
+        """
+        made = plain
+        if self.first == "sinks":
+            assert token is not None
+            made = learned_sinks(made, token, calibrating)
+        if self.rotate or self.inner:
+            made = rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
+        if self.keys:
+            made = rotate_keys(made)
+        if self.first == "prefix":
+            assert token is not None
+            made = store_prefix(made, [token])
+        return made
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -244,22 +268,6 @@ class _Choosing:
         self.trials: list[Trial] = []
         self.full: dict[int, Tensor] = {}
 
-    def make(self, candidate: Candidate) -> Decoder:
-        """Return the cured decoder; the plain one where nothing is to be done."""
-        made = self.plain
-        if candidate.first == "sinks":
-            assert self.token is not None
-            made = learned_sinks(made, self.token, self.texts.calibrating)
-        if candidate.rotate or candidate.inner:
-            turn = candidate.rotate or "identity"
-            made = rotate(made, turn, inner=candidate.inner, seed=self.seed)
-        if candidate.keys:
-            made = rotate_keys(made)
-        if candidate.first == "prefix":
-            assert self.token is not None
-            made = store_prefix(made, [self.token])
-        return made
-
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
         for each in candidates(self.plain, self.schemes, self.token):
@@ -271,7 +279,7 @@ class _Choosing:
             if fine != self.schemes:
                 self._try(self._best[0], fine)
         best, schemes = self._best
-        made, proofs = self.make(best), list[Proof]()
+        made, proofs = self._make(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
             before = self._damages(self.plain, Candidate(), plain, self.texts.proving)
@@ -285,6 +293,9 @@ class _Choosing:
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
 
+    def _make(self, candidate: Candidate) -> Decoder:
+        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)
+
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         """The candidate, and the formats as clipped, whose mean damage over formats is least."""
@@ -295,7 +306,7 @@ class _Choosing:
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
-        made = self.make(candidate)
+        made = self._make(candidate)
         for scheme in schemes:
             found = self._damages(made, candidate, scheme, self.texts.choosing)
             self.trials.append(Trial(candidate, scheme, mean_and_error(found)))

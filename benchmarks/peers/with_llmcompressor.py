@@ -1,0 +1,93 @@
+"""llm-compressor: its modifiers, in full calibration on the same windows."""
+
+# The tool lives in an environment of its own.
+# pyright: reportMissingImports=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationScheme,
+    preset_name_to_scheme,
+)
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.autoround import AutoRoundModifier
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from llmcompressor.modifiers.transform.spinquant import SpinQuantModifier
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.peers.formats import Format
+
+PREPARED = {
+    "rtn": [], "gptq": [], "autoround": [],
+    "awq": [AWQModifier],
+    "smoothquant": [lambda: SmoothQuantModifier(smoothing_strength=0.5)],
+    "smoothquant, gptq": [lambda: SmoothQuantModifier(smoothing_strength=0.5)],
+    "rotated": [lambda: SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-matrix")],
+    "rotated, gptq": [
+        lambda: SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-matrix")
+    ],
+}  # fmt: skip
+"""What each method does before it rounds. R1 and R2 are QuaRot's rotations without online ones;
+random orthogonal matrices, since its Hadamard matrices fit few widths."""
+METHODS = tuple(PREPARED)
+if not torch.accelerator.is_available():  # AWQ pins memory, which torch refuses without one
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+
+
+def quantized(
+    model: PreTrainedModel, method: str, form: Format, calibration: list[Tensor], group: int,
+    job: dict[str, Any],
+) -> PreTrainedModel:  # fmt: skip
+    """Return the model as `oneshot` leaves it: its layers compute as the format rounds."""
+    options: dict[str, Any] = {"ignore": ["lm_head"]}
+    if form.cache:
+        options["kv_cache_scheme"] = QuantizationArgs(
+            num_bits=form.cache, type="int", strategy="tensor", symmetric=True, dynamic=False
+        )
+        options["config_groups"] = {}
+    else:
+        options["config_groups"] = {"all": _scheme(form, group)}
+    last: Any = QuantizationModifier
+    if method.endswith("gptq"):
+        last = GPTQModifier
+    elif method == "autoround":
+        last, options = AutoRoundModifier, options | {"iters": 200, "enable_torch_compile": False}
+        model = model.to(torch.bfloat16)  # what it computes in on a processor
+    rows = {"input_ids": [window[0].tolist() for window in calibration]}
+    rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
+    oneshot(
+        model=model, dataset=Dataset.from_dict(rows),
+        recipe=[*(make() for make in PREPARED[method]), last(**options)],
+        num_calibration_samples=len(calibration), max_seq_length=calibration[0].shape[1],
+    )  # fmt: skip
+    return model.float()
+
+
+def _scheme(form: Format, group: int) -> QuantizationScheme:
+    if form.block:
+        return preset_name_to_scheme(form.block.upper(), ["Linear"])
+    weights = QuantizationArgs(
+        num_bits=form.weights, type="int", symmetric=True, dynamic=False,
+        strategy="group" if form.grouped else "channel",
+        group_size=group if form.grouped else None,
+    )  # fmt: skip
+    inputs = None
+    if form.inputs:
+        inputs = QuantizationArgs(
+            num_bits=form.inputs, type="int", symmetric=True, strategy=form.per,
+            dynamic=form.per == "token",
+        )  # fmt: skip
+    return QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write what vLLM reads."""
+    model.save_pretrained(folder, save_compressed=True)

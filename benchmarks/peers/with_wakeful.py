@@ -1,0 +1,62 @@
+"""wakeful: its methods, alone and after the cure that it chooses for the format."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from benchmarks.peers.formats import Format
+from wakeful.hf.compressed import save_compressed
+from wakeful.hf.weights_in import decoder_of
+from wakeful.quant import quantize
+from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
+from wakeful.quant.schemes.methods import Gptq
+from wakeful.verbs.choosing import Texts, choose
+
+METHODS = ("rtn", "gptq", "cured", "cured, gptq")
+HEADS = ("*head",)
+
+
+def quantized(
+    model: PreTrainedModel, method: str, form: Format, calibration: list[Tensor], group: int,
+    job: dict[str, Any],
+) -> nn.Module:  # fmt: skip
+    """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
+    scheme, before = _scheme(form, group), calibration
+    asked: nn.Module = model
+    if method.startswith("cured"):
+        asked = plain = decoder_of(model).eval()
+        rows = torch.cat(calibration)[: Texts.rows, :256]
+        choice = choose(plain, [scheme], Texts.of(rows), token=job["first"])
+        asked = choice.best.made(plain, rows, job["first"])
+        (scheme,) = choice.schemes
+        print("chosen:", choice.best, scheme)
+    if method.endswith("gptq"):
+        if scheme.weights is None:
+            raise NotImplementedError("GPTQ rounds weights, and the format has none")
+        scheme = Scheme(
+            weights=scheme.weights, inputs=scheme.inputs, scales=scheme.scales, method=Gptq()
+        )
+    return quantize(
+        asked, scheme, calibration=before if scheme.calibrated else (),
+        skip=() if form.cache else HEADS,
+    )  # fmt: skip
+
+
+def _scheme(form: Format, group: int) -> Scheme:
+    if form.block:
+        return parse_scheme(form.block)
+    if form.cache:
+        return Scheme(cache=Absmax(bits=form.cache, per="token"))
+    inputs = Absmax(bits=form.inputs, per=form.per) if form.inputs else None
+    weights = Absmax(bits=form.weights, per="channel", group=group if form.grouped else 0)
+    return Scheme(
+        weights=weights, inputs=inputs, scales="static" if form.per == "tensor" else "dynamic"
+    )
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write what vLLM reads."""
+    save_compressed(model, folder, lambda _: None)
