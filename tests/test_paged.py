@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import polars.testing
@@ -17,8 +18,10 @@ import wakeful
 from verbs.test_diagnose import save_tokenizer
 from wakeful import paged
 from wakeful.errors import WakefulError
+from wakeful.hf.whole import Shards
 from wakeful.loading.model import Model
 from wakeful.paged import Paged, in_file, is_finite, like, page
+from wakeful.probes.running import held_bytes
 from wakeful.quant import quantize, quantized_layers
 from wakeful.surgery import rotate
 
@@ -138,6 +141,36 @@ def test_memory_holds_one_matrix(tmp_path: Path) -> None:
     assert max(seen) < 2 * 2**20  # of 32: what the system reads ahead
     assert sum(bool(each.isfinite().all()) for each in model.parameters()) == 8
     assert resident(file) < 2 * 2**20
+
+
+def test_weights_in_files_count_as_they_are_stored(
+    folder: Path, no_room: pytest.MonkeyPatch
+) -> None:
+    with Shards(folder) as tensors:
+        stored = {name: each.numel() * each.element_size() for name, each in tensors.items()}
+        vectors = sum(4 * each.numel() for each in tensors.values() if each.ndim == 1)
+        matrices = sum(stored[name] for name, each in tensors.items() if each.ndim > 1)
+    inside, found = both(folder, no_room)
+    assert held_bytes(found.module.parameters()) == matrices + vectors
+    assert held_bytes(inside.module.parameters()) == 4 * inside.module.num_parameters()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is told there")
+def test_free_memory_is_given_back(no_room: object) -> None:
+    def mine() -> int:
+        told = Path("/proc/self/status").read_text("utf-8")
+        return int(re.findall(r"RssAnon:\s+(\d+)", told)[0]) // 1024
+
+    torch.ones(2**22).clone()  # after blocks of such a size, smaller ones come from one heap
+    blocks, kept = [], []
+    for _ in range(100):
+        blocks.append(torch.ones(2**18))
+        kept.append(torch.ones(2**10))
+    full = mine()
+    del blocks
+    in_file(torch.ones(2))
+    assert mine() < full - 80  # MiB, of 100
+    assert len(kept) == 100
 
 
 def test_a_rotation_is_the_same_rounded_once(folder: Path, no_room: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,12 @@ def let_go(tensor: Tensor) -> None:
 _libc = ctypes.CDLL(None) if _DONT_NEED is not None else cast(Any, None)
 
 
+def _trim() -> None:
+    """Give free memory back, which glibc keeps between what is still used: gigabytes in the end."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+
+
 def in_file(tensor: Tensor) -> Paged:
     """Return a copy of a tensor in a file without a name, in the folder of the cache.
 
@@ -162,6 +168,7 @@ def in_file(tensor: Tensor) -> Paged:
     made = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
     made.copy_(tensor)
     let_go(made)
+    _trim()
     return Paged(made, tensor.dtype)
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from transformers import (
 
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
+from wakeful.hf import compressed
 from wakeful.hf.compressed import check_compressed, packed, save_compressed
 from wakeful.hf.dropping import drop_layers
 from wakeful.hf.quantized import converted, load_quantized, save_quantized
@@ -131,6 +133,17 @@ def test_stock_transformers_reads_the_same_model(
     assert type(theirs) is type(model)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
+
+
+def test_several_files_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = small(llama(), EXACT[0])
+    expected = saved(ours, tmp_path / "one")
+    monkeypatch.setattr(compressed, "write_tensors", partial(compressed.write_tensors, shard="9KB"))
+    found = saved(ours, tmp_path / "several")
+    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 2
+    assert torch.equal(logits(found), logits(expected))
+    again = whole_model(tmp_path / "several", dtype="auto")
+    assert torch.equal(logits(again), logits(expected))
 
 
 @pytest.mark.parametrize("ours", [False, True])

@@ -151,7 +151,7 @@ def save_compressed(
     linears, read = _checked(scheme, stock, tokenizer if isinstance(tokenizer, Tokenizer) else None)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
-    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     _fold(model, tensors, stock.names, stock.less)
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)

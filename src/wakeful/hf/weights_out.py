@@ -25,11 +25,12 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
-from wakeful.paged import is_finite, plain
+from wakeful.paged import is_finite
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
-SHARD = "5GB"
+SHARD = "2GB"
+"""What a file of weights holds at most: as much is in memory while one is written."""
 _VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
@@ -181,7 +182,10 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     """Write tensors as one file, or as several of at most `shard` with their index."""
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
-        {name: plain(each) for name, each in tensors.items()},
+        {
+            name: torch.empty(each.shape, dtype=each.dtype, device="meta")
+            for name, each in tensors.items()
+        },
         filename_pattern=pattern,
         max_shard_size=shard,
     )

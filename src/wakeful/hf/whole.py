@@ -149,7 +149,7 @@ def _paths(folder: Path) -> list[Path]:
 def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
     if as_stored(tensor).dtype == dtype:
-        return as_stored(tensor)
+        return tensor.to(dtype)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
         return tensor

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.paged import as_stored
 from wakeful.probes.huggingface import decoder_blocks
 
 _PROBED = 8
@@ -84,8 +85,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory behind tensors, each storage counted once."""
-    storages = (tensor.untyped_storage() for tensor in tensors)
+    """Return the bytes of memory, or of files, behind tensors; each storage counts once."""
+    storages = (as_stored(tensor.detach()).untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
