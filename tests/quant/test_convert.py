@@ -202,8 +202,6 @@ def test_layers_that_are_no_matrix_are_named() -> None:
             num_attention_heads=4, num_key_value_heads=2, num_local_experts=2,
         )
     ).eval()  # fmt: skip
-    with pytest.raises(WakefulError, match=r"mlp\.(gate|experts) is a Mixtral"):
-        quantize(mixtral, "fine")
     kept = quantize(mixtral, "fine", skip=["*.mlp.gate", "*.mlp.experts"])
     assert len(quantized_layers(kept)) == 5
     assert torch.isfinite(logits(kept)).all()

@@ -39,6 +39,7 @@ from wakeful.quant.cache import check_cache, with_cache
 from wakeful.quant.convert import (
     exchange,
     is_linear,
+    prepared_as,
     quantized_layers,
     scheme_of,
 )
@@ -157,7 +158,7 @@ def load_quantized(
     if bool(header["layers"]) != (scheme.weights is not None):
         raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
     dtype = getattr(torch, header["dtype"])
-    model = converted(_architecture(folder, header), dtype)
+    model = prepared_as(converted(_architecture(folder, header), dtype), header["layers"])
     modules = dict(model.named_modules())
     replaced: dict[int, QuantizedLinear] = {}
     for name in header["layers"]:

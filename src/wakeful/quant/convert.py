@@ -1,9 +1,8 @@
 """`quantize`: a model's linear layers in whole numbers, the model itself unchanged."""
 
-import copy
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
 
@@ -19,6 +18,7 @@ from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
+from wakeful.quant.experts import routers_of, unfused, with_modules
 from wakeful.quant.linear import (
     QuantizedLinear,
     Seen,
@@ -49,9 +49,10 @@ def quantize(
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
-    All linear layers but those tied to an embedding and those whose role is to stay; embeddings,
-    norms and the mixing weights of routes and depth stay as they are. A scheme of the cache alone
-    touches no layer. `quantized_layers` says which layers it became. A decoder is folded before.
+    All linear layers but those tied to an embedding, those whose role is to stay and routers;
+    embeddings, norms and the mixing weights of routes and depth stay as they are. Experts in one
+    tensor a projection become linear layers of their own. A scheme of the cache alone touches no
+    layer. `quantized_layers` says which layers it became. A decoder is folded before.
 
     Args:
         model: a `Decoder` or a Transformers model.
@@ -85,13 +86,12 @@ def quantize(
     refuse_adapters(model)
     if scheme.cache is not None:
         check_cache(model)
-    if isinstance(model, Decoder):
-        model = folded(model)
     if scheme.weights is None:
         if skip or by_pattern:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
-        return _with_cache(model, {}, scheme, calibration)
+        return _with_cache(prepared(model, ["*"]), {}, scheme, calibration)
+    model = prepared(model, skip)
     layers = linear_layers(model, skip)
     if len(calibration) < world.size:  # too little to share: everyone reads all
         world = ALONE
@@ -101,6 +101,22 @@ def quantize(
     for each, part in _by_scheme(layers, scheme, by_pattern).items():
         _exchanged(model, part, each, arithmetic, share, replaced, world)
     return _with_cache(model, replaced, scheme, calibration)
+
+
+def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
+    """Return a model of the same function as it is quantized: a decoder folded, and experts that no
+    pattern in `skip` matches as linear layers. It shares all other weights with `model`.
+    """
+    if isinstance(model, Decoder):
+        return folded(model)
+    return unfused(model, lambda name: not any(fnmatchcase(name, each) for each in skip))
+
+
+def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
+    """Return a model of the same function that has linear layers of these names."""
+    if isinstance(model, Decoder):
+        return folded(model)
+    return unfused(model, lambda name: any(each.startswith(f"{name}.") for each in layers))
 
 
 def _by_scheme(
@@ -248,12 +264,13 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     """
     _refuse_quantized(model)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    routers = routers_of(model)
     layers: dict[str, nn.Module] = {}
     used: set[str] = set()
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         used.update(patterns)
-        if patterns or isinstance(module, nn.Embedding):
+        if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
         if is_linear(module):
             if id(module.weight) not in embedded and not _stays(module.weight):
@@ -329,7 +346,11 @@ def observe(
                 logits_of(model, tokens)
     unread = [name for name in layers if name not in found]
     if unread:
-        raise WakefulError(f"calibration text never reaches {unread[0]}: skip it with --skip")
+        others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
+        raise WakefulError(
+            f"calibration text never reaches {unread[0]}{others}: give more "
+            "--calibration_sequences, or skip it with --skip"
+        )
     return found
 
 
@@ -399,10 +420,6 @@ def _refuse_matrices(name: str, module: nn.Module) -> None:
 
 def exchange(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
     """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
-    shared |= {id(tensor): tensor for tensor in model.buffers()}
-    # The copy must not see the exchanged layers' matrices, so it is told what they become.
-    shared |= dict(replaced)
-    made = copy.deepcopy(model, shared).eval()
+    made = with_modules(model, replaced)
     padded = any(layer.sees_padding for layer in replaced.values())
     return by_sequence(made) if padded and not isinstance(made, Decoder) else made

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
-from wakeful.model.fold import folded
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
-from wakeful.quant.convert import plain_linear, quantized_layers
+from wakeful.quant.convert import plain_linear, prepared_as, quantized_layers
+from wakeful.quant.experts import Experts
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
@@ -123,17 +123,20 @@ def measure(
     `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
     quantized layer, given the full-precision input; `block_error`, the same of each block's output
     with the errors of all layers before it; `input_kurtosis` and `input_max_over_mean` of every
-    layer's input and `kurtosis` of every block's output, all of the full-precision model.
+    layer's input and `kurtosis` of every block's output, all of the full-precision model. All that
+    an expert reads counts as the rest, and experts of one projection have one row, their mean.
     """
     check_causal(name, model)
+    # Where projections beside the embeddings are multiplied into them, or experts come apart, the
+    # layers that were quantized are those of another form of the model.
+    layers = {name for other in quantized.values() for name in quantized_layers(other)}
+    whole = isinstance(model, Decoder) and not model.embedding.plainer
+    plain = model if whole else prepared_as(model, layers)
     # Modules exist once under one name, even if they are called from several places.
-    names = places(model)
+    names = places(plain)
     blocks = {id(module): label for label, module in model.named_modules()}
     names |= {blocks[id(block)]: (n, "block") for n, block in enumerate(blocks_of(model))}
     rows = _Rows(names)
-    # Where projections beside the embeddings are multiplied into them, the layers that were
-    # quantized are those of the product.
-    plain = folded(model) if isinstance(model, Decoder) and model.embedding.plainer else model
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
@@ -206,14 +209,19 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
     def see(name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple) -> None:
             x = args[0].reshape(-1, args[0].shape[-1])
-            rows.put("", name, "input_kurtosis", _by_position(x, _mean_kurtosis))
-            rows.put("", name, "input_max_over_mean", _by_position(x, _mean_peak))
+            routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
+            label = name.rpartition(".")[0] if routed else name
+            shown = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
+            for metric, of in shown.items():
+                found = {"rest": of(x)} if routed else _by_position(x, of)
+                rows.put("", label, metric, found)
             y = plain_linear(layer, x)
             for scheme, layers in forms.items():
                 if name in layers:
-                    rows.put(
-                        scheme, name, "relative_error", relative_errors(layers[name].linear(x), y)
-                    )
+                    found = relative_errors(layers[name].linear(x), y)
+                    if routed:
+                        found = {"rest": found["all"], "all": found["all"]}
+                    rows.put(scheme, label, "relative_error", found)
 
         return hook
 

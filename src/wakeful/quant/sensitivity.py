@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error
-from wakeful.model.decoder import Decoder
-from wakeful.model.fold import folded
 from wakeful.probes import exact
 from wakeful.probes.running import first_target, logits_of
-from wakeful.quant.convert import quantized_layers
+from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.linear import empty
 from wakeful.quant.schemes import Absmax, Scheme
 
@@ -53,8 +51,8 @@ def costs(
     Each is read once alone and once among all others, so a text is read twice as often as there
     are layers.
     """
-    plain = folded(model) if isinstance(model, Decoder) else model
     layers = quantized_layers(small)
+    plain = prepared_as(model, layers)
     if not layers:
         raise WakefulError("no layer is quantized, so none costs anything")
     full = {name: plain.get_submodule(name) for name in layers}
@@ -93,7 +91,7 @@ def mixed(
 
     `budget` is how many bytes the quantized model may grow by.
     """
-    plain = folded(model) if isinstance(model, Decoder) else model
+    plain = prepared_as(model, quantized_layers(small))
     rows = []
     for each in found:
         more = size_of(empty(plain.get_submodule(each.name), better, "reference")) - each.size
@@ -155,7 +153,8 @@ def _kurtosis(
     def see(name: str) -> Callable[..., None]:
         def hook(_layer: nn.Module, args: tuple[Any, ...]) -> None:
             rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
-            found[name].append(float(exact.kurtosis(rows).mean()))
+            if len(rows):  # an expert may read one token
+                found[name].append(float(exact.kurtosis(rows).mean()))
 
         return hook
 

@@ -24,10 +24,9 @@ from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
-from wakeful.model.fold import folded
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
-from wakeful.quant.convert import linear_layers, quantized_layers
+from wakeful.quant.convert import linear_layers, prepared, quantized_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
@@ -179,7 +178,7 @@ def _of_one(
     """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
     loaded = next(loading)
     decoder = as_decoder(loaded.module)
-    whole = loaded.module if decoder is None else folded(decoder)  # as it is quantized
+    whole = prepared(loaded.module, wanted.skip)
     layers: dict[str, nn.Module] = {}
     if any(each.weights is not None for each in schemes):
         layers = linear_layers(whole, wanted.skip)

@@ -1,0 +1,102 @@
+"""Experts that Transformers keeps in one tensor a projection, as linear layers of their own.
+
+Its fused classes say by attributes how their tensors lie, so that one module serves them all. What
+has linear layers is quantized by every scheme and method.
+
+Shapes: T tokens, k experts a token, E experts, D the stream's width.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Experts(nn.Module):
+    """The same function as a fused module's, whose weights its layers share."""
+
+    gate_up_proj: nn.ModuleList
+    up_proj: nn.ModuleList
+    down_proj: nn.ModuleList
+
+    def __init__(self, fused: Any) -> None:
+        super().__init__()
+        self.inner: Any = copy.copy(fused)
+        """Its gate, activation and norm, without its projections."""
+        self.inner._parameters = {}
+        self.has_gate, self.has_norm = bool(fused.has_gate), bool(fused.has_post_expert_norm)
+        for name in ("gate_up_proj" if self.has_gate else "up_proj", "down_proj"):
+            weights = fused._parameters[name].detach().unbind()
+            bias = fused._parameters.get(f"{name}_bias")
+            biases = [None] * len(weights) if bias is None else bias.detach().unbind()
+            layers = [
+                _linear(weight.T if fused.is_transposed else weight, bias)
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+            self.add_module(name, nn.ModuleList(layers))
+
+    def forward(
+        self, x: Float[Tensor, "T D"], chosen: Int[Tensor, "T k"], weights: Float[Tensor, "T k"]
+    ) -> Float[Tensor, "T D"]:
+        up = self.gate_up_proj if self.has_gate else self.up_proj
+        activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
+        y = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            token, place = torch.where(chosen == expert)
+            each = self.down_proj[expert](activate(up[expert](x[token])))
+            if self.has_norm:
+                each = self.inner.post_expert_norm(each)
+            y.index_add_(0, token, (each * weights[token, place, None]).to(y.dtype))
+        return y
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module is experts that Transformers keeps in one tensor a projection."""
+    down = module._parameters.get("down_proj")
+    return down is not None and down.ndim == 3 and hasattr(module, "is_transposed")
+
+
+def unfused(model: nn.Module, wanted: Callable[[str], bool]) -> nn.Module:
+    """Return a model whose fused experts of `wanted` names are linear layers; it shares all weights
+    with `model`, which stays as it is. It is `model` where it has none.
+    """
+    found = {
+        id(module): Experts(module)
+        for name, module in model.named_modules()
+        if is_fused(module) and wanted(name)
+    }
+    return with_modules(model, found) if found else model
+
+
+def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
+    """Return a copy with modules exchanged by identity; parameters and buffers are shared."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
+    shared |= {id(tensor): tensor for tensor in model.buffers()}
+    # The copy must not see the exchanged modules' tensors, so it is told what they become.
+    return copy.deepcopy(model, shared | dict(replaced)).eval()
+
+
+def routers_of(model: nn.Module) -> set[int]:
+    """Return the ids of modules beside experts that have a row of weights for each expert."""
+    found: set[int] = set()
+    for parent in model.modules():
+        beside: list[Any] = [*parent.children()]
+        experts = (each for each in beside if isinstance(each, Experts) or is_fused(each))
+        counts = {len(each.down_proj) for each in experts}
+        for each in beside if counts else ():
+            weight = each._parameters.get("weight")
+            if weight is not None and weight.ndim == 2 and len(weight) in counts:
+                found.add(id(each))
+    return found
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
