@@ -12,7 +12,13 @@ from wakeful.errors import WakefulError
 from wakeful.world import ALONE, World
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-H100 = 989e12 * 0.4
+PEAKS = {
+    "A100": 312e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200 NVL": 835e12,
+    "H200": 989e12, "B200": 2250e12, "L40S": 362e12, "MI300X": 1307e12,
+}  # fmt: skip
+"""Operations a second of GPUs in bfloat16, dense, by a part of their names: their makers' data
+sheets. The first that fits a name is meant."""
+H100 = PEAKS["H100"] * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
 
 
@@ -63,6 +69,11 @@ def free_memory(device: torch.device) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_operations(gpu: str) -> float | None:
+    """Return the operations a second that a GPU of this name can do in bfloat16; None: unknown."""
+    return next((peak for part, peak in PEAKS.items() if part in gpu), None)
 
 
 def rough_seconds(operations: float, device: torch.device) -> float:

@@ -29,8 +29,10 @@ class Display:
         what the loss of each is.
         """
 
-    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
-        """Report a finished training step."""
+    def step(
+        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
+    ) -> None:
+        """Report a finished training step; `mfu` is the share of the devices' peak that it took."""
 
     def note(self, text: str) -> None:
         """Say one line."""
@@ -55,6 +57,10 @@ Shown = Callable[[str], AbstractContextManager[Display]]
 """Gives the display for the work that is called so."""
 
 
+def _share(mfu: float | None) -> str:
+    return "" if mfu is None else f", MFU {mfu:.1%}"
+
+
 class Bars(Display):
     """A rich progress bar a kind of work, each with its figures and the time left."""
 
@@ -67,8 +73,11 @@ class Bars(Display):
         self.note(f"{self._name}: {what}")
         self._update(self._name, done, total, f"{done}/{total}")
 
-    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
+    def step(
+        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
+    ) -> None:
         text = f"{done}/{total}  {self._loss} {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
+        text += _share(mfu)
         self._update(self._name, done, total, text)
 
     def note(self, text: str) -> None:
@@ -100,12 +109,14 @@ class Lines(Display):
         self._began[self._name] = (time.monotonic(), done)
         self.note(f"{self._name}: {what}")
 
-    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
+    def step(
+        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
+    ) -> None:
         if self._due(self._name, done, total):
             left = self._left(self._name, done, total)
             self.note(
                 f"{self._name}: step {done}/{total}  {self._loss} {loss:.3f}  "
-                f"{tokens_per_second:,.0f} tokens/s{left}"
+                f"{tokens_per_second:,.0f} tokens/s{_share(mfu)}{left}"
             )
 
     def note(self, text: str) -> None:

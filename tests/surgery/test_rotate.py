@@ -74,6 +74,19 @@ def test_every_rotation(shape: str, rotation: str) -> None:
     torch.testing.assert_close(logits(rotate(plain, rotation)), logits(plain), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("placement", ["pre", "peri", "post", "reordered", "mixed(share=0.5)"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_lies_inside_of_blocks_turns_wherever_norms_stand(placement: str, inner: bool) -> None:
+    plain = decoder(placement=placement, tied=True, norm="layernorm", qk_norm=True)
+    turned = rotate(plain, stream=False, inner=inner)
+    torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-9, atol=1e-9)
+    parts = ["attention.value.weight", "attention.out.weight", *(["mlp.down.weight"] * inner)]
+    inside = {f"blocks.{layer}.{part}" for layer in range(3) for part in parts}
+    for name, now in turned.named_parameters():
+        assert torch.equal(now, plain.get_parameter(name)) == (name not in inside), name
+    assert turned.embed.weight is plain.embed.weight
+
+
 @pytest.mark.parametrize("shape", ["llama", "gpt2", "gpt_neox", "tied"])
 def test_what_the_last_projection_reads_turns(shape: str) -> None:
     plain = decoder(**SHAPES[shape])

@@ -105,7 +105,7 @@ class Signalling(Silent):
     def __init__(self, number: signal.Signals, step: int, times: int = 1) -> None:
         self.number, self.at, self.times = number, step, times
 
-    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
+    def step(self, done: int, *_: object) -> None:
         if done == self.at:
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import processors
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+)
 
 import wakeful
-from verbs.test_diagnose import llama  # noqa: F401
+from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.evaluation.findings import findings, summary
@@ -78,6 +84,34 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert "--rotate hadamard" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
+
+
+def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        layer_types=["sliding_attention", "full_attention"], sliding_window=8,
+        initializer_range=0.3,
+    )  # fmt: skip
+    folder, out = tmp_path / "gemma", tmp_path / "cured"
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    read = {"text": words, "length": 16, "num_sequences": 2, "device": "cpu"}
+    with pytest.raises(WakefulError, match=r"norm after a sublayer.*--rotate_values"):
+        wakeful.cure(folder, rotate="hadamard", **read)
+    wakeful.cure(folder, rotate_values=True, out=str(out), **read)
+    plain, cured = (AutoModelForCausalLM.from_pretrained(each) for each in (folder, out))
+    assert type(plain) is type(cured) is Gemma3ForCausalLM
+    tokens = torch.arange(1, 41).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(cured(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
+    heads = [model.model.layers[0].self_attn.v_proj.weight for model in (plain, cured)]
+    assert not torch.allclose(*heads)
+    inside = wakeful.cure(folder, rotate_values=True, rotate_inner=True, rotate_keys=True, **read)
+    torch.testing.assert_close(
+        inside.model.logits(tokens), plain(tokens).logits, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:

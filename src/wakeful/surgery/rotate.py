@@ -40,7 +40,7 @@ from wakeful.routes.base import ValueRoute
 Turning = Callable[[Tensor], Tensor]
 _CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}
 _OF_HEADS = ("query", "key")
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Largest difference of the logits, over their deviation, that rounding explains."""
 
 
@@ -49,6 +49,7 @@ def rotate(
     decoder: Decoder,
     rotation: Rotation | str = "hadamard",
     *,
+    stream: bool = True,
     values: bool = True,
     inner: bool = False,
     seed: int = 0,
@@ -58,6 +59,8 @@ def rotate(
     Args:
         decoder: stays as it is; the result shares no weights with it.
         rotation: of the residual stream and, where `values`, of every head's values.
+        stream: whether the residual stream turns. Where it stays, all matrices outside of attention
+            and `inner`'s do, and norms may stand anywhere.
         values: whether the heads' values turn too.
         inner: whether what the feed-forward networks' last projections read turns too. That is done
             as the model runs, so the result is of no stock architecture.
@@ -66,18 +69,22 @@ def rotate(
     Raises:
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
-    kind = check_rotates(decoder, rotation, values=values)
+    kind = check_rotates(decoder, rotation, stream=stream, values=values)
+    stream = stream and not isinstance(kind, Identity)
     inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
     turned = _shared(plain)
-    _untie(turned)
-    stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
-    centered = any(norm.centers for norm in stream)
-    readers = list(_readers(turned))
+    if stream:
+        _untie(turned)
+    norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
+    norms = norms if stream else []
+    centered = any(norm.centers for norm in norms)
+    readers, roles = (list(_readers(turned)), roles_of(turned)) if stream else ([], {})
     device = turned.embed.weight.device
-    turn = _turn(kind, turned.config.width, device, centered=centered, seed=seed)
-    roles = roles_of(turned)
-    for names in _parts(turned):
+    turn = _turn(
+        kind if stream else Identity(), turned.config.width, device, centered=centered, seed=seed
+    )
+    for names in _parts(turned) if stream else _each_block(turned):
         parts = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in parts for module in part.modules()}
         with in_memory(*parts):
@@ -87,7 +94,7 @@ def rotate(
             for name, role in roles.items():
                 if role.residual is not None and name.startswith(names):
                     _turn_matrix(turned, name, role, turn, centered=centered)
-            for norm in stream:
+            for norm in norms:
                 bias = getattr(norm, "bias", None) if norm in inside else None
                 if bias is not None:
                     bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
@@ -122,7 +129,9 @@ def rotate_keys(decoder: Decoder) -> Decoder:
     return turned
 
 
-def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = True) -> Rotation:
+def check_rotates(
+    decoder: Decoder, rotation: Rotation | str, *, stream: bool = True, values: bool = True
+) -> Rotation:
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
     kind = rotation_of(rotation)
     if isinstance(kind, Learned):
@@ -130,12 +139,34 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
             f"{kind} is learned from gradients, which a cure does not have: "
             "use another, such as hadamard"
         )
+    turned = [name for name, does in (("stream", stream), ("values", values)) if does]
+    turned = [] if isinstance(kind, Identity) else turned
+    if "stream" in turned:
+        _check_stream(decoder)
+    single = [
+        ("route", part.single_channels())
+        for part in decoder.route.modules()
+        if isinstance(part, ValueRoute)
+    ]
+    for field, apart in [*single, ("depth", decoder.depth.single_channels())]:
+        for basis, does in apart.items():
+            if basis in turned:
+                raise WakefulError(
+                    f"model.{field} = {getattr(decoder.config, field)} {does} the "
+                    f"{_CHANNELS[basis]}, so no other basis of them gives the same function"
+                )
+    return kind
+
+
+def _check_stream(decoder: Decoder) -> None:
+    """Raise `WakefulError` for a part that is another function in another basis of the stream."""
     config = decoder.config
     layers = range(config.num_layers)
     if any(decoder.placement.at(layer, config.num_layers) != "before" for layer in layers):
         raise WakefulError(
             f"model.placement = {config.placement}: a norm after a sublayer scales channels of the "
-            "residual stream itself, so no other basis gives the same function"
+            "residual stream itself, so no other basis gives the same function; rotate what lies "
+            "inside of the blocks: --rotate_values, --rotate_inner, --rotate_keys"
         )
     if type(decoder.norm).take_scale is Norm.take_scale:
         raise WakefulError(
@@ -150,20 +181,6 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
-    turned = [] if isinstance(kind, Identity) else ["stream", *(["values"] if values else [])]
-    single = [
-        ("route", part.single_channels())
-        for part in decoder.route.modules()
-        if isinstance(part, ValueRoute)
-    ]
-    for field, apart in [*single, ("depth", decoder.depth.single_channels())]:
-        for basis, does in apart.items():
-            if basis in turned:
-                raise WakefulError(
-                    f"model.{field} = {getattr(config, field)} {does} the {_CHANNELS[basis]}, so "
-                    "no other basis of them gives the same function"
-                )
-    return kind
 
 
 def _shared(decoder: Decoder) -> Decoder:
@@ -173,12 +190,16 @@ def _shared(decoder: Decoder) -> Decoder:
 
 def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
     """Yield names of modules that together hold all parameters, as few as can be at a time."""
-    for number in range(len(decoder.blocks)):
-        yield (f"blocks.{number}.",)
+    yield from _each_block(decoder)
     around = [("embed.",), ("norm.", "head.")]
     yield from [(*around[0], *around[1])] if decoder.config.tied else around
     known = {"blocks", "embed", "norm", "head"}
     yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in known)
+
+
+def _each_block(decoder: Decoder) -> Iterator[tuple[str]]:
+    for number in range(len(decoder.blocks)):
+        yield (f"blocks.{number}.",)
 
 
 def _untie(decoder: Decoder) -> None:
@@ -312,7 +333,7 @@ def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
     expected, found = before(tokens).float(), after(tokens).float()
     check_logits(expected)
     apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
-    if not apart <= _CLOSE[as_stored(before.embed.weight).dtype] * size:
+    if not apart <= CLOSE[as_stored(before.embed.weight).dtype] * size:
         raise WakefulError(
             f"the logits change by {apart:.1e} of {size:.1e} under {kind}: model.route = "
             f"{config.route}, model.depth = {config.depth} or model.norm = {config.norm} does not "

@@ -31,9 +31,15 @@ class Fault(NamedTuple):
 class Unread:
     """The steps since the last reading, and how long they take together."""
 
-    def __init__(self, every: int, tokens: int, seconds: float) -> None:
-        """Read once in a number of steps, after `tokens` and `seconds` of training."""
+    def __init__(
+        self, every: int, tokens: int, seconds: float, fastest: float | None = None
+    ) -> None:
+        """Read once in a number of steps, after `tokens` and `seconds` of training.
+
+        `fastest` is the tokens a second that the devices' peak would allow, where it is known.
+        """
         self.every = every
+        self.fastest = fastest
         self.tokens = tokens
         self.seconds = seconds
         self._before = tokens
@@ -82,6 +88,7 @@ class Unread:
         before, share = self._before, elapsed / max(1, len(taken))
         for each, (loss, norm) in zip(taken, self._values, strict=True):
             self.seconds += share
+            speed = (each.tokens - before) / share
             rows.append(
                 Step(
                     step=each.step,
@@ -90,7 +97,8 @@ class Unread:
                     grad_norm=norm,
                     tokens=each.tokens,
                     seconds=round(self.seconds, 4),
-                    tokens_per_second=round((each.tokens - before) / share, 1),
+                    tokens_per_second=round(speed, 1),
+                    mfu=None if self.fastest is None else round(speed / self.fastest, 4),
                     excess_loss=None if each.best is None else loss - each.best,
                 )
             )

@@ -18,7 +18,7 @@ from wakeful.data.base import Data
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import choose_device, rough_seconds
+from wakeful.device import choose_device, peak_operations, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
@@ -44,6 +44,7 @@ from wakeful.training.setup import (
     make_optimizer,
     resolved,
 )
+from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
 from wakeful.world import World, is_lost, joined, lost
@@ -280,7 +281,8 @@ def _steps(
     mixed = autocast(config.train, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
-    unread = Unread(every, progress.tokens, progress.seconds)
+    fastest = fastest_tokens(config, decoder, device, world)
+    unread = Unread(every, progress.tokens, progress.seconds, fastest)
     coming = read_ahead(batches, range(first, settings.steps), device)
     decoder.train()
     _announce(config, decoder, device, world, show, first)
@@ -317,7 +319,7 @@ def _steps(
         if reads or fault is not None:
             for row in unread.rows():
                 write_scalars(record(run, row))
-                show.step(row.step, settings.steps, row.loss, row.tokens_per_second)
+                show.step(row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu)
         if fault is not None:
             raise Diverged(_not_finite(run, world, batches, fault))
 
@@ -387,6 +389,23 @@ def _falls(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def fastest_tokens(
+    config: Config, decoder: Decoder, device: torch.device, world: World
+) -> float | None:
+    """Return the tokens a second that the GPUs' peaks would allow: MFU is the share of it reached.
+
+    It is of the model's own arithmetic (`operations_of`) in bfloat16: a teacher's, an optimizer's
+    and recomputed activations are not counted. None where it cannot be told: on other devices, in
+    float32, and where some weights are not trained.
+    """
+    if device.type != "cuda" or config.train.dtype != "bfloat16":
+        return None
+    peak = peak_operations(torch.cuda.get_device_name(device))
+    if peak is None or not all(each.requires_grad for each in decoder.parameters()):
+        return None
+    return peak * world.size / operations_of(decoder.config, config.train.length)
+
+
 def _announce(
     config: Config, decoder: Decoder, device: torch.device, world: World, show: Display, first: int
 ) -> None:
@@ -395,11 +414,13 @@ def _announce(
     size = decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
     seconds = rough_seconds(6 * size * each * left / world.size, device)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
     show.begin(
         first,
         config.train.steps,
         f"{left} steps of {each:,} tokens, {size / 1e6:,.2f}M parameters; very roughly "
-        f"{duration(seconds)} on this machine",
+        f"{duration(seconds)} on this machine{unknown}",
         loss=loss_name(config.train.distill),
     )
 

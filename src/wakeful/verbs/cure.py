@@ -228,8 +228,8 @@ def cure(
             _ = loaded.own_tokenizer  # which is written
         begins = loaded.adds_bos or bool(loaded.tokenizer.chat_template)
         read = _unbegun(loaded) if begun and begins else lambda: loaded.tokenizer
-        if wanted.rotate or wanted.rotate_inner:
-            check_rotates(plain, wanted.rotate or "identity")
+        if wanted.turning:
+            check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
@@ -364,11 +364,14 @@ def _cured(
     """Return the cured decoder, the stored tokens, and what was done in words."""
     cured, prefix = plain, list[int]()
     done: list[tuple[str, str]] = []
-    if wanted.rotate or wanted.rotate_inner:
+    if wanted.turning or wanted.rotate_inner:
         show.note("rotating")
         cured = rotate(
-            plain, wanted.rotate or "identity", inner=wanted.rotate_inner, seed=wanted.seed
-        )
+            plain, wanted.turning or "identity", stream=bool(wanted.rotate),
+            inner=wanted.rotate_inner, seed=wanted.seed,
+        )  # fmt: skip
+    if wanted.rotate_values:
+        done.append(("Rotation", f"every head's values, hadamard, seed {wanted.seed}"))
     if wanted.rotate:
         done.append(
             (
@@ -539,7 +542,12 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
-    named = {"inner": wanted.rotate_inner, "keys": wanted.rotate_keys, "prefix": wanted.prefix}
+    named = {
+        "values": wanted.rotate_values,
+        "inner": wanted.rotate_inner,
+        "keys": wanted.rotate_keys,
+        "prefix": wanted.prefix,
+    }
     named |= {"sinks": wanted.sinks, "gates": wanted.gates}
     parts = [wanted.rotate, *(name for name, there in named.items() if there)]
     return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"

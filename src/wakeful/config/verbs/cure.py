@@ -18,6 +18,8 @@ class CureOptions(Reading):
     rotate: How[str] = ""
     """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8 bits and int4
     inputs, and hurts NVFP4: see --for. Empty: leave it."""
+    rotate_values: How[bool] = False
+    """Rotate every head's values alone, by Hadamard: exact wherever a model's norms stand."""
     rotate_inner: How[bool] = False
     """Rotate what the feed-forward networks' last projections read too, as the model runs."""
     rotate_keys: How[bool] = False
@@ -51,22 +53,23 @@ class CureOptions(Reading):
         Within("lr", "(0, inf)"),
         Excludes(
             "for_",
-            "rotate rotate_inner rotate_keys prefix sinks gates",
+            "rotate rotate_values rotate_inner rotate_keys prefix sinks gates",
             "it chooses what is best for the formats",
         ),
         Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
         Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
+        Excludes("rotate", "rotate_values", "it turns them with the residual stream"),
         Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rules(self, *self.RULES)
-        turns = self.rotate or self.rotate_inner or self.rotate_keys
+        turns = self.turning or self.rotate_inner or self.rotate_keys
         if not (turns or self.prefix or self.trains or self.for_):
             raise WakefulError(
                 "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
-                "--rotate_inner, --rotate_keys, --prefix bos, --sinks, --gates"
+                "--rotate_values, --rotate_inner, --rotate_keys, --prefix bos, --sinks, --gates"
             )
         if self.sinks and self.gates and not self.steps:
             raise WakefulError(
@@ -76,6 +79,11 @@ class CureOptions(Reading):
             raise WakefulError(
                 f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"
             )
+
+    @property
+    def turning(self) -> str:
+        """The rotation of the residual stream, or of values alone; "" for none."""
+        return self.rotate or ("hadamard" if self.rotate_values else "")
 
     @property
     def trains(self) -> bool:
