@@ -21,7 +21,7 @@ reference's matrix gives and w is divided by ‖z‖². B batch, L tokens.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,6 @@ from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import check_bridge
 from wakeful.heirs.equations import Equations, exact, token_weights
 from wakeful.heirs.stream import TextStream, behind_mlp
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import AS_IT_IS
 from wakeful.variants import build
@@ -229,27 +228,9 @@ def _chosen(
 def _sublayers(stream: TextStream) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield, part by part, what the next layer's two writing matrices read and put out."""
     block = stream.blocks[stream.layer]
-    with _watched(block) as seen:
-        for x, flow in stream.parts:
-            seen.clear()
-            with stream.autocast:
-                block(x, flow)
-            yield tuple(seen)  # pyright: ignore[reportReturnType]
-
-
-@contextmanager
-def _watched(block: Block) -> Iterator[list[Tensor]]:
-    seen: list[Tensor] = []
-
-    def see(_module: nn.Module, args: tuple, output: Tensor) -> None:
-        seen.extend((args[0], output))
-
-    hooks = [block.get_submodule(name).register_forward_hook(see) for name in _WRITES]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+    out, down = _WRITES
+    for found, _ in stream.watched({name: block.get_submodule(name) for name in _WRITES}):
+        yield *found[out], *found[down]
 
 
 def _make_up(ours: TextStream, theirs: TextStream, name: str, options: BridgeConfig) -> None:

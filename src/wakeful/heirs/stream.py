@@ -1,7 +1,8 @@
 """`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from wakeful.model.block import Block, PeriBlock
 from wakeful.model.decoder import Decoder, begins_of
+from wakeful.model.hooks import hooked
 from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
 
@@ -60,28 +62,27 @@ class TextStream:
         the stream (B, L, D), and what the layer puts out (B, L, D), part by part.
         """
         block = self.blocks[self.layer]
-        read: list[Tensor] = []
-        added: list[Tensor] = []
-
-        def see_read(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            read.append(args[0])
-
-        def see_added(_module: nn.Module, _args: tuple[Tensor, ...], output: Tensor) -> None:
-            added.append(output)
-
         last = behind_mlp(block) or block.mlp.down
-        hooks = (
-            block.mlp.down.register_forward_pre_hook(see_read),
-            last.register_forward_hook(see_added),
-        )
-        try:
+        for found, out in self.watched({"down": block.mlp.down, "last": last}):
+            yield found["down"][0], found["last"][1], out
+
+    def watched(
+        self, modules: Mapping[str, nn.Module]
+    ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], Tensor]]:
+        """Run the next layer, part by part; yield what modules of it read and put out, by their
+        names, and what the layer puts out.
+        """
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def see(name: str, args: tuple[Any, ...], output: Tensor) -> None:
+            found[name] = args[0], output
+
+        with hooked(modules, after=see):
             for x, flow in self.parts:
+                found.clear()
                 with self.autocast:
-                    out, _ = block(x, flow)
-                yield read.pop(), added.pop(), out
-        finally:
-            for hook in hooks:
-                hook.remove()
+                    out, _ = self.blocks[self.layer](x, flow)
+                yield found, out
 
 
 def behind_mlp(block: Block) -> Norm | None:

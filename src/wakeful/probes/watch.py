@@ -13,6 +13,7 @@ from wakeful.model.attend import causal_mask
 from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.probes.base import (
     AttentionEvent,
     Emit,
@@ -220,12 +221,8 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
         nonlocal calls
         calls += 1
 
-    handle = model.register_forward_hook(count)
-    try:
-        with source.open(emit):
-            yield Watch(probes)
-    finally:
-        handle.remove()
+    with hooked({"": model}, after=count), source.open(emit):
+        yield Watch(probes)
     if calls and not seen:
         raise WakefulError(
             f"{type(model).__name__} ran but none of its attention was seen: "

@@ -3,8 +3,9 @@
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
+from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
@@ -311,34 +313,28 @@ def observe(
     turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
 
-    def see(name: str):
-        def hook(layer: nn.Module, args: tuple, _output: object) -> None:
-            x = args[0]
-            shared = next((seen for each, seen in read if each() is x), None)
-            seen = found.get(name)
-            if seen is None:
-                seen = _unseen(layer, shared, products=products, own=weights is not None)
-            rows = x.detach().reshape(-1, x.shape[-1]).float()
-            weighed = next(turns[name]) if weights is not None else None
-            if weighed is not None and seen.products is not None:
-                seen.products += rows.T @ (rows * weighed.unsqueeze(1))
-            if shared is None or shared.channels is not seen.channels:
-                torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
-                if seen.products is not None and weights is None:
-                    seen.products += rows.T @ rows
-            if outputs:
-                seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
-            found[name] = seen
-            read[:] = [entry for entry in read if entry[0]() is not None]
-            if shared is None:
-                read.append((weakref.ref(x), seen))
+    def see(name: str, args: tuple[Any, ...], _output: object) -> None:
+        layer, x = layers[name], args[0]
+        shared = next((seen for each, seen in read if each() is x), None)
+        seen = found.get(name)
+        if seen is None:
+            seen = _unseen(layer, shared, products=products, own=weights is not None)
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        weighed = next(turns[name]) if weights is not None else None
+        if weighed is not None and seen.products is not None:
+            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
+        if shared is None or shared.channels is not seen.channels:
+            torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
+            if seen.products is not None and weights is None:
+                seen.products += rows.T @ rows
+        if outputs:
+            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
+        found[name] = seen
+        read[:] = [entry for entry in read if entry[0]() is not None]
+        if shared is None:
+            read.append((weakref.ref(x), seen))
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            hooks.callback(layer.register_forward_hook(see(name)).remove)
-        hooks.enter_context(evaluating(model))
+    with hooked(layers, after=see), evaluating(model):
         for number, tokens in enumerate(calibration):
             read.clear()
             turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})

@@ -7,8 +7,9 @@ sequence, K input channels, N output channels, V vocabulary.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
 from wakeful.quant.convert import plain_linear, prepared_as, quantized_layers
@@ -206,28 +208,23 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
     named = dict(model.named_modules())
     seen = sorted({name for layers in forms.values() for name in layers})
 
-    def see(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple) -> None:
-            x = args[0].reshape(-1, args[0].shape[-1])
-            routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
-            label = name.rpartition(".")[0] if routed else name
-            shown = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
-            for metric, of in shown.items():
-                found = {"rest": of(x)} if routed else _by_position(x, of)
-                rows.put("", label, metric, found)
-            y = plain_linear(layer, x)
-            for scheme, layers in forms.items():
-                if name in layers:
-                    found = relative_errors(layers[name].linear(x), y)
-                    if routed:
-                        found = {"rest": found["all"], "all": found["all"]}
-                    rows.put(scheme, label, "relative_error", found)
+    def see(name: str, args: tuple[Any, ...]) -> None:
+        layer = named[name]
+        x = args[0].reshape(-1, args[0].shape[-1])
+        routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
+        label = name.rpartition(".")[0] if routed else name
+        shown = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
+        for metric, of in shown.items():
+            rows.put("", label, metric, {"rest": of(x)} if routed else _by_position(x, of))
+        y = plain_linear(layer, x)
+        for scheme, layers in forms.items():
+            if name in layers:
+                errors = relative_errors(layers[name].linear(x), y)
+                if routed:
+                    errors = {"rest": errors["all"], "all": errors["all"]}
+                rows.put(scheme, label, "relative_error", errors)
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name in seen:
-            hooks.callback(named[name].register_forward_pre_hook(see(name)).remove)
+    with hooked({name: named[name] for name in seen}, before=see):
         yield
 
 
@@ -237,15 +234,10 @@ def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     names = {id(module): name for name, module in model.named_modules()}
     found: dict[str, Tensor] = {}
 
-    def see(label: str) -> Callable[..., None]:
-        def hook(_block: nn.Module, _args: tuple, output: object) -> None:
-            found[label] = hidden(output)[0]
+    def see(label: str, _args: tuple[Any, ...], output: object) -> None:
+        found[label] = hidden(output)[0]
 
-        return hook
-
-    with ExitStack() as hooks:
-        for block in blocks_of(model):
-            hooks.callback(block.register_forward_hook(see(names[id(block)])).remove)
+    with hooked({names[id(block)]: block for block in blocks_of(model)}, after=see):
         yield found
 
 

@@ -3,12 +3,13 @@ which read one tensor.
 """
 
 from collections.abc import Collection
-from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from wakeful.model.hooks import hooked
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import QuantizedLinear
 
@@ -41,32 +42,26 @@ def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str
     made: dict[int, tuple[Tensor, str]] = {}
     found: dict[str, list[str]] = {}
 
-    def leave(name: str):
-        def hook(_norm: nn.Module, _args: tuple, output: object) -> object:
-            if not isinstance(output, Tensor):
-                return output
-            output = output * _twos(output) if name in larger else output
-            made[id(output)] = (output, name)  # kept, so that nothing else gets its id
+    def leave(name: str, _args: tuple[Any, ...], output: object) -> object:
+        if not isinstance(output, Tensor):
             return output
+        output = output * _twos(output) if name in larger else output
+        made[id(output)] = (output, name)  # kept, so that nothing else gets its id
+        return output
 
-        return hook
+    def read(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, norm = made.get(id(args[0]), (None, None)) if args else (None, None)
+        if norm is None:
+            return args
+        found.setdefault(norm, []).append(name)
+        return (args[0] / _twos(args[0]), *args[1:]) if norm in larger else args
 
-    def read(name: str):
-        def hook(_layer: nn.Module, args: tuple) -> tuple:
-            _, norm = made.get(id(args[0]), (None, None)) if args else (None, None)
-            if norm is None:
-                return args
-            found.setdefault(norm, []).append(name)
-            return (args[0] / _twos(args[0]), *args[1:]) if norm in larger else args
-
-        return hook
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear | Conv1D | QuantizedLinear):
-                hooks.callback(module.register_forward_pre_hook(read(name)).remove)
-            elif getattr(module, "weight", None) is not None and module.weight.ndim == 1:
-                hooks.callback(module.register_forward_hook(leave(name)).remove)
+    readers = _linear(model)
+    norms = {
+        name: module for name, module in model.named_modules()
+        if name not in readers and getattr(getattr(module, "weight", None), "ndim", 0) == 1
+    }  # fmt: skip
+    with hooked(readers, before=read), hooked(norms, after=leave):
         return found, _few_logits(model)
 
 
@@ -75,19 +70,18 @@ def readers_of_tensors(model: nn.Module) -> list[list[str]]:
     """Return the linear layers by the very tensor that they read, also one that no norm put out."""
     found: dict[int, tuple[Tensor, list[str]]] = {}
 
-    def read(name: str):
-        def hook(_layer: nn.Module, args: tuple) -> None:
-            if args:  # the tensor is kept, so that nothing else gets its id
-                found.setdefault(id(args[0]), (args[0], []))[1].append(name)
+    def read(name: str, args: tuple[Any, ...]) -> None:
+        if args:  # the tensor is kept, so that nothing else gets its id
+            found.setdefault(id(args[0]), (args[0], []))[1].append(name)
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear | Conv1D | QuantizedLinear):
-                hooks.callback(module.register_forward_pre_hook(read(name)).remove)
+    with hooked(_linear(model), before=read):
         _few_logits(model)
     return [names for _, names in found.values()]
+
+
+def _linear(model: nn.Module) -> dict[str, nn.Module]:
+    kinds = (nn.Linear, Conv1D, QuantizedLinear)
+    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def _few_logits(model: nn.Module) -> Tensor:

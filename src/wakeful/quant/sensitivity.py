@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error
+from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.convert import prepared_as, quantized_layers
@@ -150,19 +151,12 @@ def _kurtosis(
     """Return the mean kurtosis of each layer's inputs, without the first token of a sequence."""
     found: dict[str, list[float]] = {name: [] for name in layers}
 
-    def see(name: str) -> Callable[..., None]:
-        def hook(_layer: nn.Module, args: tuple[Any, ...]) -> None:
-            rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
-            if len(rows):  # an expert may read one token
-                found[name].append(float(exact.kurtosis(rows).mean()))
+    def see(name: str, args: tuple[Any, ...]) -> None:
+        rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
+        if len(rows):  # an expert may read one token
+            found[name].append(float(exact.kurtosis(rows).mean()))
 
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(see(name)) for name, layer in layers.items()]
-    try:
+    with hooked(layers, before=see):
         for tokens in sequences:
             logits_of(model, tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {name: sum(values) / max(1, len(values)) for name, values in found.items()}

@@ -9,16 +9,16 @@ value of a sink, is what many gradients meet in.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.evaluating import evaluating
+from wakeful.model.hooks import hooked
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import matrix
 
@@ -39,7 +39,7 @@ def token_weights(
     found: dict[str, list[list[Tensor | None]]] = {name: [] for name in layers}
     starts: list[Tensor] = []
 
-    def begin(_table: nn.Module, _args: tuple, rows: Tensor) -> Tensor:
+    def begin(_name: str, _args: tuple[Any, ...], rows: Tensor) -> Tensor:
         starts.append(rows.detach().requires_grad_())
         return starts[-1]
 
@@ -54,25 +54,19 @@ def token_weights(
         if y.requires_grad:
             y.register_hook(hear)
 
-    def watch(name: str, layer: nn.Module) -> RemovableHandle:
-        if isinstance(layer, Heads):  # they normalize and turn what the matrix gave
-            return layer.norm.register_forward_pre_hook(lambda _norm, args: listen(name, args[0]))
-
-        def hear_of(_layer: nn.Module, _args: tuple, y: Tensor) -> None:
-            listen(name, y)
-
-        return layer.register_forward_hook(hear_of)
-
+    tables = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
+    # Heads normalize and turn what their matrix gave.
+    norms = {name: each.norm for name, each in layers.items() if isinstance(each, Heads)}
+    others = {name: each for name, each in layers.items() if name not in norms}
     first = first_target(model)
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                hooks.callback(module.register_forward_hook(begin).remove)
-        for name, layer in layers.items():
-            hooks.callback(watch(name, layer).remove)
-        hooks.enter_context(evaluating(model))
-        hooks.enter_context(torch.inference_mode(False))
-        hooks.enter_context(torch.enable_grad())
+    with (
+        hooked(tables, after=begin),
+        hooked(norms, before=lambda name, args: listen(name, args[0])),
+        hooked(others, after=lambda name, args, y: listen(name, y)),
+        evaluating(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         for tokens in text:
             starts.clear()
             for calls in found.values():

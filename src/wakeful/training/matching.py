@@ -18,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
 from wakeful.training.chunked_distillation import distillation_in_rows
 
@@ -117,16 +118,9 @@ def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
 def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
     """Collect every block's output while a model runs."""
     found: list[Tensor] = []
-
-    def see(_block: nn.Module, _args: tuple, output: tuple) -> None:
-        found.append(output[0])
-
-    hooks = [block.register_forward_hook(see) for block in decoder.blocks]
-    try:
+    blocks = dict(enumerate(decoder.blocks))
+    with hooked(blocks, after=lambda _, args, output: found.append(output[0])):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.no_grad()

@@ -1,0 +1,35 @@
+"""Functions that look on while a model's modules run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+
+Key = TypeVar("Key")
+
+
+@contextmanager
+def hooked(
+    modules: Mapping[Key, nn.Module],
+    *,
+    before: Callable[[Key, tuple[Any, ...]], Any] | None = None,
+    after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
+) -> Iterator[None]:
+    """Call `before(key, args)` ahead of each module's forward pass, `after(key, args, output)`
+    behind it. What they return, unless it is None, takes the place of the inputs or the output.
+    """
+
+    def call(look: Callable[..., Any], key: Key, _module: nn.Module, *seen: Any) -> Any:
+        return look(key, *seen)
+
+    with ExitStack() as hooks:
+        for key, module in modules.items():
+            if before is not None:
+                hook = module.register_forward_pre_hook(partial(call, before, key))
+                hooks.callback(hook.remove)
+            if after is not None:
+                hook = module.register_forward_hook(partial(call, after, key))
+                hooks.callback(hook.remove)
+        yield
