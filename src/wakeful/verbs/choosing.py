@@ -8,7 +8,7 @@ of the difference lies below zero. Otherwise the choice is no cure.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -249,24 +249,21 @@ def choose(
         seed: of the rotations.
         told: what each candidate is told to before it is measured.
     """
-    return _Choosing(plain, schemes, texts, token=token, seed=seed, told=told).choose()
+    return _Choosing(plain, tuple(schemes), texts, token, seed, told).choose()
 
 
+@dataclass
 class _Choosing:
     """One model, formats and texts: makes candidates and measures them."""
 
-    def __init__(
-        self, plain: Decoder, schemes: Sequence[Scheme], texts: Texts, *, token: int | None,
-        seed: int, told: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.plain = plain
-        self.schemes = tuple(schemes)
-        self.texts = texts
-        self.token = token
-        self.seed = seed
-        self.told = told
-        self.trials: list[Trial] = []
-        self.full: dict[int, Tensor] = {}
+    plain: Decoder
+    schemes: tuple[Scheme, ...]
+    texts: Texts
+    token: int | None
+    seed: int
+    told: Callable[[str], None]
+    trials: list[Trial] = field(default_factory=list)
+    full: dict[int, Tensor] = field(default_factory=dict)
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
@@ -282,8 +279,9 @@ class _Choosing:
         made, proofs = self._make(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
-            before = self._damages(self.plain, Candidate(), plain, self.texts.proving)
-            after = self._damages(made, best, scheme, self.texts.proving)
+            before = after = self._damages(self.plain, Candidate(), plain, self.texts.proving)
+            if (best, scheme) != (Candidate(), plain):
+                after = self._damages(made, best, scheme, self.texts.proving)
             gaps += after - before
             found = (mean_and_error(each) for each in (before, after, after - before))
             proofs.append(Proof(scheme, *found))
