@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import torch
@@ -180,16 +181,17 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
     ]  # fmt: skip
 
 
-def write_tokens(diagnoses: Sequence[Diagnosis], run: Run) -> None:
-    """Write the tokens that were read and every head's attention among the first of them."""
-    run.write_json(TOKENS, {each.name: list(each.tokens) for each in diagnoses})
+def token_files(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return the files of the tokens that were read and of every head's attention among the first
+    of them, by name: a table and a frame.
+    """
+    files: dict[str, Any] = {TOKENS: {each.name: list(each.tokens) for each in diagnoses}}
     frames = [
         each.attention.select(pl.lit(each.name).alias("model"), pl.all())
         for each in diagnoses
         if each.attention is not None
     ]
-    if frames:
-        run.write_frame(ATTENTION, pl.concat(frames))
+    return files | ({ATTENTION: pl.concat(frames)} if frames else {})
 
 
 def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:

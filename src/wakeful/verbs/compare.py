@@ -47,7 +47,8 @@ class Comparison(Stored):
             "unfinished": list(self.found.unfinished),
         }
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """Each variant's paired difference in loss from the baseline's, and how far to trust it."""
         return comparison_report(self.found)
 

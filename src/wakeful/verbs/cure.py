@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, FigureFormat
+from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
 from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
@@ -35,7 +35,6 @@ from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
-from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, rotate_keys, store_prefix
@@ -43,7 +42,7 @@ from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import (
-    Result,
+    Measured,
     Source,
     as_ours,
     asked,
@@ -79,7 +78,7 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Cure(Result):
+class Cure(Measured):
     """A cured model, and how it compares with the one it was made of."""
 
     before: Model
@@ -101,8 +100,6 @@ class Cure(Result):
     """The name that the model before was asked for by."""
     choice: Choice | None = None
     """The measurements that chose the cure, where formats were named."""
-    figures: tuple[FigureFormat, ...] = ()
-    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -119,7 +116,8 @@ class Cure(Result):
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """What was done, and the diagnosis of the model before and after."""
         return self._report(f"{self.source}-cured")
 
@@ -146,8 +144,7 @@ class Cure(Result):
             with replaced(path / "cure.json") as part:
                 part.write_text(json.dumps(self.summary, indent=2) + "\n", "utf-8")
             self.frame.write_parquet(path / "diagnosis.parquet")
-        write(self._report(path), path / "report.html")
-        self.save_figures(path / "figures", self.figures)
+        self.write_page(path, self._report(path))
         return path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
@@ -202,18 +199,13 @@ def cure(
     schemes = [format_of(each) for each in wanted.for_]
     if wanted.out:
         refuse_existing(Path(wanted.out))
-    place = choose_device(wanted.device)
+    choose_device(wanted.device)
     with evaluating(*in_memory([model])), showing(shown, "cure", ALONE) as show:
         learned = _learned(wanted)
         words = TextWords(
             beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned)
         )
-        loaded = next(
-            each_model(
-                [model], tokenizer=tokenizer, device=str(place), dtype=wanted.dtype,
-                trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
-            )
-        )  # fmt: skip
+        loaded = next(each_model([model], wanted, tokenizer, show, ALONE))
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"

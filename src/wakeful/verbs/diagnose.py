@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions, FigureFormat
+from wakeful.config.verbs import LENGTH, DiagnoseOptions
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, write_tokens
+from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_files
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import summary
@@ -19,11 +19,10 @@ from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.diagnosis import diagnosis_report
-from wakeful.reports.html import write
 from wakeful.reports.value import Report
-from wakeful.runs.run import Environment, Run
+from wakeful.runs.run import Environment
 from wakeful.verbs.result import (
-    Result,
+    Measured,
     Source,
     asked,
     in_memory,
@@ -35,15 +34,13 @@ from wakeful.world import World
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Diagnosis(Result):
+class Diagnosis(Measured):
     """What models showed on a text."""
 
     models: tuple[Diagnosed, ...]
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
-    figures: tuple[FigureFormat, ...] = ()
-    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -58,22 +55,17 @@ class Diagnosis(Result):
             "method": dict(self.method),
         }
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """Attention sinks, lazy layers, drained values and outliers of each model."""
         return diagnosis_report(self.models, method=self.method, sources=self.sources)
 
     def save(self, folder: str | Path) -> Path:
         """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
-        fields = {"models": list(self.sources), "status": "done"}
-        with Run.create(folder, "diagnose", fields) as new:
-            new.write_json("environment.json", self.machine)
-            new.write_frame("diagnosis.parquet", self.frame)
-            new.write_json("summary.json", self.summary)
-            write_tokens(self.models, new)
-        path = Path(folder)  # drawn when all else is saved
-        write(self.report, path / "report.html")
-        self.save_figures(path / "figures", self.figures)
-        return path
+        return self.write_run(
+            folder, "diagnose", self.machine, models=list(self.sources),
+            files={"diagnosis.parquet": self.frame, **token_files(self.models)},
+        )  # fmt: skip
 
 
 def diagnose(

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat
+from wakeful.config.verbs import LENGTH, EvaluateOptions
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import (
@@ -33,12 +33,11 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import as_decoder
 from wakeful.reports.evaluation import evaluation_report, method_of, summary
-from wakeful.reports.html import write
 from wakeful.reports.value import Report
-from wakeful.runs.run import Environment, Run
+from wakeful.runs.run import Environment
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import (
-    Result,
+    Measured,
     Source,
     asked,
     in_memory,
@@ -50,7 +49,7 @@ from wakeful.world import World
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Evaluation(Result):
+class Evaluation(Measured):
     """How well models predict."""
 
     names: Mapping[str, str]
@@ -59,8 +58,6 @@ class Evaluation(Result):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
-    figures: tuple[FigureFormat, ...] = ()
-    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -72,7 +69,8 @@ class Evaluation(Result):
         """`models`, `scores` with errors and paired differences, and `method`, in words."""
         return summary(self.names, self.scores, self.method)
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """Each figure, paired differences from the first model's, and what is sure of them."""
         return evaluation_report(
             self.scores, title="Evaluation of " + ", ".join(self.names), method=self.method,
@@ -81,15 +79,10 @@ class Evaluation(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write evaluation.parquet, summary.json and report.html to a new folder; return it."""
-        fields = {"models": list(self.sources), "status": "done"}
-        with Run.create(folder, "evaluate", fields) as new:
-            new.write_json("environment.json", self.machine)
-            new.write_frame("evaluation.parquet", self.frame)
-            new.write_json("summary.json", self.summary)
-        path = Path(folder)  # drawn when all else is saved
-        write(self.report, path / "report.html")
-        self.save_figures(path / "figures", self.figures)
-        return path
+        return self.write_run(
+            folder, "evaluate", self.machine, models=list(self.sources),
+            files={"evaluation.parquet": self.frame},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

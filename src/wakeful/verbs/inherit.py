@@ -120,7 +120,8 @@ class Inheritance(Stored):
         """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
         return to_table(self._read)
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
         return inheritance_report(self.path)
 
@@ -177,16 +178,124 @@ def inherit(
         else:
             world.meet()  # while the first plans
             begun = _resumed(out, shown, world)
-        run = _work(*begun, shown, world)
-        done = Inheritance(run.path, run.path / "report.html")
-        wishes = run.read(InheritancePlan, "plan.json").wishes
+        begun.work(shown, world)
+        place = begun.run.path
+        done = Inheritance(place, place / "report.html")
         if world.first:
-            done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
+            done.save_figures(place / "figures", wanted.figures or begun.plan.wishes.figures)
     return done
 
 
-_Begun = tuple[Run, Recipe, Model, Data, pl.DataFrame]
-"""The folder, its recipe, the reference, the text and the losses that the reference has on it."""
+@dataclass(frozen=True)
+class _Begun:
+    """An inheritance's folder, and what is known when the training begins."""
+
+    run: Run
+    recipe: Recipe
+    plan: InheritancePlan
+    reference: Model
+    data: Data
+    windows: pl.DataFrame
+    """The losses that the reference has on the text."""
+
+    def work(self, shown: Shown, world: World) -> None:
+        """Do what the recipe says."""
+        loss, _ = mean_loss(self.windows)
+        run = self.run if world.first else SharedRun.open(self.run.path)
+        cluster = self.plan.wishes.cluster
+        with run.lock():
+            run.set_status("running")
+            try:
+                if cluster and world.size == 1:
+                    place = run.path.absolute()
+                    with shown("inherit") as show:
+                        arms = [*arms_of(self.recipe, place)]
+                        deal(arms, cluster_of(cluster), place, show)
+                # What has been trained is read, not trained again.
+                outcomes = [
+                    carry_out(
+                        seeded, self.reference.decoder(), loss=loss, out=run.path / name,
+                        shown=shown, resume=run.path,
+                    )
+                    for name, seeded in self.recipe.of_seeds()
+                ]  # fmt: skip
+                if world.first:
+                    self._tell(outcomes, shown)
+                world.meet()
+            except BaseException:
+                run.set_status("stopped")
+                raise
+            run.set_status("done")
+
+    def _tell(self, outcomes: list[FinishedStages], shown: Shown) -> None:
+        """Write what came of it."""
+        with shown("inherit") as show:
+            show.note("measuring size and speed")
+            self.run.write_json("summary.json", self._summary(outcomes))
+        if self.plan.wishes.recipe:
+            layers = outcomes[0].rounds[-1].stage.layers
+            bridged = self.recipe.bridge.map != "none"
+            text = passthrough(merged_from(self.recipe.reference), layers, bridged=bridged)
+            self.run.write_text(FILE, text)
+        write(inheritance_report(self.run.path), self.run.path / "report.html")
+
+    def _summary(self, outcomes: list[FinishedStages]) -> Summary:
+        outcome, recipe, plan = outcomes[0], self.recipe, self.plan
+        reference = self.reference.decoder()
+        loss, error = mean_loss(self.windows)
+        tokens, seconds = training_cost(recipe.reference)
+        last = outcome.rounds[-1]
+        heir = read_decoder(last.run.path, dtype="auto").decoder()
+        context = min(1024, reference.config.context)
+        prompt = self.data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
+        sizes = footprints(
+            {"reference": reference, "heir": heir}, prompt, num_tokens=min(64, context // 4),
+            context=context,
+        )  # fmt: skip
+        facts = data_facts(self.data)
+        return Summary(
+            reference=Reference(
+                name=self.reference.name,
+                source=recipe.reference,
+                layers=reference.config.num_layers,
+                loss=loss,
+                standard_error=finite(error),
+                tokens=tokens,
+                seconds=seconds,
+                agreement=plan.agreement,
+                parts=by_part(self.windows, self.windows),
+            ),
+            final=last.stage.arm,
+            arms=compared(outcome, self.windows, loss),
+            outlook=outlook(curve(dict(arms(outcome))[last.stage.arm]), loss),
+            choice=LayerChoice(
+                rule=recipe.rule,
+                layers=recipe.layers,
+                order=recipe.order,
+                figures=plan.figures,
+                pinned=plan.wishes.pinned,
+                gaps=plan.wishes.gaps,
+                bridges=last.bridges,
+            ),
+            recipe=recipe,
+            planned_by_time=bool(plan.costs),
+            departures=tuple(
+                departures(
+                    reference, LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
+                    normalizer=recipe.normalizer,
+                )
+            ),
+            sizes=Sizes(**sizes),
+            data=TrainingText(
+                source=facts.source,
+                corpus_sha256=facts.corpus_sha256,
+                train_tokens=facts.train_tokens,
+                validation_tokens=facts.validation_tokens,
+                dropped_documents=plan.dropped_documents,
+                dropped_tokens=plan.dropped_tokens,
+            ),
+            over_seeds=over_seeds(outcomes, loss),
+        )  # fmt: skip
 
 
 def _begun(
@@ -200,8 +309,8 @@ def _begun(
     run = Run(out)
     run.refuse_existing("inherit")
     _check_names(options)
-    if options.recipe:
-        _check_recipe(options, source)
+    if options.recipe and isinstance(source, str | Path):
+        merged_from(str(source))
     with shown("inherit") as show:
         reference, place = _reference(source, tokenizer, out, show)
         if options.recipe:
@@ -240,7 +349,8 @@ def _begun(
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        new.write_json("plan.json", _plan(options, data, diagnosed, costs, reference.agreement))
+        plan = _plan(options, data, diagnosed, costs, reference.agreement)
+        new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
         if reference.path is None:
@@ -248,7 +358,7 @@ def _begun(
                 reference.decoder(), new.path / REFERENCE, tokenizer=reference.own_tokenizer,
                 dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
-    return run, recipe, reference, data, windows
+    return _Begun(run, recipe, plan, reference, data, windows)
 
 
 def _check_world(options: InheritOptions, world: World) -> None:
@@ -298,12 +408,6 @@ def _check_names(options: InheritOptions) -> None:
     optimizer_of(options.optimizer.name, imports=True)
     if options.cluster:
         cluster_of(options.cluster)
-
-
-def _check_recipe(options: InheritOptions, source: Source) -> None:
-    """Refuse before anything is read, as far as the options and a name can tell."""
-    if isinstance(source, str | Path):
-        merged_from(str(source))
 
 
 def _check_merged(reference: Model, place: str) -> None:
@@ -376,67 +480,8 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
             f"{out} was started on different text than {options.data.source} now holds: restore "
             "the text, or start again in a new folder"
         )
-    frame = read_windows(run.path / "reference.parquet")
-    return run, recipe, reference, data, frame
-
-
-def _work(
-    run: Run,
-    recipe: Recipe,
-    reference: Model,
-    data: Data,
-    windows: pl.DataFrame,
-    shown: Shown,
-    world: World,
-) -> Run:
-    """Do what the recipe says."""
-    loss, _ = mean_loss(windows)
-    wishes = run.read(InheritancePlan, "plan.json").wishes
-    run = run if world.first else SharedRun.open(run.path)
-    with run.lock():
-        run.set_status("running")
-        try:
-            if wishes.cluster and world.size == 1:
-                place = run.path.absolute()
-                with shown("inherit") as show:
-                    deal([*arms_of(recipe, place)], cluster_of(wishes.cluster), place, show)
-            # What has been trained is read, not trained again.
-            outcomes = [
-                carry_out(
-                    seeded, reference.decoder(), loss=loss, out=run.path / name, shown=shown,
-                    resume=run.path,
-                )
-                for name, seeded in recipe.of_seeds()
-            ]  # fmt: skip
-            if world.first:
-                _tell(run, recipe, reference, data, windows, outcomes, shown)
-            world.meet()
-        except BaseException:
-            run.set_status("stopped")
-            raise
-        run.set_status("done")
-    return run
-
-
-def _tell(
-    run: Run,
-    recipe: Recipe,
-    reference: Model,
-    data: Data,
-    windows: pl.DataFrame,
-    outcomes: list[FinishedStages],
-    shown: Shown,
-) -> None:
-    """Write what came of it."""
-    with shown("inherit") as show:
-        show.note("measuring size and speed")
-        summary = _summary(run, recipe, reference, data, windows, outcomes)
-        run.write_json("summary.json", summary)
-    if run.read(InheritancePlan, "plan.json").wishes.recipe:
-        layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
-        text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
-        run.write_text(FILE, text)
-    write(inheritance_report(run.path), run.path / "report.html")
+    windows = read_windows(run.path / "reference.parquet")
+    return _Begun(run, recipe, plan, reference, data, windows)
 
 
 def _plan(
@@ -465,70 +510,3 @@ def training_cost(source: str) -> tuple[int | None, float | None]:
         return None, None
     steps = rows(Run.open(source), Step)
     return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)
-
-
-def _summary(
-    run: Run,
-    recipe: Recipe,
-    reference: Model,
-    data: Data,
-    windows: pl.DataFrame,
-    outcomes: list[FinishedStages],
-) -> Summary:
-    outcome = outcomes[0]
-    plan = run.read(InheritancePlan, "plan.json")
-    loss, error = mean_loss(windows)
-    tokens, seconds = training_cost(recipe.reference)
-    last = outcome.rounds[-1]
-    heir = read_decoder(last.run.path, dtype="auto").decoder()
-    context = min(1024, reference.decoder().config.context)
-    prompt = data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
-    sizes = footprints(
-        {"reference": reference.decoder(), "heir": heir}, prompt,
-        num_tokens=min(64, context // 4), context=context,
-    )  # fmt: skip
-    facts = data_facts(data)
-    heirs = dict(arms(outcome))[last.stage.arm]
-    return Summary(
-        reference=Reference(
-            name=reference.name,
-            source=recipe.reference,
-            layers=reference.decoder().config.num_layers,
-            loss=loss,
-            standard_error=finite(error),
-            tokens=tokens,
-            seconds=seconds,
-            agreement=plan.agreement,
-            parts=by_part(windows, windows),
-        ),
-        final=last.stage.arm,
-        arms=compared(outcome, windows, loss),
-        outlook=outlook(curve(heirs), loss),
-        choice=LayerChoice(
-            rule=recipe.rule,
-            layers=recipe.layers,
-            order=recipe.order,
-            figures=plan.figures,
-            pinned=plan.wishes.pinned,
-            gaps=plan.wishes.gaps,
-            bridges=last.bridges,
-        ),
-        recipe=recipe,
-        planned_by_time=bool(plan.costs),
-        departures=tuple(
-            departures(
-                reference.decoder(), LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
-                normalizer=recipe.normalizer,
-            )
-        ),
-        sizes=Sizes(**sizes),
-        data=TrainingText(
-            source=facts.source,
-            corpus_sha256=facts.corpus_sha256,
-            train_tokens=facts.train_tokens,
-            validation_tokens=facts.validation_tokens,
-            dropped_documents=plan.dropped_documents,
-            dropped_tokens=plan.dropped_tokens,
-        ),
-        over_seeds=over_seeds(outcomes, loss),
-    )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, FigureFormat, SavedAs
+from wakeful.config.verbs import LENGTH, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
@@ -20,16 +20,15 @@ from wakeful.probes.running import as_decoder
 from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports.card import quantized_card
-from wakeful.reports.html import write
 from wakeful.reports.quantization import before_and_after, quantization_report
 from wakeful.reports.quantization_matrix import beside, matrix_report, matrix_summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
-from wakeful.verbs.result import Result, same_or_each
+from wakeful.verbs.result import Measured, same_or_each
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Quantization(Result):
+class Quantization(Measured):
     """Quantized models, and what quantizing did to a text where one was given."""
 
     models: Mapping[str, Model]
@@ -44,12 +43,12 @@ class Quantization(Result):
     head: bool
     """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
-    figures: tuple[FigureFormat, ...] = ()
-    """Formats of charts that are saved beside the page."""
     costs: tuple[LayerCost, ...] = ()
     """What each layer costs, where that was asked for."""
     upgraded: tuple[str, ...] = ()
     """The layers that take the better scheme of mixed precision."""
+    saved: Mapping[str, Any] | None = None
+    """The folder that the quantized model was written to, and its bytes."""
 
     @property
     def model(self) -> Model:
@@ -71,43 +70,36 @@ class Quantization(Result):
     def summary(self) -> dict[str, Any]:
         """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
         figures = summary(self._measured) | {
-            "layers": list(self.layers), "method": dict(self.method), "saved": None,
+            "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
             "costs": cost_frame(self.costs).to_dicts(), "upgraded": list(self.upgraded),
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """What each scheme costs, the worst layers, the bytes saved; or that nothing was
         measured.
         """
-        return self._report(None)
-
-    def _report(self, saved: Mapping[str, Any] | None) -> Report:
         if self.damage is None:
             told = [f"{scheme}: {self._layers}; not measured: no text was given"
                     for scheme in self.models]  # fmt: skip
             return Report(f"Quantization of {self.source}", told, [], [])
         context = min((each.context for each in self.models.values()), default=LENGTH)
         return quantization_report(
-            self.damage, method=self.method, saved=saved, source=self.source, context=context,
+            self.damage, method=self.method, saved=self.saved, source=self.source, context=context,
             costs=self.costs, upgraded=self.upgraded,
         )  # fmt: skip
 
-    def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Write the damage's run directory; `save_model` writes the model."""
         damage = self._measured
-        fields = {"model": self.source, "schemes": list(damage.schemes), "status": "done"}
-        with Run.create(folder, "quantize", fields) as run:
-            run.write_json("environment.json", self.machine)
-            run.write_frame("quantization.parquet", self.frame)
-            run.write_frame("sequences.parquet", sequence_rows(damage))
-            if self.costs:
-                run.write_frame("sensitivity.parquet", cost_frame(self.costs))
-            run.write_json("summary.json", self.summary | {"saved": saved})
-        path = Path(folder)  # drawn when all else is saved
-        write(self._report(saved), path / "report.html")
-        self.save_figures(path / "figures", self.figures)
-        return path
+        files = {"quantization.parquet": self.frame, "sequences.parquet": sequence_rows(damage)}
+        if self.costs:
+            files["sensitivity.parquet"] = cost_frame(self.costs)
+        return self.write_run(
+            folder, "quantize", self.machine, files, model=self.source,
+            schemes=list(damage.schemes),
+        )  # fmt: skip
 
     def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
         """Write the quantized model to a folder that `wakeful.load` reads; return its size.
@@ -166,15 +158,13 @@ class Quantization(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class QuantizationMatrix(Result):
+class QuantizationMatrix(Measured):
     """What several schemes did to several models; the quantized models themselves are let go of."""
 
     each: Mapping[str, Quantization]
     """Every model's own result, by its name, without models."""
     table: PretrainedTable | None = None
     """The published table that the models are set beside."""
-    figures: tuple[FigureFormat, ...] = ()
-    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -193,7 +183,8 @@ class QuantizationMatrix(Result):
             found["published"] = {"title": self.table.title, "rows": rows}
         return json.loads(json.dumps(found))
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """What each scheme does to each model, and whether kurtosis foretells it."""
         keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
         method = {
@@ -221,21 +212,13 @@ class QuantizationMatrix(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write the damage of all models with its page to a new folder; return it."""
-        first = next(iter(self.each.values()))
-        fields = {
-            "models": [one.source for one in self.each.values()],
-            "schemes": list(self._damages[0].schemes),
-            "status": "done",
-        }
-        with Run.create(folder, "quantize", fields) as run:
-            run.write_json("environment.json", first.machine)
-            run.write_frame("quantization.parquet", self.frame)
-            run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
-            run.write_json("summary.json", self.summary)
-        path = Path(folder)  # drawn when all else is saved
-        write(self.report, path / "report.html")
-        self.save_figures(path / "figures", self.figures)
-        return path
+        damages = self._damages
+        return self.write_run(
+            folder, "quantize", next(iter(self.each.values())).machine,
+            {"quantization.parquet": self.frame,
+             "sequences.parquet": pl.concat(map(sequence_rows, damages))},
+            models=[one.source for one in self.each.values()], schemes=list(damages[0].schemes),
+        )  # fmt: skip
 
     @property
     def _damages(self) -> list[Damage]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -97,10 +97,12 @@ def quantize(
     table = pretrained_table(wanted.layout) if wanted.layout else None
     several = isinstance(model, list | tuple) or table is not None
     found = chosen_schemes(_names(wanted, table), wanted.scales)
+    pairs = (each.partition("=") for each in wanted.others)
+    others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
     measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
     choose_device(wanted.device)
-    looking = [*found, *_others(wanted).values()]
-    extra = wanted.calibration_sequences if any(each.calibrated for each in looking) else 0
+    looks = any(each.calibrated for each in (*found, *others.values()))
+    extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
     with (
         evaluating(*in_memory(models)),
@@ -113,24 +115,18 @@ def quantize(
         if count + extra:
             most = (wanted.length or LENGTH) * (count + extra)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        loading = each_model(
-            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
-        )  # fmt: skip
-
-        def one(source: Source) -> Quantization:
-            return _of_one(loading, source, words, wanted, found, count, extra, show, world, table)
-
+        loading = each_model(models, wanted, tokenizer, show, world)
+        each = _Each(loading, wanted, found, others, words, count, extra, table, show, world)
         if several:
-            return _matrix(one, models or [""], wanted, table, world)
-        result = one(models[0])
-        saved = None
+            return _matrix(each.next, models or [""], wanted, table, world)
+        result = each.next(models[0])
         try:
             if wanted.save and world.first:
                 saved = result.save_model(wanted.save, save_as=wanted.save_as)
+                result = replace(result, saved=saved)
         finally:  # what was measured is written even where the model cannot be
             if wanted.out and world.first:
-                result.save(wanted.out, saved=saved)
+                result.save(wanted.out)
     return result
 
 
@@ -163,121 +159,138 @@ def _matrix(
     return kept()
 
 
-def _of_one(
-    loading: Iterator[Model],
-    source: Source,
-    words: Words,
-    wanted: QuantizeOptions,
-    schemes: Sequence[Scheme],
-    count: int,
-    extra: int,
-    show: Display,
-    world: World,
-    table: PretrainedTable | None = None,
-) -> Quantization:
-    """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
-    loaded = next(loading)
-    decoder = as_decoder(loaded.module)
-    whole = prepared(loaded.module, wanted.skip)
-    layers: dict[str, nn.Module] = {}
-    if any(each.weights is not None for each in schemes):
-        layers = linear_layers(whole, wanted.skip)
-    if any(each.cache is not None for each in schemes):
-        check_cache(loaded.module)
-    if wanted.save_as == "compressed-tensors":
-        written = None if decoder is None else loaded.own_tokenizer
-        check_compressed(whole, schemes[0], layers, written)
-    length = wanted.length_for(loaded.context)
-    words = own_words(loaded, wanted, words)
-    tokens = _tokens(loaded, words, wanted, length, count + extra)
-    world.check_same(
-        [loaded.name, [each.tolist() for each in tokens]],
-        f"the processes read different text for {loaded.name}: give each machine the same text and "
-        "the same model",
-    )
-    if count:
-        # The model's own pass, each scheme's, and every layer alone beside its quantized forms; and
-        # one pass over calibration text for each scheme that wants it.
-        looks = sum(each.calibrated for each in schemes) * extra / count
-        foretell(
-            show, f"{loaded.name}: sequences", loaded, tokens=length, total=count,
-            passes=2 * (1 + len(schemes)) + looks,
-        )  # fmt: skip
-    forms: dict[str, Model] = {}
-    seconds: dict[str, float] = {}
-    for each in schemes:
-        begun = time.perf_counter()
-        forms[str(each)] = _quantized(loaded, each, wanted, tokens[count:], show, world)
-        seconds[str(each)] = time.perf_counter() - begun
-    damage, layer_costs, upgraded = None, list[LayerCost](), list[str]()
-    named = {str(each): each for each in schemes}
-    scheme, name = schemes[0], str(schemes[0])
-    if wanted.sensitivity:
-        layer_costs = _costs(loaded, forms[name].module, tokens[:count], show)
-        if wanted.budget:
-            upgraded = _upgraded(loaded, forms[name].module, layer_costs, wanted, scheme)
-            better = dict.fromkeys(upgraded, _better(wanted, scheme))
-            begun, name = time.perf_counter(), f"{name} mixed"
-            given = tokens[count:]
-            forms[name] = _quantized(loaded, scheme, wanted, given, show, world, better, name)
+@dataclass
+class _Each:
+    """One call of the verb, which quantizes and measures models in turn."""
+
+    loading: Iterator[Model]
+    wanted: QuantizeOptions
+    schemes: Sequence[Scheme]
+    others: Mapping[str, Scheme]
+    """The schemes of layers that have one of their own, by pattern."""
+    words: Words
+    count: int
+    """Sequences to measure on."""
+    extra: int
+    """Further ones to calibrate on."""
+    table: PretrainedTable | None
+    show: Display
+    world: World
+
+    def next(self, source: Source) -> Quantization:
+        """Load the next model, quantize it, and measure it; let go of it."""
+        loaded, wanted, schemes = next(self.loading), self.wanted, self.schemes
+        decoder = as_decoder(loaded.module)
+        whole = prepared(loaded.module, wanted.skip)
+        layers: dict[str, nn.Module] = {}
+        if any(each.weights is not None for each in schemes):
+            layers = linear_layers(whole, wanted.skip)
+        if any(each.cache is not None for each in schemes):
+            check_cache(loaded.module)
+        if wanted.save_as == "compressed-tensors":
+            written = None if decoder is None else loaded.own_tokenizer
+            check_compressed(whole, schemes[0], layers, written)
+        length = wanted.length_for(loaded.context)
+        words = own_words(loaded, wanted, self.words)
+        tokens = self._tokens(loaded, words, length)
+        measured, given = tokens[: self.count], tokens[self.count :]
+        forms: dict[str, Model] = {}
+        seconds: dict[str, float] = {}
+        named = {str(each): each for each in schemes}
+
+        def add(name: str, scheme: Scheme, upgraded: Mapping[str, Scheme]) -> None:
+            begun = time.perf_counter()
+            forms[name] = self._quantized(loaded, name, scheme, given, upgraded)
             named[name], seconds[name] = scheme, time.perf_counter() - begun
-    if count:
-        damage = _damage(loaded, forms, named, seconds, tokens[:count], show)
-        if table is not None:
-            damage = replace(damage, printed=table.row_of(_description(loaded)))
-    machine = environment(choose_device(wanted.device))
-    text = words.name or wanted.source
-    head = _head(whole)
-    return Quantization(
-        models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
-        source=name_of(source), damage=damage,
-        method=_method(loaded, wanted, text, len(layers), length, extra, machine),
-        layers=tuple(layers), command=command_of("quantize", name_of(source), wanted),
-        head=any(layer is head for layer in layers.values()),
-        machine=machine, figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
-    )  # fmt: skip
 
+        for name, each in [*named.items()]:
+            add(name, each, {})
+        layer_costs, upgraded = list[LayerCost](), list[str]()
+        name, scheme = next(iter(named.items()))
+        if wanted.sensitivity:
+            small = forms[name].module
+            told = f"{loaded.name}: layers, alone and together"
+            progress = partial(_tell, self.show, told, 2 * len(quantized_layers(small)))
+            layer_costs = costs(loaded.module, small, measured, progress=progress)
+            if wanted.budget:
+                upgraded, better = self._upgraded(loaded, small, layer_costs, scheme)
+                name = f"{name} mixed"
+                add(name, scheme, dict.fromkeys(upgraded, better))
+        damage = None
+        if self.count:
+            damage = _damage(loaded, forms, named, seconds, measured, self.show)
+            if self.table is not None:
+                damage = replace(damage, printed=self.table.row_of(_description(loaded)))
+        machine, head = environment(choose_device(wanted.device)), _head(whole)
+        text = words.name or wanted.source
+        return Quantization(
+            models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
+            source=name_of(source), damage=damage,
+            method=_method(loaded, wanted, text, len(layers), length, self.extra, machine),
+            layers=tuple(layers), command=command_of("quantize", name_of(source), wanted),
+            head=any(layer is head for layer in layers.values()), machine=machine,
+            figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
+        )  # fmt: skip
 
-def _others(wanted: QuantizeOptions) -> dict[str, Scheme]:
-    """Return the schemes of layers that have one of their own, by pattern."""
-    pairs = (each.partition("=") for each in wanted.others)
-    return {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
-
-
-def _costs(
-    loaded: Model, small: nn.Module, sequences: list[Tensor], show: Display
-) -> list[LayerCost]:
-    name = f"{loaded.name}: layers, alone and together"
-    total = 2 * len(quantized_layers(small))
-    return costs(loaded.module, small, sequences, progress=partial(_tell, show, name, total))
-
-
-def _better(wanted: QuantizeOptions, scheme: Scheme) -> Scheme:
-    return parse_scheme(wanted.better, imports=True) if wanted.better else better_than(scheme)
-
-
-def _upgraded(
-    loaded: Model,
-    small: nn.Module,
-    found: list[LayerCost],
-    wanted: QuantizeOptions,
-    scheme: Scheme,
-) -> list[str]:
-    """Return the layers that take the better scheme within the budget of bytes."""
-    size = state_bytes(small)
-    if wanted.budget < size:
-        raise WakefulError(
-            f"budget = {wanted.budget:,}: {scheme} alone takes {size:,} bytes, embeddings and what "
-            "else stays included"
+    def _tokens(self, loaded: Model, words: Words, length: int) -> list[Tensor]:
+        """Return the sequences to measure on, then those to calibrate on; say how long it takes."""
+        total, bos = self.count + self.extra, loaded.begins(self.wanted.bos)
+        found: list[list[int]] = []
+        if total:
+            found = words.sequences(loaded, length=length, num_sequences=total, bos=bos)
+        self.world.check_same(
+            [loaded.name, found],
+            f"the processes read different text for {loaded.name}: give each machine the same text "
+            "and the same model",
         )
-    better = _better(wanted, scheme)
-    chosen = mixed(loaded.module, small, found, better, wanted.budget - size)
-    if not chosen:
-        raise WakefulError(
-            f"budget = {wanted.budget:,} leaves {wanted.budget - size:,} bytes, and no layer takes "
-            f"so few more under {better}"
-        )
-    return chosen
+        if self.count:
+            # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
+            # and one pass over calibration text for each scheme that wants it.
+            looks = sum(each.calibrated for each in self.schemes) * self.extra / self.count
+            foretell(
+                self.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
+                passes=2 * (1 + len(self.schemes)) + looks,
+            )  # fmt: skip
+        return [torch.tensor([tokens], device=loaded.device) for tokens in found]
+
+    def _quantized(
+        self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor],
+        upgraded: Mapping[str, Scheme],
+    ) -> Model:  # fmt: skip
+        self.show.note(f"quantizing {loaded.name}: {name}")
+        others = {**upgraded, **self.others}
+        looks = any(each.calibrated for each in (scheme, *others.values()))
+        module = quantize_module(
+            loaded.module, scheme, arithmetic=self.wanted.arithmetic,
+            calibration=calibration if looks else (),
+            skip=() if scheme.weights is None else self.wanted.skip, others=others,
+            world=self.world,
+        )  # fmt: skip
+        return replace(
+            loaded, name=f"{loaded.name} {name}", module=module, path=None,
+            architecture=f"{loaded.architecture}, {scheme}",
+        )  # fmt: skip
+
+    def _upgraded(
+        self, loaded: Model, small: nn.Module, found: list[LayerCost], scheme: Scheme
+    ) -> tuple[list[str], Scheme]:
+        """Return the layers that take the better scheme within the budget of bytes, and it."""
+        size, wanted = state_bytes(small), self.wanted
+        if wanted.budget < size:
+            raise WakefulError(
+                f"budget = {wanted.budget:,}: {scheme} alone takes {size:,} bytes, embeddings and "
+                "what else stays included"
+            )
+        better = better_than(scheme)
+        if wanted.better:
+            better = parse_scheme(wanted.better, imports=True)
+        chosen = mixed(loaded.module, small, found, better, wanted.budget - size)
+        if not chosen:
+            raise WakefulError(
+                f"budget = {wanted.budget:,} leaves {wanted.budget - size:,} bytes, and no layer "
+                f"takes so few more under {better}"
+            )
+        return chosen, better
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -366,40 +379,6 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> N
             "name two"
         )
     Run(wanted.save).refuse_existing("quantized")
-
-
-def _tokens(
-    loaded: Model, words: Words, wanted: QuantizeOptions, length: int, count: int
-) -> list[Tensor]:
-    if not count:
-        return []
-    bos = loaded.begins(wanted.bos)
-    found = words.sequences(loaded, length=length, num_sequences=count, bos=bos)
-    return [torch.tensor([tokens], device=loaded.device) for tokens in found]
-
-
-def _quantized(
-    loaded: Model,
-    scheme: Scheme,
-    wanted: QuantizeOptions,
-    calibration: list[Tensor],
-    show: Display,
-    world: World,
-    upgraded: Mapping[str, Scheme] | None = None,
-    name: str = "",
-) -> Model:
-    show.note(f"quantizing {loaded.name}: {name or scheme}")
-    others = dict(upgraded or {}) | _others(wanted)
-    looks = any(each.calibrated for each in (scheme, *others.values()))
-    given = calibration if looks else ()
-    module = quantize_module(
-        loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given,
-        skip=() if scheme.weights is None else wanted.skip, others=others, world=world,
-    )  # fmt: skip
-    return replace(
-        loaded, name=f"{loaded.name} {name or scheme}", module=module, path=None,
-        architecture=f"{loaded.architecture}, {scheme}",
-    )  # fmt: skip
 
 
 def _damage(

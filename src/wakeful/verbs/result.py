@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,16 +23,17 @@ from wakeful.config.verbs import (
     inherit_table,
     options_from,
 )
+from wakeful.config.verbs.reading import Reading
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, Silent, usual
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.reports.charts import Drawing, Titled, save_figures
-from wakeful.reports.html import notebook
+from wakeful.reports.html import notebook, write
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
-from wakeful.runs.run import Run, disk_errors
+from wakeful.runs.run import Environment, Run, disk_errors
 from wakeful.world import World
 
 Source = str | Path | Model | nn.Module
@@ -53,13 +55,9 @@ class Result(ABC):
         """The figures, as summary.json has them."""
 
     @property
+    @abstractmethod
     def report(self) -> Report:
         """What was found, as the page, the terminal and a notebook draw it."""
-        return self._told()
-
-    @abstractmethod
-    def _told(self) -> Report:
-        """Return that."""
 
     @property
     def verdicts(self) -> list[str]:
@@ -94,6 +92,40 @@ class Result(ABC):
             WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
         """
         save_figures(self.charts(), folder, formats)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Measured(Result):
+    """A result that is written when all of it is known."""
+
+    figures: tuple[FigureFormat, ...] = ()
+    """Formats of charts that are saved beside the page."""
+
+    def write_run(
+        self,
+        folder: str | Path,
+        verb: str,
+        machine: Environment,
+        files: Mapping[str, pl.DataFrame | Mapping[str, Any]],
+        **fields: Any,
+    ) -> Path:
+        """Write a new run directory with these files, summary.json, the page and its charts.
+
+        `fields` are those of run.json. Return the folder.
+        """
+        with Run.create(folder, verb, {**fields, "status": "done"}) as run:
+            run.write_json("environment.json", machine)
+            run.write_json("summary.json", self.summary)
+            for name, content in files.items():
+                write = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
+                write(name, content)  # pyright: ignore[reportArgumentType]
+        self.write_page(Path(folder), self.report)  # drawn when all else is saved
+        return Path(folder)
+
+    def write_page(self, folder: Path, told: Report) -> None:
+        """Write a page into a folder, and the charts that were asked for into `figures` there."""
+        write(told, folder / "report.html")
+        self.save_figures(folder / "figures", self.figures)
 
 
 def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:
@@ -140,11 +172,8 @@ def out_of(verb: str, source: Source, out: str | Path) -> Path:
 
 def each_model(
     sources: Sequence[Source],
-    *,
+    wanted: Reading,
     tokenizer: AnyTokenizer | str | Path | None,
-    device: str,
-    dtype: str,
-    trust_remote_code: bool,
     show: Display,
     world: World,
 ) -> Iterator[Model]:
@@ -165,14 +194,14 @@ def each_model(
         raise WakefulError(f"{twice[0]} is named twice: name each model once")
     world.leader_first(lambda: list(map(place_of, named)))  # before the first one is measured
     transformers.logging.disable_progress_bar()
-    place = choose_device(device, world)
+    place = choose_device(wanted.device, world)
     names: set[str] = set()
     for source in sources:
         show.note(f"loading {name_of(source)}")
         model = world.leader_first(
             lambda source=source: load(
-                source, tokenizer=tokenizer, device=place, dtype=dtype,
-                trust_remote_code=trust_remote_code,
+                source, tokenizer=tokenizer, device=place, dtype=wanted.dtype,
+                trust_remote_code=wanted.trust_remote_code,
             )
         )  # fmt: skip
         if isinstance(source, str | Path) and model.name in names:

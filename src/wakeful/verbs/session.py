@@ -37,12 +37,8 @@ class Session:
         self, sources: Sequence[Source], tokenizer: AnyTokenizer | str | Path | None
     ) -> Iterator[Model]:
         """Load models in turn; who takes one must let go of it before asking for the next."""
-        wanted = self.wanted
-        for model in each_model(
-            sources, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-            trust_remote_code=wanted.trust_remote_code, show=self.show, world=self.world,
-        ):  # fmt: skip
-            self._bos[model.name] = bos_words(model, wanted.bos)
+        for model in each_model(sources, self.wanted, tokenizer, self.show, self.world):
+            self._bos[model.name] = bos_words(model, self.wanted.bos)
             self._dtypes[model.name] = dtype_of(model)
             yield model
             del model

@@ -48,7 +48,8 @@ class Run(Stored):
         """summary.json: the last validation, parameters, bytes, tokens and seconds."""
         return Directory(self.path).read_json("summary.json")
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """The validation loss, and the training loss over steps."""
         return comparison_report(read_comparison(self.path))
 

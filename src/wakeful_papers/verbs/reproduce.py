@@ -97,7 +97,8 @@ class Reproduction(Stored):
         """Each claim's verdict, of all exhibits."""
         return [sentence(each) for judged in self.found for each in judged.verdicts]
 
-    def _told(self) -> Report:
+    @property
+    def report(self) -> Report:
         """What became of every claim."""
         return self.told
 
