@@ -9,7 +9,7 @@ import torch
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import choose_token, generate
+from wakeful.model.generate import Sampling, generate
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -53,8 +53,8 @@ def test_generation_stops_before_its_stop_token() -> None:
 def frequencies(**options: float) -> list[float]:
     logits = torch.tensor([0.5, 0.1, 0.3, 0.1]).log()
     generator = torch.Generator().manual_seed(0)
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | options
-    drawn = [choose_token(logits, generator=generator, **settings) for _ in range(4000)]  # pyright: ignore[reportArgumentType]
+    how = Sampling(**options)  # pyright: ignore[reportArgumentType]
+    drawn = [int(how.choose(logits[None], generator)) for _ in range(4000)]
     return [drawn.count(token) / 4000 for token in range(4)]
 
 

@@ -23,7 +23,7 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.model.generate import continuation, generate
+from wakeful.model.generate import Sampling, continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
 from wakeful.quant.convert import scheme_of
 
@@ -359,9 +359,10 @@ class Model:
             past = output.past_key_values
             return output.logits[0, -1]
 
-        usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
+        much = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
+        how, context = Sampling(**choice), self.context
         return self._one_by_one(
-            continuation(step, prompt, device=self.device, context=self.context, **usual | choice)
+            continuation(step, prompt, how, device=self.device, context=context, **much)
         )
 
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:

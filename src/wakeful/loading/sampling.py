@@ -1,7 +1,7 @@
 """Whole documents that a model writes, many side by side."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,23 @@ from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import side_by_side
+from wakeful.model.generate import Sampling, side_by_side
 
 
 def sample(
-    model: Model, prompts: Sequence[Sequence[int]], *, length: int, **choice: Any
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    length: int,
+    ends: Container[int],
+    reply: Sequence[int] = (),
+    **choice: Any,
 ) -> list[list[int]]:
     """Return every prompt with what the model writes after it, of up to `length` tokens in all.
 
-    `choice` holds ends, reply, temperature, top_k, top_p and seed, as for
-    `wakeful.model.generate.side_by_side`. It is computed by our decoder, or by Transformers where
-    ours cannot be the model; each keeps its cache.
+    `ends` and `reply` are as for `wakeful.model.generate.side_by_side`, `choice` as for `Sampling`.
+    It is computed by our decoder, or by Transformers where ours cannot be the model; each keeps its
+    cache.
 
     Raises:
         WakefulError: a model of Transformers keeps no cache.
@@ -32,7 +38,10 @@ def sample(
         step = _OurStep(model.decoder(), len(prompts), length)
     except WakefulError:
         step = _TheirStep(model, len(prompts))
-    return side_by_side(step, prompts, device=model.device, length=length, **choice)
+    return side_by_side(
+        step, prompts, device=model.device, length=length, ends=ends, reply=reply,
+        how=Sampling(**choice),
+    )  # fmt: skip
 
 
 class _OurStep:

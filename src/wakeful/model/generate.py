@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,56 @@ from wakeful.errors import WakefulError
 from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn.
+
+    From softmax(logits / `temperature`), 0 being greedy; `top_k` keeps the likeliest tokens (0:
+    all), `top_p` the smallest set of them whose probabilities reach it.
+
+    Raises:
+        WakefulError: a number is out of its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise WakefulError(
+                "temperature and top_k must not be negative and top_p must be in (0, 1], got "
+                f"{self.temperature}, {self.top_k} and {self.top_p}"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise WakefulError(f"seed must be between 0 and 2**63 - 1, got {self.seed}")
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A new generator with the seed."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
+        """Return a token id for every row."""
+        check_logits(logits)
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        # In double and less the largest, so that no temperature is too low for it.
+        count = min(self.top_k or logits.shape[-1], logits.shape[-1])
+        if count == logits.shape[-1] and self.top_p == 1.0:  # nothing to sort for
+            highest = logits.amax(-1, keepdim=True).double()
+            probabilities = ((logits.double() - highest) / self.temperature).softmax(-1)
+            return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+        kept, ids = logits.topk(count, sorted=True)
+        scaled = (kept.double() - kept[:, :1].double()) / self.temperature
+        probabilities = scaled.softmax(-1)
+        # A token stays if those before it have not reached top_p; the first always stays.
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities[before >= self.top_p] = 0.0
+        return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
 
 
 def generate(
@@ -27,9 +77,9 @@ def generate(
 ) -> Iterator[int]:
     """Return up to `num_tokens` token ids that continue `prompt`, each as soon as it is known.
 
-    The prompt is read once and the key/value cache does the rest. `temperature` 0 is greedy;
-    `top_k` keeps the likeliest tokens (0: all), `top_p` the smallest set of them whose
-    probabilities reach it. Generation ends early at a token of `stop`, which is not yielded.
+    The prompt is read once and the key/value cache does the rest. `temperature`, `top_k`, `top_p`
+    and `seed` are as in `Sampling`. Generation ends early at a token of `stop`, which is not
+    yielded.
 
     Raises:
         WakefulError: an empty prompt, more tokens than the context holds, or logits that are not
@@ -44,18 +94,11 @@ def generate(
         # Only the last token's logits are wanted, and the head is the widest matrix.
         return decoder.logits(decoder.hidden(tokens, cache=cache)[:, -1])[0]
 
+    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     return continuation(
-        step,
-        prompt,
-        device=decoder.embed.weight.device,
-        context=decoder.config.context,
-        num_tokens=num_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop,
-    )
+        step, prompt, how, device=decoder.embed.weight.device, context=decoder.config.context,
+        num_tokens=num_tokens, stop=stop,
+    )  # fmt: skip
 
 
 @torch.inference_mode()
@@ -115,15 +158,12 @@ def greedy_batch(
 def continuation(
     step: Callable[[Tensor], Tensor],
     prompt: list[int],
+    how: Sampling,
     *,
     device: torch.device,
     context: int,
     num_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    stop: Container[int],
+    stop: Container[int] = (),
 ) -> Iterator[int]:
     """Return token ids as `generate` does, from a model that is a function.
 
@@ -132,40 +172,27 @@ def continuation(
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
-    if not 0 <= temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
-        raise WakefulError(
-            f"temperature and top_k must not be negative and top_p must be in (0, 1], got "
-            f"{temperature}, {top_k} and {top_p}"
-        )
-    if num_tokens < 0 or not 0 <= seed < 2**63:
-        raise WakefulError(
-            f"num_tokens must not be negative and seed must be between 0 and 2**63 - 1, got "
-            f"{num_tokens} and {seed}"
-        )
+    if num_tokens < 0:
+        raise WakefulError(f"num_tokens must not be negative, got {num_tokens}")
     if len(prompt) + num_tokens > context:
         raise WakefulError(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
             f"context of {context}"
         )
-    generator = torch.Generator().manual_seed(seed)
-    pick = partial(
-        choose_token, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-    )
-    tokens = torch.tensor([prompt], device=device)
-    return _tokens(step, tokens, num_tokens=num_tokens, pick=pick, stop=stop)
+    return _tokens(step, torch.tensor([prompt], device=device), how, num_tokens, stop)
 
 
 @torch.inference_mode()
 def _tokens(
     step: Callable[[Tensor], Tensor],
     tokens: Tensor,
-    *,
+    how: Sampling,
     num_tokens: int,
-    pick: Callable[[Tensor], int],
     stop: Container[int],
 ) -> Iterator[int]:
+    generator = how.generator
     for _ in range(num_tokens):
-        token = pick(step(tokens).float().cpu())
+        token = int(how.choose(step(tokens).float().cpu().unsqueeze(0), generator))
         if token in stop:
             return
         yield token
@@ -181,10 +208,7 @@ def side_by_side(
     length: int,
     ends: Container[int],
     reply: Sequence[int] = (),
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
+    how: Sampling,
 ) -> list[list[int]]:
     """Return every prompt with its continuation, each of up to `length` tokens in all.
 
@@ -195,7 +219,7 @@ def side_by_side(
     more is read token by token while other rows go on. `step` takes the new tokens (B, L) and which
     rows of the step before they belong to, and returns the logits (B, V) of the next.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = how.generator
     rows = [list(prompt) for prompt in prompts]
     asks = [bool(reply)] * len(rows)
     alive = list(range(len(rows)))
@@ -203,9 +227,7 @@ def side_by_side(
     tokens = [row[:read] for row in rows]
     while alive:
         logits = step(torch.tensor(tokens, device=device), kept).float().cpu()
-        chosen = choose_each(
-            logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-        )
+        chosen = how.choose(logits, generator)
         ended: set[int] = set()
         for row, token in zip(alive, chosen.tolist(), strict=True):
             if len(rows[row]) > read:
@@ -225,44 +247,3 @@ def side_by_side(
         tokens = [[rows[row][read]] for row in alive]
         read += 1
     return [row[:length] for row in rows]
-
-
-def choose_token(
-    logits: Float[Tensor, "V"],
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    generator: torch.Generator,
-) -> int:
-    """Return one token id drawn from softmax(logits / temperature), cut to top_k and top_p."""
-    one = choose_each(
-        logits.unsqueeze(0), temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-    )
-    return int(one)
-
-
-def choose_each(
-    logits: Float[Tensor, "B V"],
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    generator: torch.Generator,
-) -> Int[Tensor, "B"]:
-    """Return a token id for every row, as `choose_token` does."""
-    check_logits(logits)
-    if temperature == 0:
-        return logits.argmax(-1)
-    # In double and less the largest, so that no temperature is too low for it.
-    count = min(top_k or logits.shape[-1], logits.shape[-1])
-    if count == logits.shape[-1] and top_p == 1.0:  # nothing to sort for
-        highest = logits.amax(-1, keepdim=True).double()
-        probabilities = ((logits.double() - highest) / temperature).softmax(-1)
-        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-    kept, ids = logits.topk(count, sorted=True)
-    probabilities = ((kept.double() - kept[:, :1].double()) / temperature).softmax(-1)
-    # A token stays if those before it have not reached top_p; the first always stays.
-    before = probabilities.cumsum(-1) - probabilities
-    probabilities[before >= top_p] = 0.0
-    return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
