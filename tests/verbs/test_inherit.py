@@ -36,13 +36,13 @@ from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import paired_ratio, with_error
-from wakeful.heirs import arms
 from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.bridge import gaps
 from wakeful.heirs.layers import LayerMap, written
 from wakeful.heirs.outcome import Behind, read_inheritance
 from wakeful.heirs.plan import ArmCost, measure_costs
 from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.rounds import Seed
 from wakeful.heirs.solving import beginning, solved_on
 from wakeful.heirs.stream import TextStream
 from wakeful.loading.load import read_decoder
@@ -610,14 +610,14 @@ def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(
     assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
     shutil.rmtree(out / "seed-4")
     stopped = iter([True])
-    whole = arms.train_baseline
+    whole = Seed.train_baseline
 
     def once(*given: Any, **named: Any) -> None:
         if next(stopped, False):
             raise Interrupted("stopped", "go on")
         whole(*given, **named)
 
-    monkeypatch.setattr(arms, "train_baseline", once)
+    monkeypatch.setattr(Seed, "train_baseline", once)
     Run(out).set_status("stopped")
     assert main(["inherit", "--resume", str(out)]) == 0
     assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 from wakeful.config.tables import from_table, read_table
 from wakeful.display import usual
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import train_baseline, train_heirs
+from wakeful.heirs.rounds import Seed
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import read_windows
 from wakeful.training.cluster import Call, Ended, ended_of
@@ -70,10 +70,11 @@ def _train_arm(place: Path, number: int, baseline: str) -> None:
     name, seeded = recipe.of_seeds()[number]
     loss, _ = mean_loss(read_windows(place / "reference.parquet"))
     reference, out = read_decoder(recipe.reference).decoder(), place / name
+    seed = Seed(seeded, reference, loss, out, usual, place)
     if baseline:
-        train_baseline(seeded, baseline, reference, loss=loss, out=out, shown=usual, resume=place)
+        seed.train_baseline(baseline)
     else:
-        train_heirs(seeded, reference, loss=loss, out=out, shown=usual, resume=place)
+        seed.train_heirs()
 
 
 def read_recipe(place: Path) -> Recipe:

@@ -94,13 +94,13 @@ class _Trial:
         self.reference, self.options = reference, options
         targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
         self.targets = reference.counted(targets)
-        parts = slice(-held_out), (slice(-held_out, None), slice(-1))
-        self.fitted, self.measured = (
-            _Layers(
-                reference, tokens[part], None if documents is None else documents[part], autocast
-            )
-            for part in parts
-        )
+
+        def layers(*part: slice) -> _Layers:
+            theirs = None if documents is None else documents[part]
+            return _Layers(TextStream(reference, tokens[part], theirs, autocast))
+
+        self.fitted = layers(slice(-held_out))
+        self.measured = layers(slice(-held_out, None), slice(-1))
 
     def loss(self, start: int, dropped: int) -> float:
         """Return the loss without the layers from `start` on, bridged by the one before them."""
@@ -134,14 +134,8 @@ class _Trial:
 class _Layers:
     """A decoder's stream over a text, as each of its layers receives it."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        tokens: Tensor,
-        documents: Tensor | None,
-        autocast: AbstractContextManager[object],
-    ) -> None:
-        self.stream = TextStream(decoder, tokens, documents, autocast)
+    def __init__(self, stream: TextStream) -> None:
+        self.stream = stream
         self.parts = [list(self.stream.parts)]
         for layer in range(len(self.stream.blocks)):
             self.stream.through(layer + 1)

@@ -148,13 +148,20 @@ RANGES = {"first": first, "middle": middle, "last": last, "alternate": alternate
 
 def written(layers: Sequence[int]) -> str:
     """Return layer numbers with runs joined: 0–14, 20."""
-    runs: list[list[int]] = []
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in neighbors(layers)
+    )
+
+
+def neighbors(layers: Sequence[int]) -> list[range]:
+    """Return layer numbers as runs of neighbors, in their order."""
+    runs: list[range] = []
     for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
+        if runs and layer == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, layer + 1)
         else:
-            runs.append([layer])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+            runs.append(range(layer, layer + 1))
+    return runs
 
 
 def numbered(parts: Sequence[str]) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.heirs.layers import neighbors
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.weights_out import describe
 from wakeful.loading.load import place_of
@@ -26,17 +27,11 @@ def passthrough(model: str, layers: Sequence[int], *, bridged: bool = False) -> 
 
     A slice is a run of neighbors, from its first layer to the one after its last.
     """
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([layer, layer + 1])
     note = "# The heir's blocks alone: its bridges lie in its weights.\n" if bridged else ""
     name = json.dumps(model)  # a YAML string too, whatever the name
     slices = "".join(
-        f"  - sources:\n      - model: {name}\n        layer_range: [{start}, {stop}]\n"
-        for start, stop in runs
+        f"  - sources:\n      - model: {name}\n        layer_range: [{run.start}, {run.stop}]\n"
+        for run in neighbors(layers)
     )
     return f"{note}slices:\n{slices}merge_method: passthrough\ndtype: float32\n"
 
