@@ -8,7 +8,7 @@ from helpers import some_tokens
 from hf.models import VARIANTS, padded, pair
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import WakefulCache
+from wakeful.hf.cache import CACHE, WakefulCache
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.generate import generate
 
@@ -77,10 +77,10 @@ def test_a_conversation_goes_on_from_its_cache() -> None:
     _, model = pair(route="svformer")
     tokens = some_tokens(1, 6)
     cache = model.new_cache(1)
-    first = model.generate(**whole(tokens), past_key_values=cache, **OPTIONS)
+    first = model.generate(**whole(tokens), **{CACHE: cache}, **OPTIONS)
     seen = forwards(model)
     more = torch.cat([first, some_tokens(1, 3, seed=9)], 1)
-    found = model.generate(**whole(more), past_key_values=cache, **OPTIONS)
+    found = model.generate(**whole(more), **{CACHE: cache}, **OPTIONS)
     assert seen[0] < more.shape[1]
     assert torch.equal(found, model.generate(**whole(more), **OPTIONS))
 
@@ -95,7 +95,7 @@ def test_a_conversation_goes_on_from_its_cache() -> None:
 @torch.no_grad()
 def test_the_cache_holds_what_the_route_needs_and_no_more(route: str, slots: int) -> None:
     _, model = pair(torch.float32, route=route)
-    cache = model(some_tokens(3, 9)).past_key_values
+    cache = model(some_tokens(3, 9)).get(CACHE)
     assert isinstance(cache, WakefulCache)
     # N = 4 layers: vanilla has 2N slots of (batch, kv heads, room, head width) float32.
     assert cache.num_bytes == slots * 3 * 2 * 256 * 8 * 4
@@ -111,8 +111,8 @@ def test_the_cache_grows_crops_repeats_and_selects() -> None:
     wanted = decoder(tokens)
     cache = model.new_cache(2, 3)
     for start, end in ((0, 2), (2, 9), (9, 10)):
-        step = model(tokens[:, start:end], past_key_values=cache)
-        assert step.past_key_values is cache
+        step = model(tokens[:, start:end], **{CACHE: cache})
+        assert step.get(CACHE) is cache
         torch.testing.assert_close(step.logits, wanted[:, start:end], rtol=0, atol=1e-12)
     assert cache.slots.capacity == 18
     cache.crop(-4)
@@ -120,14 +120,14 @@ def test_the_cache_grows_crops_repeats_and_selects() -> None:
     cache.crop(0)
     cache.crop(50)
     assert cache.get_seq_length() == 6
-    logits = model(tokens[:, 6:20], past_key_values=cache).logits
+    logits = model(tokens[:, 6:20], **{CACHE: cache}).logits
     torch.testing.assert_close(logits, wanted[:, 6:], rtol=0, atol=1e-12)
     cache.crop(10)
     cache.batch_repeat_interleave(2)
     assert cache.batch_size == 4
     cache.batch_select_indices(torch.tensor([3, 0, 1]))
     rows = torch.tensor([1, 0, 0])
-    logits = model(tokens[rows, 10:12], past_key_values=cache).logits
+    logits = model(tokens[rows, 10:12], **{CACHE: cache}).logits
     torch.testing.assert_close(logits, wanted[rows, 10:12], rtol=0, atol=1e-12)
     cache.reset()
     assert cache.get_seq_length() == 0

@@ -18,6 +18,7 @@ from hf.softmax1_models import (
     plain_attention,
     twins,
 )
+from wakeful.hf.cache import CACHE
 from wakeful.hf.softmax1 import NAME, register
 
 
@@ -117,8 +118,8 @@ def test_a_prompt_read_in_pieces(name):
     full = model(tokens, use_cache=False).logits
     cache, pieces = None, []
     for piece in tokens.split([3, 5, 1, 2], dim=1):
-        step = model(piece, past_key_values=cache, use_cache=True)
-        cache, pieces = step.past_key_values, [*pieces, step.logits]
+        step = model(piece, **{CACHE: cache}, use_cache=True)
+        cache, pieces = step.get(CACHE), [*pieces, step.logits]
     torch.testing.assert_close(torch.cat(pieces, 1), full, rtol=0, atol=2e-5)
 
 

@@ -13,6 +13,7 @@ from helpers import some_tokens, tiny_config
 from hf.models import VARIANTS, padded, pair, recompute
 from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
+from wakeful.hf.cache import CACHE
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
 from wakeful.hf.projections import NAMES, named
@@ -63,7 +64,7 @@ def test_recomputing_and_the_cache_change_neither_loss_nor_gradients(name: str) 
     recompute(model)
     recomputed = step()
     assert runs == 2
-    assert model(tokens, use_cache=True).past_key_values is None
+    assert model(tokens, use_cache=True).get(CACHE) is None
     for again, found in (cached, plain, recomputed):
         assert again == loss
         for name_, grad in wanted.items():
@@ -132,8 +133,8 @@ def test_what_is_not_offered_is_refused() -> None:
     tokens = some_tokens(2, 5)
     with pytest.raises(WakefulError, match="attention weights are never made"):
         model(tokens, output_attentions=True)
-    with pytest.raises(WakefulError, match="past_key_values is a DynamicCache"):
-        model(tokens, past_key_values=DynamicCache())
+    with pytest.raises(WakefulError, match=f"{CACHE} is a DynamicCache"):
+        model(tokens, **{CACHE: DynamicCache()})
     with pytest.raises(WakefulError, match=r"shape \(2, 5\), and has shape \(2, 1, 5, 5\)"):
         model(tokens, attention_mask=torch.ones(2, 1, 5, 5))
     with pytest.raises(WakefulError, match="either input_ids or inputs_embeds"):

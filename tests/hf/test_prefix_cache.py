@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from wakeful.errors import WakefulError
 from wakeful.hf import prefix_cache
+from wakeful.hf.cache import CACHE
 
 FIRST = [3, 5]
 
@@ -34,11 +35,11 @@ def test_a_text_reads_on_from_it(model: LlamaForCausalLM) -> None:
     whole = torch.cat([torch.tensor([FIRST, FIRST]), text], dim=1)
     expected = model(whole).logits
     for _ in range(2):  # the cache that was copied stays
-        found = model(text, past_key_values=copy.deepcopy(cache)).logits
+        found = model(text, **{CACHE: copy.deepcopy(cache)}).logits
         torch.testing.assert_close(found, expected[:, 2:], rtol=1e-4, atol=1e-5)
     assert cache.get_seq_length() == 2
     choice = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    longer = model.generate(whole, past_key_values=copy.deepcopy(cache), **choice)
+    longer = model.generate(whole, **{CACHE: copy.deepcopy(cache)}, **choice)
     assert torch.equal(longer, model.generate(whole, **choice))
 
 

@@ -121,7 +121,9 @@ KINDS = {
     "cure": _cure,
     "inheritance": lambda folder, out: write(inheritance_report(inheritance(folder / "i")), out),
     "quantization": _quantization,
-    "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
+    "saved quantization": partial(
+        _quantization, saved={"folder": "small", "bytes": 2, "stock": False}
+    ),
     "matrix": _matrix,
     "demonstration": _demonstration,
     "exhibit": lambda _, out: reproduction(out),

@@ -26,5 +26,11 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
 
 
 def test_speed_is_asked_for_where_the_context_has_room() -> None:
-    asked = [after_saving("a", "b", context)[0].command for context in (4096, 128, 32)]
+    asked = [after_saving("a", "b", context, stock=False)[0].command for context in (4096, 128, 32)]
     assert [command.partition(" --")[2] for command in asked] == ["speed 512", "speed 96", ""]
+
+
+def test_a_stock_folder_is_served() -> None:
+    first, second, *_ = after_saving("a", "b c", 4096, stock=True)
+    assert first.command == "vllm serve 'b c'"
+    assert second.command.startswith("wakeful evaluate a 'b c'")

@@ -19,6 +19,7 @@ from probes.architectures import (
     build,
 )
 from wakeful.errors import WakefulError
+from wakeful.hf.cache import CACHE
 from wakeful.probes import __all__ as public
 from wakeful.probes.attention import Sinks
 from wakeful.probes.base import AttentionEvent
@@ -163,9 +164,9 @@ def test_alibi_is_refused():
 def test_caches_training_mode_and_other_implementations_are_refused():
     model, ids = build("Llama"), batch("none")["input_ids"]
     with torch.no_grad():
-        cache = model(ids, use_cache=True).past_key_values
+        cache = model(ids, use_cache=True).get(CACHE)
         with pytest.raises(WakefulError, match="whole sequences"), watch(model):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], **{CACHE: cache})
     with pytest.raises(WakefulError, match="eval"), watch(model.train()):
         pass
     with (

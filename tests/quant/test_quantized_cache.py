@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from wakeful.errors import WakefulError
+from wakeful.hf.cache import CACHE
 from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.hf.weights_in import decoder_of
@@ -122,8 +123,8 @@ def test_reading_token_by_token_is_reading_at_once() -> None:
     past, parts = None, []
     with torch.inference_mode():
         for n in range(9):
-            output = small(input_ids=TOKENS[:, n : n + 1], past_key_values=past, use_cache=True)
-            past = output.past_key_values
+            output = small(input_ids=TOKENS[:, n : n + 1], **{CACHE: past}, use_cache=True)
+            past = output.get(CACHE)
             parts.append(output.logits)
     torch.testing.assert_close(torch.cat(parts, 1), logits(small), rtol=1e-4, atol=1e-5)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
+from wakeful.hf.cache import CACHE
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder, held_bytes
@@ -154,7 +155,7 @@ def _cache_bytes(model: Model, length: int) -> int | None:
     if own is not None:
         return own.new_cache(1, length).num_bytes
     tokens = torch.tensor([_prompt(model, length)], device=model.device)
-    past = model.module(input_ids=tokens, use_cache=True).past_key_values
+    past = model.module(input_ids=tokens, use_cache=True)[CACHE]
     held = [[vars(layer)[name] for name in _HELD if name in vars(layer)] for layer in past.layers]
     if not all(held):
         return None

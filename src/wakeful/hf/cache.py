@@ -1,15 +1,28 @@
 """What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
 
+import dataclasses
+import inspect
 from dataclasses import dataclass
 from typing import Any, SupportsInt
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache as TransformersCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from wakeful.errors import WakefulError
 from wakeful.model.cache import Cache
+
+_FIELDS = {field.name for field in dataclasses.fields(CausalLMOutputWithPast)}
+CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
+"""What Transformers calls the cache among arguments and outputs; another name before 5.24."""
+
+
+def cache_name(model: nn.Module) -> str:
+    """Return what a model's `forward` calls its cache: code beside weights may be older."""
+    known = inspect.signature(model.forward).parameters
+    return CACHE if CACHE in known else "past_key_values"
 
 
 class WakefulCache(TransformersCache):
@@ -32,6 +45,11 @@ class WakefulCache(TransformersCache):
     @property
     def is_croppable(self) -> bool:
         return True
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Whether a layer keeps a state in place of the text; `generate()` asks for each."""
+        return [False]
 
     @property
     def is_initialized(self) -> bool:

@@ -23,7 +23,7 @@ class WakefulConfig(PreTrainedConfig):
     """A `ModelConfig` under `parts`; the names other tools ask for are read from it."""
 
     model_type = "wakeful"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from wakeful.depth.base import DepthMix
 from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import Visibility, WakefulCache
+from wakeful.hf.cache import CACHE, Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.projections import name_projections, named
@@ -50,7 +50,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     # A layer may read another's values: the layers stay on one device together.
     _no_split_modules = ["Decoder"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_attention_backend = True
 
@@ -169,7 +169,7 @@ class WakefulModel(WakefulPreTrainedModel):
         self.decoder.add_module("embed", value)
 
     def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `past_key_values`."""
+        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
         return WakefulCache(self.decoder.new_cache(batch_size, capacity))
 
     @can_return_tuple
@@ -183,6 +183,7 @@ class WakefulModel(WakefulPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        cache: TransformersCache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Return the final normalized hidden states (B, L, D).
@@ -203,8 +204,8 @@ class WakefulModel(WakefulPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise WakefulError("give either input_ids or inputs_embeds")
         x = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = self._cache(past_key_values, use_cache, x)
-        slots = None if cache is None else cache.slots
+        held = self._cache(past_key_values if cache is None else cache, use_cache, x)
+        slots = None if held is None else held.slots
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
@@ -233,8 +234,8 @@ class WakefulModel(WakefulPreTrainedModel):
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]
-            past_key_values=cache,
             hidden_states=(*states, x) if wanted else None,
+            **{CACHE: held},  # pyright: ignore[reportArgumentType]
         )
 
     def _cache(
@@ -247,7 +248,7 @@ class WakefulModel(WakefulPreTrainedModel):
         if given is not None:
             if not isinstance(given, WakefulCache):
                 raise WakefulError(
-                    f"past_key_values is a {type(given).__name__}, and this model has a cache of "
+                    f"{CACHE} is a {type(given).__name__}, and this model has a cache of "
                     "its own: pass none, or model.new_cache(batch_size)"
                 )
             return given
@@ -287,11 +288,11 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache:
             rows = max(
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
-            model_kwargs["past_key_values"] = self.new_cache(batch_size * rows, max_cache_length)
+            model_kwargs[CACHE] = self.new_cache(batch_size * rows, max_cache_length)
 
     @property
     def _decoder(self) -> Decoder:
@@ -304,7 +305,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         self.model.set_input_embeddings(value)
 
     def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `past_key_values`."""
+        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
         return self.model.new_cache(batch_size, capacity)
 
     @can_return_tuple
@@ -320,6 +321,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: TransformersCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits (B, L, V) and, given `labels`, the loss of predicting each next one.
@@ -331,7 +333,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
@@ -353,8 +355,8 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            **{CACHE: outputs.get(CACHE)},  # pyright: ignore[reportArgumentType]
         )
 
 

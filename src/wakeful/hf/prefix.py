@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from wakeful.errors import WakefulError
+from wakeful.hf.cache import CACHE
 
 
 @torch.no_grad()
@@ -29,7 +30,7 @@ def prefix_cache(
     if not tokens:
         raise WakefulError("a prefix needs at least one token")
     ids = torch.tensor([list(tokens)], device=model.device)
-    cache = model(input_ids=ids, use_cache=True).past_key_values
+    cache = model(input_ids=ids, use_cache=True).get(CACHE)
     if not isinstance(cache, DynamicCache):
         raise WakefulError(
             f"{type(model).__name__} keeps a {type(cache).__name__}, and a stored prefix is for "

@@ -19,6 +19,7 @@ from wakeful.data.encoding import Encoder
 from wakeful.data.tokenizer import CONFIG, GENERATION, StreamDecoder, Tokenizer, around, beside_of
 from wakeful.errors import WakefulError
 from wakeful.hf.agreement import Agreement, agreement
+from wakeful.hf.cache import CACHE, cache_name
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
@@ -352,11 +353,12 @@ class Model:
         # Only the last token's logits are wanted, and the head is the widest matrix.
         known = inspect.signature(self.module.forward).parameters
         last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        name = cache_name(self.module)
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal past
-            output = self.module(input_ids=tokens, past_key_values=past, use_cache=True, **last)
-            past = output.past_key_values
+            output = self.module(input_ids=tokens, use_cache=True, **{name: past}, **last)
+            past = output.get(CACHE)
             return output.logits[0, -1]
 
         much = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}

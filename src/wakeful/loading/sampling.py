@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.hf.cache import CACHE, cache_name
 from wakeful.loading.model import Model
 from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
@@ -69,15 +70,16 @@ class _TheirStep:
         known = inspect.signature(model.module.forward).parameters
         # Only the last token's logits are wanted, and the head is the widest matrix.
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._name = cache_name(model.module)
 
     def __call__(self, tokens: Tensor, rows: list[int]) -> Tensor:
         self._rows = [self._rows[row] for row in rows]
         whole = tokens.new_zeros((self._size, tokens.shape[1]))
         whole[self._rows] = tokens
         output = self._model.module(
-            input_ids=whole, past_key_values=self._past, use_cache=True, **self._last
+            input_ids=whole, use_cache=True, **{self._name: self._past}, **self._last
         )
-        self._past = output.get("past_key_values")
+        self._past = output.get(CACHE)
         if self._past is None:
             raise WakefulError(
                 f"{self._model.name}, a {self._model.architecture}, keeps no cache of keys and "

@@ -276,15 +276,18 @@ def next_step(damage: Damage, source: str) -> Step:
                 f"wakeful quantize {model} --scheme {asked}")  # fmt: skip
 
 
-def after_saving(source: str, folder: str, context: int) -> list[Step]:
+def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
-    Its speed is asked for as far as `context` leaves room for a prompt.
+    Its speed is asked for as far as `context` leaves room for a prompt, and vLLM's command where
+    the folder is `stock`.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
+    serve = [Step("serve it", f"vllm serve {small}")] if stock else []
     prompt = min(512, context - DECODED)
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     return [
+        *serve,
         Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
         Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
     ]  # fmt: skip
@@ -312,7 +315,7 @@ def quantization_report(
     source = source or damage.measurement.name
     steps = [next_step(damage, source)]
     if saved:
-        steps = after_saving(source, saved["folder"], context)
+        steps = after_saving(source, saved["folder"], context, stock=saved["stock"])
     marks = [*zip(colors(names), shapes(names), strict=True)]
     kurtoses = ", ".join(
         f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"

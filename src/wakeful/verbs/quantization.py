@@ -117,7 +117,7 @@ class Quantization(Measured):
             tokenizer = model.own_tokenizer if ours else model.save_tokenizer
             card = self._card(stock=True)
             save_compressed(model.module, path, tokenizer, card=card, stored=model.stored)
-            return {"folder": str(folder), "bytes": file_bytes(path)}
+            return {"folder": str(folder), "bytes": file_bytes(path), "stock": True}
         scheme = next(iter(self.models))
         name = model.name.removesuffix(f" {scheme}")
         fields = {"source": self.source, "scheme": scheme, "status": "done"}
@@ -128,7 +128,7 @@ class Quantization(Measured):
             )  # fmt: skip
             model.save_tokenizer(run.path)
             run.write_text("README.md", self._card(stock=False))
-        return {"folder": str(folder), "bytes": file_bytes(path)}
+        return {"folder": str(folder), "bytes": file_bytes(path), "stock": False}
 
     def _card(self, *, stock: bool) -> str:
         scheme = scheme_of(self.model.module)

@@ -19,7 +19,7 @@ from wakeful.normalizers import Softmax1
 from wakeful.variants import build
 
 SINKS = "self_attn.sinks"
-SWA: type[PreTrainedConfig] | None = getattr(transformers, "GraniteSWAConfig", None)
+SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 """None before Transformers 5.15, with which sinks are written as our own class."""
 
 
