@@ -21,6 +21,7 @@ from evaluation.models import save_llama
 from training.runs import WORDS, write_text
 from wakeful.config.schema import config_from, variants_of
 from wakeful.config.tables import on_preset
+from wakeful.hf.cache import CACHE
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import make_optimizer
 
@@ -152,6 +153,8 @@ def test_the_snippets_of_a_page_run(
             continue
         exec(STAND_INS.get((page, number), ""), vars(module))
         padded = "\n" * line + code  # so that a traceback names the page's own line
+        for given in ("copy.deepcopy(cache)", "cache"):  # as older Transformers call it
+            padded = padded.replace(f", cache={given}", f", {CACHE}={given}")
         exec(compile(padded, str(ROOT / page), "exec"), vars(module))
 
 

@@ -17,7 +17,7 @@ def prefix_cache(
     """Return a cache that holds the keys and values of `tokens`, for a batch of sequences.
 
         cache = prefix_cache(model, [tokenizer.bos_token_id])
-        model(text, past_key_values=copy.deepcopy(cache))
+        model(text, cache=copy.deepcopy(cache))  # past_key_values before Transformers 5.24
 
     Make it of the model in full precision, before it is quantized: what stands there is then not
     rounded, and no token of the text takes the place of the first (PrefixQuant, 2410.05265). The
