@@ -36,9 +36,9 @@ W4 = "w4a16(weights=absmax(bits=4, per='channel', group=16))"
 SKIP = {"Qwen3Next": ("*.conv1d",)}
 
 
-def model_of(name: str) -> PreTrainedModel:
+def model_of(name: str, **over: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**MODELS[name])
+    config = getattr(transformers, f"{name}Config")(**MODELS[name] | over)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():  # routers and biases start at zero
         for parameter in model.parameters():

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
@@ -22,7 +22,7 @@ from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK, Family
 from wakeful.hf.families.base import canonical
-from wakeful.hf.whole import INDEX, ONE
+from wakeful.hf.whole import INDEX, ONE, config_of, hushed
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite
@@ -72,6 +72,35 @@ def export(
         write_config(config, part)
         write_tensors(tensors, part, shard)
     return kind
+
+
+def save_stock(
+    model: PreTrainedModel,
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype | None,
+    card: str = "",
+) -> str:
+    """Write a Transformers model as its own architecture, whole or not at all; return its type.
+
+    Raises:
+        WakefulError: the folder exists, or Transformers reads another tokenizer beside it.
+    """
+    config = config_of(model)
+    config.dtype = dtype or model.dtype
+    found = readable(tokenizer, config)
+    if found is None:
+        raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
+    tensors = {name: tensor.to(config.dtype) for name, tensor in model.state_dict().items()}
+    with created(Path(folder)) as part:
+        with hushed():
+            model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
+        write_generation(part, write_tokenizer(found, part, config.max_position_embeddings))
+        if card:
+            (part / "README.md").write_text(card, "utf-8")
+        write_config(config, part)
+    return config.model_type
 
 
 def written_as(

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import ModelCardData
 
@@ -20,6 +20,7 @@ from wakeful.heirs.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
+from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.runs.run import Run
 from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
@@ -44,11 +45,13 @@ def model_card(
     lineage, origin = _lineage_of(model, source, done)
     own = kind == WakefulConfig.model_type
     trusting = ", trust_remote_code=True" if own else ""
-    config = model.decoder().config
+    decoder, module = as_decoder(model.module), cast(Any, model.module)
+    width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
+    total = sum(each.numel() for each in model.module.parameters())
     parts = [
         _title(model.name, ["wakeful", kind], origin),
-        f"{config.num_layers} layers of width {config.width}, "
-        f"{model.decoder().num_parameters()['total']:,} parameters, context {config.context}; "
+        f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
+        f"{model.context}; "
         + ("its code lies beside its weights.\n" if own else f"the stock architecture {kind}.\n"),
         _loading(trusting),
         "## Lineage\n",

@@ -4,6 +4,7 @@ from wakeful.surgery.absorb import check_absorbs
 from wakeful.surgery.gates import learned_gates, open_gates
 from wakeful.surgery.prefix import choose_prefix, store_prefix
 from wakeful.surgery.rotate import check_rotates, rotate, rotate_keys
+from wakeful.surgery.rotate_experts import rotate_experts
 from wakeful.surgery.sinks import learned_sinks
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "learned_sinks",
     "open_gates",
     "rotate",
+    "rotate_experts",
     "rotate_keys",
     "store_prefix",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
 from wakeful.data.sources import beginning_of
@@ -23,7 +24,7 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
 from wakeful.evaluation.reading import TextWords
-from wakeful.hf.weights_out import describe, export, refuse_existing, written_as
+from wakeful.hf.weights_out import describe, export, refuse_existing, save_stock, written_as
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -32,12 +33,20 @@ from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
 from wakeful.probes.running import logits_of
+from wakeful.quant.experts import is_fused
 from wakeful.quant.schemes import Scheme
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import disk_errors, replaced
-from wakeful.surgery import check_rotates, choose_prefix, rotate, rotate_keys, store_prefix
+from wakeful.surgery import (
+    check_rotates,
+    choose_prefix,
+    rotate,
+    rotate_experts,
+    rotate_keys,
+    store_prefix,
+)
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
@@ -46,6 +55,7 @@ from wakeful.verbs.result import (
     Source,
     as_ours,
     asked,
+    dtype_of,
     each_model,
     in_memory,
     name_of,
@@ -137,8 +147,12 @@ class Cure(Measured):
             done=[f"{what}: {said}" for what, said in self.done],
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
-        kind = self.model.written_in
-        export(self.model.decoder(), folder, tokenizer=tokenizer, dtype=kind, card=card)
+        kind, module = self.model.written_in, self.model.module
+        told = {"tokenizer": tokenizer, "dtype": kind, "card": card}
+        if isinstance(module, PreTrainedModel):
+            save_stock(module, folder, **told)
+        else:
+            export(self.model.decoder(), folder, **told)
         path = Path(folder)
         with disk_errors(path):
             with replaced(path / "cure.json") as part:
@@ -210,16 +224,19 @@ def cure(
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )
+        if any(map(is_fused, loaded.module.modules())):
+            return _cured_experts(loaded, words, wanted, name_of(model), command, shown, show)
         ours = as_ours(loaded, show)
         plain, said = ours.decoder(), str(ours.agreement or "")
         text = _text(loaded, words, wanted)
         _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
         choice, wanted = _choice(loaded, plain, schemes, words, text, wanted, show)
-        begun = bool(wanted.prefix) or wanted.trains
         if wanted.out:
             _ = loaded.own_tokenizer  # which is written
-        begins = loaded.adds_bos or bool(loaded.tokenizer.chat_template)
-        read = _unbegun(loaded) if begun and begins else lambda: loaded.tokenizer
+        begins = (wanted.prefix or wanted.trains) and (
+            loaded.adds_bos or loaded.tokenizer.chat_template
+        )
+        read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
         if wanted.turning:
             check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
@@ -260,6 +277,61 @@ def cure(
     if wanted.out:
         cure.save(wanted.out)
     return cure
+
+
+def _cured_experts(
+    loaded: Model,
+    words: TextWords,
+    wanted: CureOptions,
+    source: str,
+    command: str,
+    shown: Shown | None,
+    show: Display,
+) -> Cure:
+    """Rotate a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
+    given = ("for_", "rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
+    others = [name.rstrip("_") for name in given if getattr(wanted, name)]
+    if others:
+        raise WakefulError(
+            f"{loaded.name} is a mixture of experts, which --rotate alone cures: leave out "
+            f"--{others[0]}"
+        )
+    assert isinstance(loaded.module, PreTrainedModel)
+    if wanted.out:
+        _ = loaded.own_tokenizer  # which is written
+    text = _text(loaded, words, wanted)
+    show.note("rotating")
+    cured = rotate_experts(loaded.module, wanted.rotate, seed=wanted.seed)
+    done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
+    result = replace(
+        loaded, name=f"{loaded.name} cured", module=cured, path=None,
+        architecture=_words(loaded, wanted), stored=_stored(loaded, wanted), generates_as=loaded,
+    )  # fmt: skip
+    show.note("comparing logits")
+    rows = text[:, :COMPARED_TOKENS].split(1)
+    with torch.inference_mode():
+        expected, found = ([logits_of(m, row) for row in rows] for m in (loaded.module, cured))
+    apart = _difference(expected, found)
+    kind = dtype_of(loaded)
+    made = Cure(
+        before=loaded, model=result, prefix=(), stock=cured.config.model_type, source=source,
+        diagnosis=diagnose(
+            loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
+        ),
+        done=(*done, (f"Logits in {kind}", _said(apart, ()))), differences={kind: apart},
+        command=command, figures=wanted.figures,
+    )  # fmt: skip
+    if wanted.out:
+        made.save(wanted.out)
+    return made
+
+
+def _rotation(wanted: CureOptions) -> tuple[str, str]:
+    return (
+        "Rotation",
+        f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}; "
+        "scales of norms multiplied into what reads them",
+    )
 
 
 @torch.inference_mode()
@@ -365,13 +437,7 @@ def _cured(
     if wanted.rotate_values:
         done.append(("Rotation", f"every head's values, hadamard, seed {wanted.seed}"))
     if wanted.rotate:
-        done.append(
-            (
-                "Rotation",
-                f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}; "
-                "scales of norms multiplied into what reads them",
-            )
-        )
+        done.append(_rotation(wanted))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
     if wanted.rotate_inner:
@@ -396,7 +462,9 @@ def _stored(loaded: Model, wanted: CureOptions) -> torch.dtype | None:
 
 
 @torch.no_grad()
-def _rounded(cured: Decoder, plain: Decoder, dtype: torch.dtype | None) -> list[tuple[str, str]]:
+def _rounded(
+    cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
+) -> list[tuple[str, str]]:
     """Round what changed to what a narrower type holds, in place; tell of it in words.
 
     What is measured is then what is written. What did not change stays: a norm that is stored less
@@ -405,7 +473,7 @@ def _rounded(cured: Decoder, plain: Decoder, dtype: torch.dtype | None) -> list[
     Raises:
         WakefulError: a weight is too large for the type.
     """
-    if dtype is None or dtype.itemsize >= cured.embed.weight.dtype.itemsize:
+    if dtype is None or dtype.itemsize >= next(cured.parameters()).dtype.itemsize:
         return []
     before, found = dict(plain.named_parameters()), False
     kind = str(dtype).removeprefix("torch.")

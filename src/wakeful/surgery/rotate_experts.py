@@ -1,0 +1,159 @@
+"""`rotate_experts`: what `rotate` does, on the modules of a Transformers mixture of experts.
+
+Our decoder holds no experts, so the parameters themselves are turned, by the names that the
+Llama-like families share (Mixtral, Qwen3-MoE, gpt-oss). A name that is not known is refused, and so
+is a result with other logits: nothing rests on the names being right.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from wakeful.errors import WakefulError
+from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
+from wakeful.paged import like
+from wakeful.surgery.rotate import CLOSE
+
+_MLP = r"mlp\.(?:shared_expert\.)?"
+_READS = {
+    "input_layernorm.weight": r"self_attn\.[qkv]_proj\.weight",
+    "post_attention_layernorm.weight": rf"{_MLP}(?:gate|up)_proj\.weight"
+    r"|mlp\.(?:gate|router|shared_expert_gate)\.weight|mlp\.experts\.gate_up_proj",
+    "norm.weight": r"lm_head\.weight",
+}
+"""What reads the stream after each norm, by its name inside of its block."""
+_TABLE = "embed_tokens.weight"
+_WRITES = (
+    r"self_attn\.o_proj\.(?:weight|bias)|mlp\.experts\.down_proj(?:_bias)?"
+    rf"|{_MLP}down_proj\.(?:weight|bias)"
+)
+_STAYS = (
+    r"self_attn\.(?:[qkv]_proj\.bias|[qk]_norm\.weight|sinks)|mlp\.router\.bias"
+    rf"|{_MLP}(?:gate|up)_proj\.bias|mlp\.experts\.gate_up_proj_bias"
+)
+_BLOCK = re.compile(r"model\.(?:layers\.\d+\.)?")
+
+
+@torch.no_grad()
+def rotate_experts(
+    model: PreTrainedModel, rotation: Rotation | str = "hadamard", *, seed: int = 0
+) -> PreTrainedModel:
+    """Return a model with the same logits whose residual stream lies in a random basis, and every
+    head's values in another; its head is its own.
+
+    It shares what stays with `model`, which stays as it is.
+
+    Raises:
+        WakefulError: the rotation is learned, a parameter is not known, or the logits change.
+    """
+    kind = rotation_of(rotation)
+    if isinstance(kind, Learned):
+        raise WakefulError(f"{kind} is learned from gradients: use another, such as hadamard")
+    turned: Any = copy.deepcopy(model, {id(each): each for each in model.parameters()}).eval()
+    head, table = turned.get_output_embeddings(), turned.get_input_embeddings()
+    if head.weight is table.weight:
+        head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+        turned.config.tie_word_embeddings = False
+    named = dict(turned.named_parameters())
+    ends = {name: _BLOCK.sub("", name, count=1) for name in named}
+    _check_names(ends, type(model).__name__)
+    config = turned.config
+    head_width = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    widths = {"stream": config.hidden_size, "values": head_width}
+    bases = {
+        part: kind.drawn(
+            width, generator=generator_for(seed, part, width), device=table.weight.device,
+            dtype=torch.float64,
+        )
+        for part, width in widths.items()
+    }  # fmt: skip
+    for name, parameter in named.items():
+        end, block = ends[name], name.removesuffix(ends[name])
+        norm = next((each for each in _READS if re.fullmatch(_READS[each], end)), None)
+        reads = norm is not None or end == _TABLE
+        steps: list[Callable[[Tensor], Tensor]] = []
+        if norm is not None:
+            scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
+            steps.append(partial(_scaled, axis=_axis(turned, name, reads=True), scale=scale))
+        if reads or re.fullmatch(_WRITES, end):
+            axis = _axis(turned, name, reads=reads)
+            steps.append(
+                partial(_along, axis=axis, rotation=bases["stream"], width=widths["stream"])
+            )
+        if re.fullmatch(r"self_attn\.(?:v_proj\.(?:weight|bias)|o_proj\.weight)", end):
+            axis = 0 if "v_proj" in end else 1
+            steps.append(
+                partial(_along, axis=axis, rotation=bases["values"], width=widths["values"])
+            )
+        if end in _READS:
+            steps.append(torch.ones_like)
+        if steps:
+            _put(turned, name, parameter, steps)
+    _compare(model, turned, kind)
+    return turned
+
+
+def _check_names(ends: Mapping[str, str], kind: str) -> None:
+    known = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
+    for name, end in ends.items():
+        if end not in _READS and end != _TABLE and not known.fullmatch(end):
+            raise WakefulError(
+                f"{kind} has a parameter {name}, of which it is not known whether it reads the "
+                "residual stream, so that it cannot be rotated"
+            )
+
+
+def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
+    """Return the axis of a parameter that lies in the residual stream, from its last."""
+    if name.endswith("bias"):
+        return -1
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return -1 if reads != bool(getattr(owner, "is_transposed", False)) else -2
+
+
+def _scaled(part: Tensor, axis: int, scale: Tensor) -> Tensor:
+    return (part.movedim(axis, -1) * scale.double()).movedim(-1, axis)
+
+
+def _along(part: Tensor, axis: int, rotation: Any, width: int) -> Tensor:
+    """Return a tensor rotated along an axis, each `width` numbers of it by themselves."""
+    rows = part.movedim(axis, -1)
+    return rotation.into(rows.reshape(-1, width)).reshape(rows.shape).movedim(-1, axis)
+
+
+def _put(
+    model: nn.Module, name: str, source: Tensor, steps: Sequence[Callable[[Tensor], Tensor]]
+) -> None:
+    """Put what steps in float64 make of a parameter, an expert at a time, into its place."""
+    made = []
+    for part in source.unbind() if source.ndim == 3 else [source]:
+        found = part.double()
+        for step in steps:
+            found = step(found)
+        made.append(found.to(source.dtype))
+    owner, _, leaf = name.rpartition(".")
+    whole = torch.stack(made) if source.ndim == 3 else made[0].contiguous()
+    parameter = nn.Parameter(like(source, whole), requires_grad=False)
+    model.get_submodule(owner)._parameters[leaf] = parameter
+
+
+def _compare(before: Any, after: Any, kind: Rotation) -> None:
+    """Refuse a result that is another function: a name may mean something else here."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(before.config.vocab_size, (1, 64), generator=generator)
+    tokens = tokens.to(before.device)
+    expected, found = before(tokens).logits.float(), after(tokens).logits.float()
+    apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
+    if not apart <= CLOSE[before.dtype] * size:
+        raise WakefulError(
+            f"the logits of this {type(before).__name__} change by {apart:.1e} of {size:.1e} under "
+            f"{kind}: it does more with the residual stream than the names of its parameters say"
+        )
