@@ -31,7 +31,7 @@ from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, Probe
+from wakeful.probes.base import SCHEMA, Frame, HiddenEvent, Probe
 from wakeful.probes.hidden import BlockInfluence
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
@@ -216,8 +216,8 @@ class Angles(Probe):
         self.inputs: dict[int, list[Tensor]] = {}
         self.outputs: dict[int, list[Tensor]] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent) or event.before is None:
+    def see_hidden(self, event: HiddenEvent) -> None:
+        if event.before is None:
             return
         for found, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
             last = [sequence[-1].double() for sequence in sequences]

@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+from wakeful.probes.base import AttentionEvent, MeanProbe
 from wakeful.probes.streaming import first_column
 
 
@@ -22,16 +22,13 @@ class Sinks(MeanProbe):
     the mean over heads.
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
             first = statistics.column_sums[:, 0]
             stored = statistics.stored_mass
             if stored is not None:
-                self.put(event.layer, "stored_prefix_mass", stored / length)
-                self.put(event.layer, "stored_prefix_mass", float(stored.mean()) / length)
+                self.put_heads(event.layer, "stored_prefix_mass", stored / length)
             pairs = [
                 ("first_key_share", statistics.first_key_rows, statistics.row_0_dominated),
                 ("first_key_mass", first, statistics.row_0_mass),
@@ -41,8 +38,7 @@ class Sinks(MeanProbe):
                 if length > 1:
                     values[f"{metric}_without_row_0"] = (total - row_0) / (length - 1)
                 for name, each in values.items():
-                    self.put(event.layer, name, each)
-                    self.put(event.layer, name, float(each.mean()))
+                    self.put_heads(event.layer, name, each)
 
 
 class BosMass(MeanProbe):
@@ -58,9 +54,7 @@ class BosMass(MeanProbe):
         super().__init__()
         self.triggers = triggers
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for b, sequence in enumerate(event.sequences):
             mass = first_column(sequence)[:, 1:]
             needed = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
@@ -70,8 +64,7 @@ class BosMass(MeanProbe):
             for position, rows in (("trigger", needed[1:]), ("other", ~needed[1:])):
                 if bool(rows.any()):
                     each = mass[:, rows].mean(1)
-                    self.put(event.layer, "bos_mass", each, position=position)
-                    self.put(event.layer, "bos_mass", float(each.mean()), position=position)
+                    self.put_heads(event.layer, "bos_mass", each, position=position)
 
 
 class Entropy(MeanProbe):
@@ -81,17 +74,12 @@ class Entropy(MeanProbe):
     `per_head` takes each head's own, and their mean for the layer.
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
             importance = statistics.importance
-            each = exact.entropy(importance)
-            self.put(
-                event.layer, "entropy", float(exact.entropy(importance.mean(0))), variant="code"
-            )
-            self.put(event.layer, "entropy", each, variant="per_head")
-            self.put(event.layer, "entropy", float(each.mean()), variant="per_head")
+            joined = float(exact.entropy(importance.mean(0)))
+            self.put(event.layer, "entropy", joined, variant="code")
+            self.put_heads(event.layer, "entropy", exact.entropy(importance), variant="per_head")
 
 
 class Importance(MeanProbe):
@@ -105,9 +93,7 @@ class Importance(MeanProbe):
         super().__init__()
         self.top = tuple(top)
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
             each = statistics.importance
             for variant, a in (("code", each.mean(0)), ("per_head", each)):
@@ -130,9 +116,7 @@ class Leading(MeanProbe):
     Variant `code` averages heads first (the layer's row); `per_head` gives each head's.
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
             each = statistics.importance
             for variant, a in (("code", each.mean(0)), ("per_head", each)):
@@ -154,9 +138,7 @@ class Values(MeanProbe):
         super().__init__()
         self.curve = curve
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for sequence in event.sequences:
             v = sequence.values
             joined = v.transpose(0, 1).flatten(1)

@@ -150,9 +150,20 @@ Event: TypeAlias = AttentionEvent | HiddenEvent
 class Probe(ABC):
     """Something that looks at events, one layer at a time, and reports rows."""
 
-    @abstractmethod
     def see(self, event: Event) -> None:
-        """Take in one layer of one forward pass; ignore kinds of event it has no use for."""
+        """Take in one layer of one forward pass: of its attention, or of its output."""
+        if isinstance(event, AttentionEvent):
+            self.see_attention(event)
+        else:
+            self.see_hidden(event)
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        """Take in a layer's attention; a probe that has no use for it leaves this out."""
+        return None
+
+    def see_hidden(self, event: HiddenEvent) -> None:
+        """Take in a block's output, or the embedding, likewise."""
+        return None
 
     @abstractmethod
     def rows(self) -> Frame:
@@ -261,6 +272,21 @@ class MeanProbe(MergeableProbe):
                 self.means.add(Key(layer, head, position, metric, variant), value)
         else:
             self.means.add(Key(layer, None, position, metric, variant), float(values))
+
+    def put_heads(self, layer: int, metric: str, each: Tensor, **where: str) -> None:
+        """Add one number for each head, and their mean for the layer."""
+        self.put(layer, metric, each, **where)
+        self.put(layer, metric, float(each.mean()), **where)
+
+
+def exact_rows(rows: Iterable[tuple[int | None, int | None, str, str, str, float]]) -> Frame:
+    """Return rows that are known exactly and have no error, of the other columns' values."""
+    return pl.DataFrame([(*row, None, "exact") for row in rows], schema=SCHEMA, orient="row")
+
+
+def first_and_rest(h: Float[Tensor, "L *more"]) -> list[tuple[str, Tensor]]:
+    """Return the first token's row and the others', where there are any, by position."""
+    return [("first", h[:1]), ("rest", h[1:])][: len(h)]
 
 
 def block_outputs(rows: Frame) -> Frame:

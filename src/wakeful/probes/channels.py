@@ -2,11 +2,16 @@
 
 from typing import Any
 
-import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MergeableProbe
+from wakeful.probes.base import (
+    Frame,
+    HiddenEvent,
+    MergeableProbe,
+    exact_rows,
+    first_and_rest,
+)
 
 
 class ChannelOverlap(MergeableProbe):
@@ -30,15 +35,13 @@ class ChannelOverlap(MergeableProbe):
         """In how many sequences each channel is among the largest, by layer and position."""
         self.sequences: dict[tuple[int, str], int] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent) or event.layer < 0:
-            return
-        for h in event.sequences:
+    def see_hidden(self, event: HiddenEvent) -> None:
+        for h in event.sequences if event.layer >= 0 else ():
             if self.channels > h.shape[-1]:
                 raise WakefulError(
                     f"channels = {self.channels} is above the model's width, {h.shape[-1]}"
                 )
-            for position, part in [("first", h[:1])] + [("rest", h[1:])] * (len(h) > 1):
+            for position, part in first_and_rest(h):
                 counts = torch.zeros(h.shape[-1], dtype=torch.int64)
                 counts[part.abs().mean(0).topk(self.channels).indices.cpu()] = 1
                 self._take((event.layer, position), counts.tolist(), 1)
@@ -61,6 +64,5 @@ class ChannelOverlap(MergeableProbe):
             pairs = self.sequences[layer, position] * (self.sequences[layer, position] - 1)
             if pairs:
                 shared = sum(count * (count - 1) for count in counts) / (self.channels * pairs)
-                rows.append((layer, None, position, "outlier_channel_overlap", "paper", shared,
-                             None, "exact"))  # fmt: skip
-        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+                rows.append((layer, None, position, "outlier_channel_overlap", "paper", shared))
+        return exact_rows(rows)

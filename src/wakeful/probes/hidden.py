@@ -6,15 +6,32 @@ Every metric is of block outputs, before the final norm; layer −1 is the embed
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
 import torch
 from torch import Tensor
 
 from wakeful.probes import exact
-from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MeanProbe, MergeableProbe
+from wakeful.probes.base import (
+    Frame,
+    HiddenEvent,
+    MeanProbe,
+    MergeableProbe,
+    exact_rows,
+    first_and_rest,
+)
 
 
-class Outliers(MeanProbe):
+class _Shape(MeanProbe):
+    """What takes the shape of hidden states."""
+
+    def put_shape(self, layer: int, h: Tensor, variant: str = "paper") -> None:
+        """Add how unlike each other the channels of the first token are, and of the rest."""
+        each = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
+        for metric, values in each.items():
+            for position, part in first_and_rest(values):
+                self.put(layer, metric, part.mean(), variant=variant, position=position)
+
+
+class Outliers(_Shape):
     """`kurtosis`, `norm_ratio` ‖x‖∞²/‖x‖₂² and `max_activation`, of the first token and of the rest
     (From Attention to Activation, sections 2.2, 4 and 5): the two have different causes.
 
@@ -23,24 +40,17 @@ class Outliers(MeanProbe):
     all in variant `largest`. For the first token they are one number.
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent):
-            return
+    def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            each = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
-            parts = [("first", slice(0, 1))] + [("rest", slice(1, None))] * (len(h) > 1)
-            for position, part in parts:
-                for metric, values in each.items():
-                    self.put(event.layer, metric, values[part].mean(), position=position)
-                largest = exact.token_max_activation(h[part])
-                values = {"paper": largest.mean(), "largest": largest.max()}
-                for variant, value in values.items():
-                    self.put(
-                        event.layer, "max_activation", value, variant=variant, position=position
-                    )
+            self.put_shape(event.layer, h)
+            for position, part in first_and_rest(h):
+                largest = exact.token_max_activation(part)
+                for variant, value in (("paper", largest.mean()), ("largest", largest.max())):
+                    where = {"variant": variant, "position": position}
+                    self.put(event.layer, "max_activation", value, **where)
 
 
-class Turned(MeanProbe):
+class Turned(_Shape):
     """`kurtosis` and `norm_ratio` of hidden states after a random rotation, variant `rotated` (From
     Attention to Activation, section 4 and figure 3).
 
@@ -53,17 +63,10 @@ class Turned(MeanProbe):
         self.seed = seed
         self._rotations: dict[int, Tensor] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent):
-            return
+    def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
             turned = h @ self._rotation(h.shape[-1]).to(h)
-            parts = [("first", slice(0, 1))] + [("rest", slice(1, None))] * (len(h) > 1)
-            each = {"kurtosis": exact.kurtosis(turned), "norm_ratio": exact.norm_ratio(turned)}
-            for position, part in parts:
-                for metric, values in each.items():
-                    mean = values[part].mean()
-                    self.put(event.layer, metric, mean, variant="rotated", position=position)
+            self.put_shape(event.layer, turned, variant="rotated")
 
     def _rotation(self, width: int) -> Tensor:
         if width not in self._rotations:
@@ -79,9 +82,7 @@ class Smoothing(MeanProbe):
     `residual_peak`, ‖h_0‖ over the mean of the others (fig. 10).
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent):
-            return
+    def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
             length = len(h)
             if length < 2:
@@ -100,8 +101,8 @@ class BlockInfluence(MeanProbe):
     The row of layer n is about block n: from what it received to what it put out.
     """
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent) or event.before is None:
+    def see_hidden(self, event: HiddenEvent) -> None:
+        if event.before is None:
             return
         for x_in, x_out in zip(event.inputs, event.sequences, strict=True):
             self.put(event.layer, "block_influence", exact.block_influence(x_in, x_out))
@@ -138,9 +139,7 @@ class OutlierChannels(MergeableProbe):
         self.top = top
         self.peaks: dict[int, Peaks] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent):
-            return
+    def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
             self._take(event.layer, Peaks(*h.abs().max(0)))
 
@@ -167,8 +166,5 @@ class OutlierChannels(MergeableProbe):
             size, channel = peaks.size.topk(min(self.top, len(peaks.size)))
             for value, index in zip(size.tolist(), channel.tolist(), strict=True):
                 position = str(int(peaks.position[index]))
-                rows.append(
-                    (layer, None, position, "outlier_channel", f"channel {index}", value, None,
-                     "exact")
-                )  # fmt: skip
-        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+                rows.append((layer, None, position, "outlier_channel", f"channel {index}", value))
+        return exact_rows(rows)

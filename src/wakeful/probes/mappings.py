@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+from wakeful.probes.base import AttentionEvent, MeanProbe
 from wakeful.probes.streaming import Attended, check_length
 
 Outputs = dict[str, Float[Tensor, "L Hd"]]
@@ -28,9 +28,7 @@ class Mappings(MeanProbe):
         super().__init__()
         self._last: AttentionEvent | None = None
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         before, self._last = self._last, event
         if event.layer == 0:
             return

@@ -3,7 +3,7 @@
 Shapes: S picture size (bins), L tokens, D model width.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import polars as pl
@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, MergeableProbe
+from wakeful.probes.base import (
+    SCHEMA,
+    AttentionEvent,
+    Frame,
+    HiddenEvent,
+    MergeableProbe,
+    exact_rows,
+)
 from wakeful.probes.streaming import Attended, tiles
 
 
@@ -38,17 +45,15 @@ class AttentionPictures(MergeableProbe):
         self.sums: dict[tuple[int, int], Tensor] = {}
         self.counts: dict[tuple[int, int], int] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         if self.layers is not None and event.layer not in self.layers:
             return
         for sequence in event.sequences:
             every = range(sequence.num_heads)
             for head in every if self.heads is None else self.heads:
-                if head not in every:
-                    continue
-                self._take((event.layer, head), attention_picture(sequence, head, self.size), 1)
+                if head in every:
+                    picture = attention_picture(sequence, head, self.size)
+                    self._take((event.layer, head), picture, 1)
 
     def state(self) -> Any:
         return [[*key, total.tolist(), self.counts[key]] for key, total in self.sums.items()]
@@ -70,15 +75,19 @@ class AttentionPictures(MergeableProbe):
         return torch.stack(list(self.pictures().values())).mean(0)
 
     def rows(self) -> Frame:
-        rows = []
-        for (layer, head), picture in sorted(self.pictures().items()):
-            for i, line in enumerate(picture.tolist()):
-                rows += [
-                    (layer, head, f"{i},{j}", "attention_picture", "paper", value, None, "exact")
-                    for j, value in enumerate(line)
-                    if j <= i or value > 0
-                ]
-        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        return exact_rows(
+            (layer, head, place, "attention_picture", "paper", value)
+            for (layer, head), picture in sorted(self.pictures().items())
+            for place, value in _pixels(picture)
+        )
+
+
+def _pixels(picture: Tensor, *, causal: bool = True) -> Iterator[tuple[str, float]]:
+    """Yield a picture's places and values, of a `causal` one not the zeros above its diagonal."""
+    for i, line in enumerate(picture.tolist()):
+        for j, value in enumerate(line):
+            if not causal or j <= i or value > 0:
+                yield f"{i},{j}", value
 
 
 def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S S"]:
@@ -119,9 +128,7 @@ class MeanAttention(MergeableProbe):
         self.total = torch.zeros(tokens, tokens, dtype=torch.float64)
         self.counts = torch.zeros(tokens, 1, dtype=torch.float64)
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for sequence in event.sequences:
             size = min(self.tokens, sequence.length)
             for head in range(sequence.num_heads):
@@ -142,13 +149,10 @@ class MeanAttention(MergeableProbe):
         return self.total[:seen, :seen] / self.counts[:seen]
 
     def rows(self) -> Frame:
-        rows = [
-            (None, None, f"{i},{j}", "mean_attention", "paper", value, None, "exact")
-            for i, line in enumerate(self.picture().tolist())
-            for j, value in enumerate(line)
-            if j <= i or value > 0
-        ]
-        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        return exact_rows(
+            (None, None, place, "mean_attention", "paper", value)
+            for place, value in _pixels(self.picture())
+        )
 
 
 class FirstAttention(MergeableProbe):
@@ -165,8 +169,8 @@ class FirstAttention(MergeableProbe):
         self.tokens = tokens
         self.weights: dict[int, list[list[list[float]]]] = {}
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent) or event.layer in self.weights:
+    def see_attention(self, event: AttentionEvent) -> None:
+        if event.layer in self.weights:
             return
         first = event.sequences[0]
         size = min(self.tokens, first.length)
@@ -208,10 +212,9 @@ class HiddenPicture(MergeableProbe):
         self.total = torch.zeros(0)
         self.counts = torch.zeros(0)
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent) or event.layer < 0:
-            return  # a mean over layers leaves the embedding out
-        for h in event.sequences:
+    def see_hidden(self, event: HiddenEvent) -> None:
+        # A mean over layers leaves the embedding out.
+        for h in event.sequences if event.layer >= 0 else ():
             size = h[: self.tokens].abs().double().cpu()
             self._begin(h.shape[-1])
             self.total[: len(size)] += size
@@ -244,9 +247,7 @@ class HiddenPicture(MergeableProbe):
     def rows(self) -> Frame:
         if self.total.numel() == 0:
             return pl.DataFrame(schema=SCHEMA)
-        rows = [
-            (None, None, f"{token},{bin_}", "hidden_picture", "paper", value, None, "exact")
-            for token, line in enumerate(self.picture().tolist())
-            for bin_, value in enumerate(line)
-        ]
-        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        return exact_rows(
+            (None, None, place, "hidden_picture", "paper", value)
+            for place, value in _pixels(self.picture(), causal=False)
+        )

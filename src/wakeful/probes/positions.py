@@ -2,7 +2,7 @@
 
 import torch
 
-from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, MeanProbe
+from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe
 
 
 class Positions(MeanProbe):
@@ -14,15 +14,15 @@ class Positions(MeanProbe):
         super().__init__()
         self.tokens = tokens
 
-    def see(self, event: Event) -> None:
-        if isinstance(event, HiddenEvent):
-            for h in event.sequences:
-                self._put(event.layer, "hidden_norm_at", torch.linalg.vector_norm(h, dim=-1))
-        if isinstance(event, AttentionEvent):
-            for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
-                norms = torch.linalg.vector_norm(sequence.values.double(), dim=(0, 2))
-                self._put(event.layer, "value_norm_at", norms)
-                self._put(event.layer, "importance_at", statistics.importance.mean(0))
+    def see_hidden(self, event: HiddenEvent) -> None:
+        for h in event.sequences:
+            self._put(event.layer, "hidden_norm_at", torch.linalg.vector_norm(h, dim=-1))
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
+            norms = torch.linalg.vector_norm(sequence.values.double(), dim=(0, 2))
+            self._put(event.layer, "value_norm_at", norms)
+            self._put(event.layer, "importance_at", statistics.importance.mean(0))
 
     def _put(self, layer: int, metric: str, values: torch.Tensor) -> None:
         for position, value in enumerate(values[: self.tokens].tolist()):

@@ -8,7 +8,7 @@ import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, MergeableProbe
+from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Key, Means, MergeableProbe
 from wakeful.probes.certificates import (
     RankBounds,
     column_bounds,
@@ -56,9 +56,7 @@ class Ranks(MergeableProbe):
         self.spent = 0.0
         self.high, self.low, self.columns = Means(), Means(), Means()
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent):
-            return
+    def see_attention(self, event: AttentionEvent) -> None:
         for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
             started = time.perf_counter()
             columns = mass_columns(statistics.column_energy, self.tau).tolist()

@@ -1,7 +1,7 @@
 """The eigenvalues of one layer's values, the whole distribution."""
 
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+from wakeful.probes.base import AttentionEvent, MeanProbe
 
 
 class Spectrum(MeanProbe):
@@ -14,8 +14,8 @@ class Spectrum(MeanProbe):
         self.layer = layer
         self.curve = curve
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent) or event.layer != self.layer:
+    def see_attention(self, event: AttentionEvent) -> None:
+        if event.layer != self.layer:
             return
         for sequence in event.sequences:
             found = exact.value_spectrum(sequence.values.transpose(0, 1).flatten(1))[: self.curve]

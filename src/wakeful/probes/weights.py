@@ -6,7 +6,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Event, HiddenEvent, MeanProbe
+from wakeful.probes.base import HiddenEvent, MeanProbe, first_and_rest
 
 
 class LargestWeights(MeanProbe):
@@ -37,12 +37,9 @@ class LargestWeights(MeanProbe):
                 largest = torch.maximum(largest, rows)
             self._largest.append(self._top(largest))
 
-    def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent) or event.layer < 0:
-            return
-        for h in event.sequences:
-            parts = [("first", h[:1])] + [("rest", h[1:])] * (len(h) > 1)
-            for position, part in parts:
+    def see_hidden(self, event: HiddenEvent) -> None:
+        for h in event.sequences if event.layer >= 0 else ():
+            for position, part in first_and_rest(h):
                 both = self._top(part.abs().mean(0)) & self._largest[event.layer]
                 share = len(both) / self.channels
                 self.put(event.layer, "outlier_weight_share", share, position=position)
