@@ -248,8 +248,7 @@ def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
 
     What is not quantized counts as it is written: in the type it was `stored` in, if exactly.
     """
-    tensors = _tensors(model, stored).values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in _tensors(model, stored).values())
 
 
 def _tensors(model: nn.Module, stored: torch.dtype | None = None) -> dict[str, Tensor]:

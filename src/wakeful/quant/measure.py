@@ -155,14 +155,14 @@ def measure(
             raise WakefulError("a sequence has no token to predict; make them longer")
         counts.append(len(targets))
         reference = reference[start - 1 : -1]
-        full.nll.append(_nll(reference, targets))
+        full.nll.append(nll(reference, targets))
         for scheme, other in quantized.items():
             before = time.perf_counter()
             with _hiddens(other) as found:
                 logits = logits_of(other, tokens)[0, start - 1 : -1]
             totals[scheme].seconds += time.perf_counter() - before
-            totals[scheme].nll.append(_nll(logits, targets))
-            totals[scheme].divergence.append(_divergence(reference, logits))
+            totals[scheme].nll.append(nll(logits, targets))
+            totals[scheme].divergence.append(divergence(reference, logits))
             for label, h in states.items():
                 rows.put(scheme, label, "block_error", relative_errors(found[label], h))
         progress(done)
@@ -241,12 +241,13 @@ def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         yield found
 
 
-def _nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
+def nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
+    """Return Σ over positions of −ln p(target)."""
     each = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     return float(each.sum(dtype=torch.float64))
 
 
-def _divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float:
+def divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float:
     """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
     total = 0.0
     for rows, others in zip(full.split(_ROWS), other.split(_ROWS), strict=True):

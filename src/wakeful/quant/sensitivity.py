@@ -21,6 +21,7 @@ from wakeful.probes import exact
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.linear import empty
+from wakeful.quant.measure import divergence, nll
 from wakeful.quant.schemes import Absmax, Scheme
 
 
@@ -113,8 +114,7 @@ def better_than(scheme: Scheme) -> Scheme:
 
 def size_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's numbers, scales and biases."""
-    tensors = [*layer.parameters(), *layer.buffers()]
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(each.nbytes for each in [*layer.parameters(), *layer.buffers()])
 
 
 def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
@@ -125,7 +125,7 @@ def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "L V"]:
     """Return what a model says of the tokens that it is asked for."""
-    return logits_of(model, tokens)[0, first_target(model) - 1 : -1].float()
+    return logits_of(model, tokens)[0, first_target(model) - 1 : -1]
 
 
 def _read(
@@ -135,14 +135,9 @@ def _read(
     losses, kls = [], []
     for n, tokens in enumerate(sequences):
         logits = _logits(model, tokens)
-        losses.append(nn.functional.cross_entropy(logits, tokens[0, -len(logits) :]).double())
-        kls.append(_kl(own[n], logits) if own else torch.zeros(()))
-    return torch.stack(losses), torch.stack(kls)
-
-
-def _kl(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> Tensor:
-    p, q = full.log_softmax(-1), other.log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).double().mean()
+        losses.append(nll(logits, tokens[0, -len(logits) :]) / len(logits))
+        kls.append(divergence(own[n], logits) / len(logits) if own else 0.0)
+    return torch.tensor(losses, dtype=torch.float64), torch.tensor(kls, dtype=torch.float64)
 
 
 def _kurtosis(
