@@ -279,7 +279,8 @@ def describe(scheme: Scheme) -> str:
     told = [grid.words.format(part) for part, grid in parts]
     told = [each.replace("per channel", "per output channel") for each in told]
     if scheme.cache is not None:
-        told.append(scheme.cache.words.format("keys and values") + " and head")
+        head = " and head" if scheme.cache.per != "tensor" else ""
+        told.append(scheme.cache.words.format("keys and values") + head)
     if scheme.method is not None:
         told.append(f"by {scheme.method}")
     rest = "activations in full precision"
