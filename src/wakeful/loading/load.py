@@ -196,7 +196,7 @@ def _read(
             read_generation(place.path, GENERATION)
         found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
     read = found.pop("read")
-    stored = found.pop("stored", None) or _stored(place)
+    stored = found.pop("stored") if "stored" in found else _stored(place)
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored = dtype
     found["stored"] = stored
@@ -219,15 +219,14 @@ def _stored(place: Place) -> torch.dtype | None:
         return None
 
 
-def fits_memory(folder: Path, device: torch.device, dtype: torch.dtype | None) -> bool:
+def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
     """Whether a folder's model fits a device's memory with room for what is made of it.
 
     Otherwise its weights stay in their files (`wakeful.paged`); a GPU has to hold its model.
     """
     if device.type != "cpu":
         return True
-    with Shards(folder) as tensors:
-        size = sum(each.numel() * (dtype or each.dtype).itemsize for each in tensors.values())
+    size = sum(each.numel() * (dtype or each.dtype).itemsize for each in tensors.values())
     return COPIES * size <= free_memory(device)
 
 
@@ -317,7 +316,10 @@ def _transformers(
 ) -> dict[str, Any]:
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
-    stays = place.kind == "folder" and not fits_memory(place.path, device, dtype)
+    stays, kept = False, {}
+    if place.kind == "folder":
+        with Shards(place.path) as tensors:
+            stays, kept = not fits_memory(tensors, device, dtype), {"stored": tensors.stored}
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
@@ -343,6 +345,7 @@ def _transformers(
         "architecture": type(module).__name__,
         "path": None if place.kind == "hub" else place.path,
         "read": read,
+        **kept,
     }
 
 
