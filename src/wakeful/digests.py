@@ -1,6 +1,7 @@
 """SHA-256 of files and of models' weights."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,11 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(value: object) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of a value's JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def state_sha256(model: "nn.Module", about: str = "") -> str:

@@ -38,9 +38,9 @@ def test_two_at_once(source, tmp_path, monkeypatch):
     other = prepare(source, tmp_path / "other", vocab_size=300)
     move_in = preparing.move_in
 
-    def late(building, folder, settings):
+    def late(building, folder, info):
         shutil.copytree(other.folder, folder)
-        move_in(building, folder, settings)
+        move_in(building, folder, info)
 
     monkeypatch.setattr(preparing, "move_in", late)
     assert prepare(source, tmp_path / "d", vocab_size=300).info == other.info

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wakeful.data.order import key64, mix64
-from wakeful.data.tokens import PreparedData, TokenFile, documents_path, split_facts, tokens_path
+from wakeful.data.tokens import PreparedData, TokenFile, finish_split, tokens_path
 from wakeful.errors import WakefulError
 
 PASSAGE = 64
@@ -66,10 +66,9 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) 
         for start, end in zip(starts[~bad], ends[~bad], strict=True):
             file.write(validation.tokens[start:end].tobytes())
     os.replace(shorter, path)
-    starts = (np.cumsum(lengths) - lengths).astype("<i8")
-    np.save(documents_path(data.folder, "validation"), starts, allow_pickle=False)
-    facts = split_facts(
-        data.folder, "validation", len(lengths), int(lengths.sum()), int(num_bytes[~bad].sum())
+    starts = np.cumsum(lengths) - lengths
+    facts = finish_split(
+        data.folder, "validation", starts, int(lengths.sum()), int(num_bytes[~bad].sum())
     )
     dropped["tokens"] = validation.num_tokens - facts["tokens"]
     return {"validation": facts, "overlap": dropped}

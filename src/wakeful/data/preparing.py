@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import json
 import os
 import re
 import shutil
@@ -28,21 +27,21 @@ from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
-    FORMAT,
     SPLITS,
     TOKEN_DTYPES,
     VERSION,
     PreparedData,
     SplitName,
     building_beside,
-    documents_path,
+    data_info,
     existing_data,
+    finish_split,
     move_in,
     opened,
-    split_facts,
     token_dtype,
     tokens_path,
 )
+from wakeful.digests import json_digest
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, moved_in
 
@@ -151,29 +150,21 @@ def prepare(
         if tokenizer is None:
             assert vocab_size is not None
             tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
+        held = validation_source
         sides: dict[SplitName, Side] = {"train": split.train, "validation": split.validation}
-        info: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": single_sources(source),
-            "validation_source": []
-            if validation_source is None
-            else single_sources(validation_source),
-            "manifest": manifest,
-            "corpora_sha256": corpora,
-            "settings": settings,
-            "split_rule": split.rule,
-            "tokenizer": {
-                "fingerprint": tokenizer.fingerprint,
-                "vocab_size": tokenizer.vocab_size,
-                "end_of_text": tokenizer.end_of_text,
-            },
-            "dtype": token_dtype(tokenizer.vocab_size),
-            "splits": {
+        info = data_info(
+            tokenizer,
+            {
                 name: _write_split(building, name, sides[name], tokenizer, progress)
                 for name in SPLITS
             },
-        }
+            source=single_sources(source),
+            validation_source=[] if held is None else single_sources(held),
+            manifest=manifest,
+            corpora_sha256=corpora,
+            settings=settings,
+            split_rule=split.rule,
+        )
         if not keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
@@ -182,8 +173,7 @@ def prepare(
             info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
         tokenizer.save(building)
         shutil.rmtree(scratch)
-        (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-        move_in(building, folder, settings)
+        move_in(building, folder, info)
     return PreparedData.open(folder)
 
 
@@ -216,13 +206,10 @@ def prepared(
         and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
         **{name: options[name] for name in plain},
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    label = (
-        re.sub(r"[^A-Za-z0-9]+", "-", Path(single_sources(source)[0]).stem).strip("-")[:40]
-        or "text"
-    )
+    stem = Path(single_sources(source)[0]).stem
+    label = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "text"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    return prepare(source, root / "data" / f"{label}-{digest}", **options)
+    return prepare(source, root / "data" / f"{label}-{json_digest(key)}", **options)
 
 
 def load_data(
@@ -314,8 +301,7 @@ def _shared_tokenizer(
             for name in ("vocab_size", "validation_fraction", "max_bytes", "text_field")
         },
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    folder = default_cache_dir() / "data" / f"{MIXTURE}-{digest}"
+    folder = default_cache_dir() / "data" / f"{MIXTURE}-{json_digest(key)}"
     if not (folder / "tokenizer.json").is_file():
         with building_beside(folder) as building:
             sides: list[Side] = []
@@ -430,8 +416,7 @@ def _write_split(
                 file.write(np.asarray(ids, dtype).tobytes())
                 num_tokens += len(ids)
                 new = last
-    np.save(documents_path(folder, split), np.asarray(starts, "<i8"), allow_pickle=False)
-    return split_facts(folder, split, len(starts), num_tokens, side.num_bytes)
+    return finish_split(folder, split, starts, num_tokens, side.num_bytes)
 
 
 def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

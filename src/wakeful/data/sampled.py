@@ -19,16 +19,16 @@ from wakeful.data.overlap import NothingHeldOut, drop_overlap
 from wakeful.data.split import DIGEST, held_out
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
-    FORMAT,
     SPLITS,
     TOKEN_DTYPES,
-    VERSION,
     PreparedData,
+    SplitName,
     building_beside,
-    documents_path,
+    changed_settings,
+    data_info,
     existing_data,
+    finish_split,
     move_in,
-    split_facts,
     token_dtype,
     tokens_path,
 )
@@ -54,13 +54,11 @@ class Parts:
         file = self.path / _SETTINGS
         if not file.is_file():
             return
-        theirs = _read(file)
-        theirs = theirs if isinstance(theirs, dict) else {}
-        changed = [name for name in settings if theirs.get(name) != settings[name]]
+        changed = changed_settings(_read(file), settings)
         if changed:
             raise WakefulError(
-                f"{folder} was begun with another {' and '.join(changed)}: go on with the same, or "
-                f"delete {self.path} to begin anew"
+                f"{folder} was begun with another {changed}: go on with the same, or delete "
+                f"{self.path} to begin anew"
             )
 
     def __iter__(self) -> Iterator[Documents]:
@@ -160,8 +158,7 @@ def sampled(
     with building_beside(folder) as building:
         info = _built(building, documents, tokenizer, name=name, settings=settings, common=common)
         info["sampled"] = {"documents": len(documents), "cut": cut}
-        (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-        move_in(building, folder, settings)
+        move_in(building, folder, info)
     parts.remove()
     return PreparedData.open(folder)
 
@@ -177,8 +174,8 @@ def _built(
 ) -> dict[str, Any]:
     """Write all files but `data.json`; return what that says."""
     tokenizer.save(building)
-    dtype = token_dtype(tokenizer.vocab_size)
-    rows = [np.array(document, TOKEN_DTYPES[dtype]) for document in documents]
+    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
+    rows = [np.array(document, dtype) for document in documents]
     whole = hashlib.sha256()
     digests: list[bytes] = []
     for row in rows:
@@ -189,32 +186,24 @@ def _built(
     if kept is None:
         raise _alike(name)
     num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
-    info: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "source": [f"samples of {name}"],
-        "validation_source": [],
-        "corpora_sha256": [whole.hexdigest()],
-        "settings": settings,
-        "split_rule": f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
-        "tokenizer": {
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "end_of_text": tokenizer.end_of_text,
-        },
-        "dtype": dtype,
-        "splits": {},
-    }
+    splits: dict[SplitName, dict[str, Any]] = {}
     for split, side in zip(SPLITS, (~kept, kept), strict=True):
         mine = [row for row, here in zip(rows, side, strict=True) if here]
         lengths = np.array([len(row) for row in mine])
         np.concatenate(mine).tofile(tokens_path(building, split))
-        starts = (np.cumsum(lengths) - lengths).astype("<i8")
-        np.save(documents_path(building, split), starts, allow_pickle=False)
-        facts = split_facts(
-            building, split, len(mine), int(lengths.sum()), int(num_bytes[side].sum())
+        starts = np.cumsum(lengths) - lengths
+        splits[split] = finish_split(
+            building, split, starts, int(lengths.sum()), int(num_bytes[side].sum())
         )
-        info["splits"][split] = facts
+    info = data_info(
+        tokenizer,
+        splits,
+        source=[f"samples of {name}"],
+        validation_source=[],
+        corpora_sha256=[whole.hexdigest()],
+        settings=settings,
+        split_rule=f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
+    )
     try:
         found = drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
     except NothingHeldOut:

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -247,16 +247,35 @@ def documents_path(folder: Path, split: SplitName) -> Path:
     return folder / f"{split}.documents.npy"
 
 
-def split_facts(
-    folder: Path, split: SplitName, documents: int, tokens: int, num_bytes: int
+def finish_split(
+    folder: Path, split: SplitName, starts: Sequence[int] | np.ndarray, tokens: int, num_bytes: int
 ) -> dict[str, Any]:
-    """Return the facts in `data.json` of a split whose files are written."""
+    """Write where a split's documents begin, beside its tokens; return its facts in `data.json`."""
+    np.save(documents_path(folder, split), np.asarray(starts, "<i8"), allow_pickle=False)
     return {
-        "documents": documents,
+        "documents": len(starts),
         "tokens": tokens,
         "bytes": num_bytes,
         "sha256": file_sha256(tokens_path(folder, split)),
         "documents_sha256": file_sha256(documents_path(folder, split)),
+    }
+
+
+def data_info(
+    tokenizer: Tokenizer, splits: dict[SplitName, dict[str, Any]], **about: Any
+) -> dict[str, Any]:
+    """Return what `data.json` says of splits that are written: `about` is where they are from."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **about,
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "end_of_text": tokenizer.end_of_text,
+        },
+        "dtype": token_dtype(tokenizer.vocab_size),
+        "splits": splits,
     }
 
 
@@ -364,13 +383,17 @@ def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None
     existing = PreparedData.open(folder)
     theirs = existing.info.get("settings")
     if theirs != settings:
-        ours = theirs if isinstance(theirs, dict) else {}
-        changed = [name for name in settings if ours.get(name) != settings[name]]
         raise WakefulError(
-            f"{folder} was prepared with another {' and '.join(changed)}: "
+            f"{folder} was prepared with another {changed_settings(theirs, settings)}: "
             "delete it or choose another folder"
         )
     return existing
+
+
+def changed_settings(theirs: object, settings: dict[str, Any]) -> str:
+    """Return the names of the settings that a file has other values of, or none."""
+    there = theirs if isinstance(theirs, dict) else {}
+    return " and ".join(name for name in settings if there.get(name) != settings[name])
 
 
 @contextlib.contextmanager
@@ -396,8 +419,9 @@ def building_beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def move_in(building: Path, folder: Path, settings: dict[str, Any]) -> None:
-    """Give the built folder its name in one step, once its bytes are on the disk."""
+def move_in(building: Path, folder: Path, info: dict[str, Any]) -> None:
+    """Write `data.json`, and give the built folder its name in one step, its bytes on the disk."""
+    (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     for path in filter(Path.is_file, building.rglob("*")):
         with path.open("rb") as file:
             os.fsync(file.fileno())  # or a crash could leave the name without the bytes
@@ -405,5 +429,5 @@ def move_in(building: Path, folder: Path, settings: dict[str, Any]) -> None:
         building.rename(folder)
     except OSError:
         # Another process may have prepared the same meanwhile; theirs is as good as ours.
-        if existing_data(folder, settings) is None:
+        if existing_data(folder, info["settings"]) is None:
             raise

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.config.tables import to_table
-from wakeful.digests import state_sha256
+from wakeful.digests import json_digest, state_sha256
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.paths import default_cache_dir
@@ -181,5 +181,4 @@ def row_digest(row: Tensor) -> bytes:
 
 
 def _in_cache(about: About) -> Path:
-    name = hashlib.sha256(json.dumps(to_table(about), sort_keys=True).encode()).hexdigest()[:16]
-    return default_cache_dir() / "predictions" / name
+    return default_cache_dir() / "predictions" / json_digest(to_table(about))
