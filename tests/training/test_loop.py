@@ -516,27 +516,47 @@ class Session:
         self.ended.append(exit_code)
 
 
-def test_weights_and_biases_get_what_the_metrics_have(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Tracked(Session):
+    """A stand-in for Trackio, which prints, and is told nothing at its end."""
+
+    def init(self, **options: Any) -> "Session":
+        print("* Trackio project initialized")
+        return super().init(**options)
+
+    def finish(self, exit_code: int = 0) -> None:
+        super().finish(exit_code)
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_a_tracker_gets_what_the_metrics_have(
+    tracker: str,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    session = Session()
-    monkeypatch.setitem(sys.modules, "wandb", session)
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    on = {"wandb": True, "steps": 5, "checkpoint_every": 2, "eval_every": 3}
+    session = Session() if tracker == "wandb" else Tracked()
+    monkeypatch.setitem(sys.modules, tracker, session)
+    monkeypatch.delenv(f"{tracker.upper()}_PROJECT", raising=False)
+    on = {tracker: True, "steps": 5, "checkpoint_every": 2, "eval_every": 3}
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
             train(tiny(text, train=on), tmp_path / "run")
     run = train(Config(), tmp_path / "run", resume=True)
-    assert session.ended == [1, 0]
+    assert len(session.ended) == 2
     one, two = session.begun
-    assert one == two  # the same id: it goes on in the same place
-    assert (one["project"], one["name"], one["resume"]) == ("wakeful", "vanilla", "allow")
+    assert one == two  # the same id, or name: it goes on in the same place
+    assert (one["project"], one["resume"]) == ("wakeful", "allow")
     assert one["config"]["train"]["steps"] == 5
-    assert one["dir"] == str(run.path)
     losses_of = {step: row["train/loss"] for step, row in session.logged if "train/loss" in row}
     assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
     assert {step for step, row in session.logged if "validation/loss" in row} == {3, 5}
+    if tracker == "wandb":
+        assert (one["name"], one["dir"], session.ended) == ("vanilla", str(run.path), [1, 0])
+    else:
+        assert re.fullmatch(r"vanilla-[0-9a-f]{16}", one["name"])
+        assert "Trackio" not in capsys.readouterr().out
 
 
 def test_weights_and_biases_offline(
@@ -569,37 +589,6 @@ def test_without_the_package_nothing_is_begun(
     with pytest.raises(WakefulError, match=rf"needs the package {package}: pip install"):
         train(tiny(text, train={package: True}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_trackio_gets_what_the_metrics_have(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Tracked(Session):
-        def init(self, **options: Any) -> "Session":
-            print("* Trackio project initialized")
-            return super().init(**options)
-
-        def finish(self, exit_code: int = 0) -> None:
-            super().finish(exit_code)
-
-    session = Tracked()
-    monkeypatch.setitem(sys.modules, "trackio", session)
-    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
-    on = {"trackio": True, "steps": 3, "checkpoint_every": 2, "eval_every": 3}
-    with monkeypatch.context() as patch:
-        stop_after(patch, 2)
-        with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text, train=on), tmp_path / "run")
-    run = train(Config(), tmp_path / "run", resume=True)
-    one, two = session.begun
-    assert one == two  # the same name: it goes on in the same place
-    assert (one["project"], one["resume"]) == ("wakeful", "allow")
-    assert re.fullmatch(r"vanilla-[0-9a-f]{16}", one["name"])
-    assert one["config"]["train"]["steps"] == 3
-    losses_of = {step: row["train/loss"] for step, row in session.logged if "train/loss" in row}
-    assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
-    assert len(session.ended) == 2
-    assert "Trackio" not in capsys.readouterr().out
 
 
 def test_trackio_itself_keeps_the_rows(
