@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from typing import Any
 
 import polars as pl
 
@@ -17,7 +17,6 @@ LOSS = "loss"
 """The figure, and the group, that all others are set against."""
 COST = "cost"
 """The group in which rows differ because they are built to."""
-_OVERALL = "overall"
 
 
 @dataclass(frozen=True)
@@ -111,29 +110,26 @@ def _ranking(
         for column in columns
         for variant in comparison.variants
     }
-    groups = tuple(dict.fromkeys(column.group for column in columns))
-    found: dict[str, dict[str, list[float]]] = {
-        variant: {name: [] for name in (*groups, _OVERALL)} for variant in comparison.variants
-    }
-    for seed in seeds:
-        ranks = [(column.group, _ranks(comparison, column, figures, seed)) for column in columns]
-        for variant, over_seeds in found.items():
-            mine: list[float] = []
-            for group in groups:
-                those = [ranked[variant] for name, ranked in ranks
-                         if name == group and variant in ranked]  # fmt: skip
-                if those:
-                    mine.append(fmean(those))
-                    over_seeds[group].append(mine[-1])
-            over_seeds[_OVERALL].append(fmean(mine) if mine else math.nan)
     timed = equal_time(comparison)
-    rows = [
-        _row(comparison, variant, over_seeds, timed.get(variant), len(seeds))
-        for variant, over_seeds in found.items()
-    ]
+    ranks = _ranks(columns, figures, seeds)
+    rows: list[Ranked] = []
+    for variant in comparison.variants:
+        mine = ranks.filter(variant=variant)
+        each = _means(mine, "seed")
+        overall = mean_and_error([each.get(seed, math.nan) for seed in seeds])
+        rows.append(
+            Ranked(
+                variant=variant,
+                groups=_means(mine, "group"),
+                overall=overall,
+                reach=reach(overall[1], len(seeds)),
+                difference=paired_difference(comparison, variant),
+                same_time=timed.get(variant),
+            )
+        )
     apart = [column for column in columns if column.group != COST]
     return Ranking(
-        groups=groups,
+        groups=tuple(dict.fromkeys(column.group for column in columns)),
         rows=tuple(sorted(rows, key=lambda row: row.overall[0])),
         fronts=tuple(
             front
@@ -158,37 +154,31 @@ def _ranking(
 
 
 def _ranks(
-    comparison: Comparison,
-    column: Column,
+    columns: Sequence[Column],
     figures: Mapping[tuple[str, str], Mapping[int, float]],
-    seed: int,
-) -> dict[str, float]:
-    """Return the rank in one column of each variant that has its figure with this seed."""
-    values = {
-        variant: figures[column.figure, variant][seed]
-        for variant in comparison.variants
-        if seed in figures[column.figure, variant]
-    }
-    places = pl.Series(values.values()).rank("average", descending=column.better == "higher")
-    return dict(zip(values, places.to_list(), strict=True))
+    seeds: Sequence[int],
+) -> pl.DataFrame:
+    """Return the mean rank in each group of columns, a row a variant and seed that has any."""
+    schema = {"figure": pl.String, "group": pl.String, "variant": pl.String, "seed": pl.Int64,
+              "value": pl.Float64}  # fmt: skip
+    rows = [
+        (column.figure, column.group, variant, seed, -value if column.better == "higher" else value)
+        for column in columns
+        for (name, variant), found in figures.items()
+        if name == column.figure
+        for seed, value in found.items()
+        if seed in seeds
+    ]
+    rank = pl.col("value").rank("average").over("figure", "seed")
+    ranked = pl.DataFrame(rows, schema=schema, orient="row").with_columns(rank=rank)
+    place = ["variant", "seed", "group"]
+    return ranked.group_by(place, maintain_order=True).agg(pl.col("rank").mean())
 
 
-def _row(
-    comparison: Comparison,
-    variant: str,
-    found: Mapping[str, Sequence[float]],
-    same_time: Estimate | None,
-    seeds: int,
-) -> Ranked:
-    overall = mean_and_error(found[_OVERALL])
-    return Ranked(
-        variant=variant,
-        groups={name: fmean(ranks) for name, ranks in found.items() if ranks and name != _OVERALL},
-        overall=overall,
-        reach=reach(overall[1], seeds),
-        difference=paired_difference(comparison, variant),
-        same_time=same_time,
-    )
+def _means(ranks: pl.DataFrame, over: str) -> dict[Any, float]:
+    """Return the mean rank of each group, over seeds, or of each seed, over groups."""
+    means = ranks.group_by(over, maintain_order=True).agg(pl.col("rank").mean())
+    return dict(means.select(over, "rank").iter_rows())
 
 
 def _front(
