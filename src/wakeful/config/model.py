@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from wakeful.config.options import What
+from wakeful.config.refusals import AtLeast, AtMost, check_rules
 from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 
@@ -109,21 +110,21 @@ class ModelConfig:
     scale_residual_init: bool = False
     """Divide the initial out and down projections by sqrt(2 · num_layers), as GPT-2 does."""
 
+    SECTION = "model"
+    RULES = (
+        AtLeast("vocab_size max_length num_layers num_heads width mlp_width", 1),
+        AtLeast("num_kv_heads head_width relaxed_prefix rotary_width stored_prefix", 0),
+        AtLeast("logit_cap query_scalar window", 0),
+        AtMost("relaxed_prefix", "max_length"),
+    )
+
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             if entry.type is float and type(value) is int:
                 # Formats that we export to tell 500000 from 500000.0.
                 object.__setattr__(self, entry.name, float(value))
-        for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
-            if getattr(self, name) < 1:
-                raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "num_kv_heads", "head_width", "relaxed_prefix", "rotary_width", "stored_prefix",
-            "logit_cap", "query_scalar", "window",
-        ):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
+        check_rules(self, *self.RULES)
         if self.head_width == 0 and self.width % self.num_heads:
             raise WakefulError(
                 f"model.num_heads = {self.num_heads} does not divide model.width = {self.width}; "
@@ -154,11 +155,6 @@ class ModelConfig:
             )
 
     def _check_prefixes(self) -> None:
-        if self.relaxed_prefix > self.max_length:
-            raise WakefulError(
-                f"model.relaxed_prefix = {self.relaxed_prefix} is longer than model.max_length = "
-                f"{self.max_length}"
-            )
         if self.stored_prefix >= self.max_length:
             raise WakefulError(
                 f"model.stored_prefix = {self.stored_prefix} leaves no room for text within "
