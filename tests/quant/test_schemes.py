@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
+from wakeful.evaluation.damage import describe
 from wakeful.quant import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
 from wakeful.quant.arithmetic import Arithmetic, _by_floats, integer_matmul
 from wakeful.quant.linear import QuantizedLinear, quantized
@@ -296,3 +297,9 @@ def test_repr_says_what_it_is() -> None:
         4, 2, SCHEMES["w4"], bias=False, dtype=torch.float32, arithmetic="integer"
     )
     assert "scheme=w4, arithmetic=integer" in repr(layer)
+
+
+def test_a_cache_is_described_by_what_shares_a_scale() -> None:
+    for per, head in (("token", " and head"), ("channel", " and head"), ("tensor", "")):
+        scheme = Scheme(weights=None, cache=Absmax(bits=8, per=per))
+        assert describe(scheme).startswith(f"8-bit keys and values per {per}{head};")
