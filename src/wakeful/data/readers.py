@@ -113,7 +113,7 @@ def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Documen
             if text.strip():
                 place = f"{path}, line {number}"
                 yield Document(
-                    f"{name}:{number}", _text_of(_parsed(text, place), place, text_field)
+                    f"{name}:{number}", _text_of(parsed_json(text, place), place, text_field)
                 )
 
 
@@ -141,11 +141,12 @@ def _read_json_array(name: str, path: Path, text_field: str) -> Iterator[Documen
             f"{path}: an array of more than {MAX_LINE_BYTES // 2**20} MiB: write an object a line "
             f"(jq -c '.[]' {shlex.quote(str(path))} > {lines})"
         )
-    for number, row in enumerate(_parsed(decoded(path.read_bytes(), path), str(path))):
+    for number, row in enumerate(parsed_json(decoded(path.read_bytes(), path), str(path))):
         yield Document(f"{name}:{number}", _text_of(row, f"{path}, row {number}", text_field))
 
 
-def _parsed(text: str, place: str) -> Any:
+def parsed_json(text: str, place: str) -> Any:
+    """Return the value of a JSON text that stands at a place, or raise `WakefulError`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -6,13 +6,12 @@ multiple choice  {"goal": ..., "sol1": ..., "sol2": ...}           PIQA; "label"
                  {"context": ..., "choices": [...], "answer": 1}   a text that a choice continues
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.data.readers import checked_text
+from wakeful.data.readers import checked_text, parsed_json
 from wakeful.errors import WakefulError
 from wakeful.plain_text import decoded
 
@@ -136,11 +135,7 @@ def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         place = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or deep"
-            raise WakefulError(f"{place}: not JSON ({reason}): mend or remove the line") from error
+        row = parsed_json(line, place)
         if not isinstance(row, dict):
             raise WakefulError(f"{place}: a JSON {type(row).__name__}, not an object")
         empty = False

@@ -22,30 +22,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import (
-    attention_of,
-    check_bounds,
-    config_of,
-    hushed,
-    narrowed,
-    read_config,
-)
+from wakeful.hf.whole import attention_of, check_bounds, config_of, hushed, narrowed, read_config
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.cache import check_cache, with_cache
-from wakeful.quant.convert import (
-    exchange,
-    is_linear,
-    prepared_as,
-    quantized_layers,
-    scheme_of,
-)
+from wakeful.quant.convert import exchange, is_linear, prepared_as, quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme
-from wakeful.runs.run import disk_errors, save_tensors
+from wakeful.runs.run import disk_errors, read_json, save_tensors
 from wakeful.version import __version__
 
 HEADER = "quantized.json"
@@ -197,14 +184,7 @@ def converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def read_header(folder: Path) -> dict[str, Any]:
     """Return what quantized.json says, checked."""
     path = folder / HEADER
-    try:
-        header = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise WakefulError(f"{path} is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise WakefulError(f"{path} holds no JSON object")
+    header = read_json(path)
     for key, kind in _FIELDS.items():
         if type(header.get(key)) is not kind:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
