@@ -10,14 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from helpers import (
-    EXAMPLES,
-    FIELD,
-    assert_rotated_along,
-    gradients,
-    some_tokens,
-    tiny_decoder,
-)
+from helpers import EXAMPLES, FIELD, assert_rotated_along, gradients, some_tokens, tiny_decoder
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf import code
 from wakeful.hf.configuration import WakefulConfig

@@ -2,10 +2,7 @@
 
 import pytest
 
-from data.preparations import (
-    TEXTS,
-    write,
-)
+from data.preparations import TEXTS, write
 
 
 @pytest.fixture

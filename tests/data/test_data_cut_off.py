@@ -8,11 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from data.preparations import (
-    failure,
-    left_over,
-    write,
-)
+from data.preparations import failure, left_over, write
 from wakeful.data import PreparedData, Tokenizer, prepare, preparing
 from wakeful.errors import WakefulError
 

@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from wakeful.data import readers
 from wakeful.data.preparing import prepare
 from wakeful.data.readers import Document, DocumentsHasher, documents_hash
-from wakeful.data.sources import (
-    Beginning,
-    beginning_of,
-    parse_hub,
-    read_documents,
-    source_manifest,
-)
+from wakeful.data.sources import Beginning, beginning_of, parse_hub, read_documents, source_manifest
 from wakeful.errors import WakefulError
 
 

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.preparations import (
-    TEXTS,
-    failure,
-    left_over,
-    texts_of,
-    write,
-)
+from data.preparations import TEXTS, failure, left_over, texts_of, write
 from wakeful.data import prepare
 from wakeful.data.readers import Document
 from wakeful.data.split import Spool, split_by_hash

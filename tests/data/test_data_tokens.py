@@ -6,13 +6,7 @@ from inspect import signature
 import numpy as np
 import pytest
 
-from data.preparations import (
-    TEXTS,
-    failure,
-    left_over,
-    texts_of,
-    write,
-)
+from data.preparations import TEXTS, failure, left_over, texts_of, write
 from wakeful.config.schema import TextConfig
 from wakeful.data import PreparedData, Tokenizer, prepare, prepared
 from wakeful.data.tokens import token_dtype

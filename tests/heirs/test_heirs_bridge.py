@@ -9,14 +9,7 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.heirs.bridge import (
-    Bridged,
-    Gap,
-    bridge,
-    gaps,
-    rebridge,
-    stayed,
-)
+from wakeful.heirs.bridge import Bridged, Gap, bridge, gaps, rebridge, stayed
 from wakeful.heirs.equations import whole_products
 from wakeful.heirs.inherit import grow, inherit
 from wakeful.heirs.layers import LayerMap

@@ -10,14 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from helpers import some_tokens
 from hf.models import recompute
-from hf.softmax1_models import (
-    PLAIN,
-    build,
-    every_model,
-    left_padded,
-    plain_attention,
-    twins,
-)
+from hf.softmax1_models import PLAIN, build, every_model, left_padded, plain_attention, twins
 from wakeful.hf.cache import CACHE
 from wakeful.hf.softmax1 import NAME, register
 

@@ -7,9 +7,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from helpers import some_tokens
-from hf.softmax1_models import (
-    build,
-)
+from hf.softmax1_models import build
 from wakeful.errors import WakefulError
 from wakeful.hf.softmax1 import NAME, check_softmax1, softmax1_attention
 

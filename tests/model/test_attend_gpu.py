@@ -4,23 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.attention import (
-    CASES,
-    SINKS,
-    Case,
-    d,
-    definition,
-    heads,
-    keep_of,
-    plain_keep,
-    sink_of,
-)
+from model.attention import CASES, SINKS, Case, d, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.errors import WakefulError
 from wakeful.model import attend as attend_module
-from wakeful.model.attend import (
-    attend,
-    sink_attention,
-)
+from wakeful.model.attend import attend, sink_attention
 
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",

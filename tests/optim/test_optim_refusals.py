@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from optim.problems import (
-    KERNELS,
-    WIDTH,
-    assert_same,
-    ortho,
-    train,
-    weights,
-)
+from optim.problems import KERNELS, WIDTH, assert_same, ortho, train, weights
 from wakeful.errors import WakefulError
 from wakeful.optim import OrthoAdam
 

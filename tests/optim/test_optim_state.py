@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from optim.problems import (
-    AXES,
-    ROTATIONS,
-    WIDTH,
-    assert_same,
-    ortho,
-    train,
-    weights,
-)
+from optim.problems import AXES, ROTATIONS, WIDTH, assert_same, ortho, train, weights
 from wakeful.errors import WakefulError
 from wakeful.optim import Learned, OrthoAdam, decay_groups
 

@@ -11,12 +11,7 @@ import vl_convert
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
 from wakeful.reports.charts import Titled, fixed, save_figures, slug, specification, still
-from wakeful.reports.diagnosis import (
-    diagnosis_report,
-    layer_charts,
-    rank_strips,
-    top_importance,
-)
+from wakeful.reports.diagnosis import diagnosis_report, layer_charts, rank_strips, top_importance
 from wakeful.reports.heads import attention
 from wakeful.reports.html import write
 from wakeful.reports.quantization import quantization_report

@@ -24,12 +24,7 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import save_chart
-from wakeful.reports.comparison import (
-    caveat,
-    comparison_report,
-    seeds_missing,
-    verdicts,
-)
+from wakeful.reports.comparison import caveat, comparison_report, seeds_missing, verdicts
 from wakeful.reports.comparison_charts import (
     cost_charts,
     difference_chart,

@@ -25,12 +25,7 @@ from wakeful.comparison.tables import (
 )
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
-from wakeful.reports.comparison import (
-    caveat,
-    comparison_report,
-    headline,
-    next_step,
-)
+from wakeful.reports.comparison import caveat, comparison_report, headline, next_step
 from wakeful.reports.comparison_charts import difference_chart, relative_loss_chart
 from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal

@@ -11,13 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from probes.architectures import (
-    ARCHITECTURES,
-    Recorder,
-    all_probes,
-    batch,
-    build,
-)
+from probes.architectures import ARCHITECTURES, Recorder, all_probes, batch, build
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
 from wakeful.probes import __all__ as public

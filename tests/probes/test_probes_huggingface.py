@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from probes.architectures import (
-    ARCHITECTURES,
-    Recorder,
-    all_probes,
-    batch,
-    build,
-)
+from probes.architectures import ARCHITECTURES, Recorder, all_probes, batch, build
 from wakeful.probes import exact
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch

@@ -14,15 +14,7 @@ import wakeful
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
-from wakeful.reports.charts import (
-    colored,
-    drawable,
-    lines,
-    opacity,
-    save_chart,
-    switchable,
-    tips,
-)
+from wakeful.reports.charts import colored, drawable, lines, opacity, save_chart, switchable, tips
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.html import write
 from wakeful.training.loop import train

@@ -11,11 +11,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.training.chunked_distillation import Over, Rest
-from wakeful.training.distillation import (
-    Distillation,
-    StoredDistillation,
-    distillation_loss,
-)
+from wakeful.training.distillation import Distillation, StoredDistillation, distillation_loss
 from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.stored import About, Store
 

@@ -16,11 +16,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.training import objective
-from wakeful.training.distillation import (
-    StoredDistillation,
-    distillation_loss,
-    top_k_loss,
-)
+from wakeful.training.distillation import StoredDistillation, distillation_loss, top_k_loss
 from wakeful.training.loop import train
 from wakeful.training.stored import About, Store, digest_of, top_k
 

@@ -11,14 +11,7 @@ import tomli_w
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, AtMost, Excludes, Within, check_rules
-from wakeful.config.tables import (
-    Table,
-    from_table,
-    merged,
-    on_preset,
-    read_table,
-    to_table,
-)
+from wakeful.config.tables import Table, from_table, merged, on_preset, read_table, to_table
 from wakeful.errors import WakefulError, nearest
 
 _MOST_TOKENS = 2**28

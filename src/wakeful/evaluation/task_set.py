@@ -28,11 +28,7 @@ def read_tasks(
         )
     try:
         from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
-        from wakeful.evaluation.tasks import (  # noqa: PLC0415 - only who asks needs lm-eval
-            choices_task,
-            lambada_task,
-            named_tasks,
-        )
+        from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks  # noqa: PLC0415 - only who asks needs lm-eval
     except ImportError as error:
         raise WakefulError(
             f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"

@@ -107,9 +107,7 @@ def _attach(
     tensors: Mapping[str, Tensor],
     place: str,
 ) -> None:
-    from compressed_tensors.utils import (  # noqa: PLC0415  # Transformers has read the model by it
-        match_named_modules,
-    )
+    from compressed_tensors.utils import match_named_modules  # noqa: PLC0415  # Transformers has read the model by it
 
     where = args["location"]
     stored = [tensors[each] for each in tensors if each.endswith(f".{name}.weight")]

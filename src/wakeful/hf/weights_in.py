@@ -16,12 +16,7 @@ from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import (
-    Shards,
-    read_config,
-    read_floats,
-    shares_head,
-)
+from wakeful.hf.whole import Shards, read_config, read_floats, shares_head
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton

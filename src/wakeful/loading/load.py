@@ -22,15 +22,7 @@ from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import (
-    INDEX,
-    ONE,
-    SMOLLM2,
-    Shards,
-    read_config,
-    smollm2_folder,
-    whole_model,
-)
+from wakeful.hf.whole import INDEX, ONE, SMOLLM2, Shards, read_config, smollm2_folder, whole_model
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder

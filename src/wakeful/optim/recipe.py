@@ -10,13 +10,7 @@ from torch import Tensor
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
-from wakeful.optim.rotations.base import (
-    Identity,
-    Learned,
-    Rotation,
-    generator_for,
-    rotation_of,
-)
+from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.sharding import fill_moment, layout_for, zeros
 
 

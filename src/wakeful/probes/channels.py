@@ -5,13 +5,7 @@ from typing import Any
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import (
-    Frame,
-    HiddenEvent,
-    MergeableProbe,
-    exact_rows,
-    first_and_rest,
-)
+from wakeful.probes.base import Frame, HiddenEvent, MergeableProbe, exact_rows, first_and_rest
 
 
 class ChannelOverlap(MergeableProbe):

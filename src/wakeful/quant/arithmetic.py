@@ -200,12 +200,8 @@ def _without_zero(q: Tensor, sums: Tensor, zero: Tensor | None) -> Tensor:
 def torchao_kernels() -> tuple[Any, Any]:
     """Return torchao's scaled int8 product and its weight-only tensor, or say how to install it."""
     try:
-        from torchao.kernel.intmm import (  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
-            int_scaled_matmul,
-        )
-        from torchao.quantization import (  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
-            IntxUnpackedToInt8Tensor,
-        )
+        from torchao.kernel.intmm import int_scaled_matmul  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
+        from torchao.quantization import IntxUnpackedToInt8Tensor  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise WakefulError(
             f"torchao cannot be used ({str(error).splitlines()[0]}); install it with "

@@ -20,20 +20,8 @@ from wakeful.reports.comparison_charts import (
 from wakeful.reports.diagnosis import LEVELS
 from wakeful.reports.film import film_of
 from wakeful.reports.heads import first_token_heads
-from wakeful.reports.value import (
-    Chart,
-    Findings,
-    Part,
-    Report,
-    Section,
-    Side,
-    Step,
-    Text,
-    glossary,
-)
-from wakeful.reports.value import (
-    Links as To,
-)
+from wakeful.reports.value import Chart, Findings, Part, Report, Section, Side, Step, Text, glossary
+from wakeful.reports.value import Links as To
 
 _HEALTH: Mapping[Level, str] = {
     "good": "stays well", "mixed": "sickens a little", "bad": "falls ill"

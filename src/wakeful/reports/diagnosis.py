@@ -34,14 +34,7 @@ from wakeful.reports.charts import (
     tips,
     wide,
 )
-from wakeful.reports.heads import (
-    attention,
-    hidden,
-    maps,
-    mean_attention,
-    pictures,
-    sink,
-)
+from wakeful.reports.heads import attention, hidden, maps, mean_attention, pictures, sink
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -62,9 +55,7 @@ from wakeful.reports.value import (
     listed,
     rough,
 )
-from wakeful.reports.value import (
-    method as told_method,
-)
+from wakeful.reports.value import method as told_method
 
 LEVELS: Mapping[Level, str] = {"good": "healthy", "mixed": "some", "bad": "strong"}
 MEANS = ("Means over layers", "over block outputs, the embedding left out")

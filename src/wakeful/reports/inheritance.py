@@ -20,14 +20,7 @@ from wakeful.heirs.outcome import (
     read_inheritance,
 )
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips
-from wakeful.reports.lineage import (
-    adapters,
-    bridged,
-    left_out,
-    narrowed,
-    objective,
-    predictions,
-)
+from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,

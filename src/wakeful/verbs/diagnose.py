@@ -21,14 +21,7 @@ from wakeful.model.evaluating import evaluating
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.verbs.result import (
-    Measured,
-    Source,
-    asked,
-    in_memory,
-    name_of,
-    same_or_each,
-)
+from wakeful.verbs.result import Measured, Source, asked, in_memory, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 

@@ -13,14 +13,7 @@ from torch import nn
 from wakeful.config.verbs import LENGTH, EvaluateOptions
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.costs import (
-    OURS,
-    THEIRS,
-    check_lengths,
-    code_of,
-    costs,
-    on_our_decoder,
-)
+from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs, on_our_decoder
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.perplexity import check_likelihoods, perplexity
@@ -36,14 +29,7 @@ from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.verbs.inherited import with_heirs
-from wakeful.verbs.result import (
-    Measured,
-    Source,
-    asked,
-    in_memory,
-    name_of,
-    same_or_each,
-)
+from wakeful.verbs.result import Measured, Source, asked, in_memory, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 

@@ -34,15 +34,7 @@ from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
 from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-from wakeful.verbs.result import (
-    Source,
-    asked,
-    dtype_of,
-    each_model,
-    in_memory,
-    name_of,
-    showing,
-)
+from wakeful.verbs.result import Source, asked, dtype_of, each_model, in_memory, name_of, showing
 from wakeful.verbs.session import bos_words, foretell, own_words
 from wakeful.world import World, joined
 

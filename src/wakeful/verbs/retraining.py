@@ -11,13 +11,7 @@ from wakeful.display import Display
 from wakeful.errors import Diverged, WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import (
-    check_absorbs,
-    learned_gates,
-    learned_sinks,
-    open_gates,
-    store_prefix,
-)
+from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
 from wakeful.training.matching import MATCHING_PASSES, Matching, divergence, match
 from wakeful.verbs.session import counting
 

@@ -11,14 +11,7 @@ from wakeful.display import LONG, Display, Shown, duration
 from wakeful.evaluation.reading import Words, own_task
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.result import (
-    Result,
-    Source,
-    dtype_of,
-    each_model,
-    same_or_each,
-    showing,
-)
+from wakeful.verbs.result import Result, Source, dtype_of, each_model, same_or_each, showing
 from wakeful.world import World, joined
 
 
