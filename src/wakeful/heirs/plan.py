@@ -198,10 +198,10 @@ def steps_within(
     if steps < _FEWEST:
         parts = ", ".join(f"{c.name} {c.step:.1f} s a step" for c in costs)
         raise WakefulError(
-            f"{max(0.0, seconds) / 60:.3g} minutes are enough for {max(0, steps)} steps ({parts}; "
-            f"{fixed:.0f} s of evaluations; reading, choosing and bridging take {before:.0f} s "
-            "more): give more --minutes, fewer --baseline, a smaller --batch_size, less validation "
-            "text or fewer --bridge.tokens"
+            f"{max(0.0, seconds + before) / 60:.3g} minutes are enough for {max(0, steps)} steps "
+            f"({parts}; {fixed:.0f} s of evaluations and {before:.0f} s of reading, choosing and "
+            "bridging come before): give more --minutes, fewer --baseline, a smaller --batch_size, "
+            "less validation text or fewer --bridge.tokens"
         )
     return steps
 

@@ -390,10 +390,11 @@ def _foretold(
     check_stages(recipe, decoder)
     expected = foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
-    limit = "" if options.train.steps else f"all in {options.minutes or _DEFAULT_MINUTES:g} minutes"
+    minutes = options.minutes or _DEFAULT_MINUTES
+    limit = "" if options.train.steps else f"all in {minutes:g} minutes"
     if whole >= LONG or limit:
         parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
-        parts += ["and training for what is left"] if limit else []
+        parts += [f"and training {duration(max(0.0, minutes * 60 - whole))}"] if limit else []
         limit = limit or f"{duration(whole)} in all"
         show.note(f"very roughly, on this machine: {', '.join(parts)}; {limit}")
     return expected["closed forms"]
