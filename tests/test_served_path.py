@@ -63,7 +63,7 @@ def said(program: str, package: str, model: Path) -> str:
     """Return what an engine writes after the prompt."""
     if lacks(package):
         pytest.skip(f"{ENGINES} has no {package}: name a Python that has it by WAKEFUL_ENGINES")
-    place = model.parent / f"{package}.py"
+    place = model.parent / f"ask_{package}.py"  # the package's own name would hide it
     place.write_text(program, "utf-8")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}

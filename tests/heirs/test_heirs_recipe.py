@@ -324,9 +324,7 @@ def test_steps_are_what_fits_into_the_time() -> None:
     assert steps * 5.0 + 6 * 10.0 <= 600.0 * 0.94 < (steps + 1) * 5.0 + 6 * 10.0
     with pytest.raises(WakefulError, match="minutes are enough for 0 steps"):
         steps_within(costs, 20.0)
-    with pytest.raises(
-        WakefulError, match=r"^2 minutes are enough for 0.* 100 s of reading"
-    ):
+    with pytest.raises(WakefulError, match=r"^2 minutes are enough for 0.* 100 s of reading"):
         steps_within(costs, 20.0, before=100.0)
 
 
