@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from torch import Tensor
 
 from wakeful.config.model import ModelConfig
@@ -148,3 +151,9 @@ def assert_rotated_along(width: int, line: Line, entry: list[dict[str, Any]]) ->
     assert line.axes == ((axis,) if rotated else ()), line
     rotation = {"kind": "hadamard", "seed": 0, "name": line.name, "axis": axis, "width": width}
     assert entry == [rotation] * rotated
+
+
+def since(version: str, what: str) -> pytest.MarkDecorator:
+    """Skip a test where Transformers is older than the version that does what it asks for."""
+    old = Version(transformers.__version__) < Version(version)
+    return pytest.mark.skipif(old, reason=f"Transformers before {version}: {what}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import since
 from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.hf.weights_out import describe
 from wakeful.variants import variants
@@ -45,6 +46,7 @@ EXAMPLES = [
 ]
 
 
+@since("5.15", "it has Granite SWA")
 @pytest.mark.parametrize(("field", "example"), EXAMPLES)
 def test_the_page_says_what_a_variant_is_exported_as(field: str, example: str) -> None:
     name = example.partition("(")[0]
@@ -62,6 +64,7 @@ def test_the_page_says_what_a_variant_is_exported_as(field: str, example: str) -
         assert kind.startswith("granite")
 
 
+@since("5.15", "it has Granite SWA")
 def test_the_table_is_that_of_what_was_measured() -> None:
     page = served.PAGE.read_text("utf-8")
     table = page.partition(served.FROM)[2].partition(served.TO)[0]

@@ -125,8 +125,9 @@ def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_pa
     kind = export(decoder, tmp_path / "out", tokenizer=known)
     assert kind == name.split(",", maxsplit=1)[0]
     theirs, report = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
+        tmp_path / "out", output_loading_info=True,
+        attn_implementation="eager" if kind == "gemma2" else None,  # SDPA once knew no cap
+    )  # fmt: skip
     assert not any(report.values())
     assert type(theirs).__module__.startswith("transformers.models.")
     assert theirs.config.architectures == [type(theirs).__name__]

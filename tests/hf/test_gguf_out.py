@@ -17,6 +17,7 @@ from tokenizers import models as kinds
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 import wakeful
+from helpers import since
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_architectures import stated
@@ -37,6 +38,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXTS, vocab_size=270)
 
 
+@since("5.19", "it reads tokenizers of Llamas and Gemmas in GGUF files")
 @torch.no_grad()
 @pytest.mark.parametrize("family", TRANSFORMERS)
 def test_transformers_reads_the_same_model(
@@ -144,8 +146,10 @@ def test_rows_that_are_not_whole_blocks_stay_halves(tokenizer: Tokenizer, tmp_pa
     [
         ({"normalizer": "softmax1", "qk_norm": True},
          "is a wakeful .model.normalizer = softmax1"),
-        ({"normalizer": "softmax1", "local_layers": (0,), "local_theta": 100.0},
-         "model.local_theta"),
+        pytest.param(
+            {"normalizer": "softmax1", "local_layers": (0,), "local_theta": 100.0},
+            "model.local_theta", marks=since("5.15", "it has Granite SWA"),
+        ),
         ({"route": "svformer"}, "is a wakeful .model.route = svformer"),
         ({"rope": "llama3(factor=8.0, original_length=8192)", "qk_norm": True}, "model.rope"),
         ({"attention_bias": "all"}, "attention_bias"),

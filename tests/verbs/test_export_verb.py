@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import wakeful
-from helpers import tiny_decoder
+from helpers import since, tiny_decoder
 from hf.gguf_models import GEMMA2, TEXTS, decoder
 from test_cli import fails
 from training.runs import text, tiny
@@ -132,6 +132,7 @@ def test_the_ends_of_a_configuration_alone_go_along(
     assert read_decoder(folder).ends == wakeful.load(tmp_path / "out").ends == both
 
 
+@since("5.16", "it reads vocab.json and merges.txt of a GPT-2")
 def test_settings_go_along_with_a_tokenizer_that_is_in_older_files(tmp_path: Path) -> None:
     theirs = GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=32)
     AutoModelForCausalLM.from_config(theirs).save_pretrained(tmp_path / "gpt2")
