@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
-from helpers import since
 from probes.architectures import LLAMA, QWEN35
 from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main
@@ -134,7 +133,6 @@ LATER: dict[str, tuple[str, dict[str, Any], list[int]]] = {
 }  # fmt: skip
 
 
-@since("5.23", "Gemma 4 and Llama 4 are as they are here")
 @pytest.mark.parametrize("name", LATER)
 def test_what_later_architectures_say_of_layers_follows(name: str, tmp_path: Path) -> None:
     kind, options, kept = LATER[name]
@@ -162,7 +160,6 @@ def test_what_later_architectures_say_of_layers_follows(name: str, tmp_path: Pat
         assert torch.equal(read.generate(tokens, **told), plain)
 
 
-@since("5.23", "Gemma 4 is as it is here")
 def test_what_depends_on_the_number_of_layers_in_an_unknown_way_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,8 @@ CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
 
 def cache_name(model: nn.Module) -> str:
     """Return what a model's `forward` calls its cache: code beside weights may be older."""
-    known = inspect.signature(model.forward).parameters
-    return CACHE if CACHE in known else "past_key_values"
+    known, older = inspect.signature(model.forward).parameters, "past_key_values"
+    return older if older in known and CACHE not in known else CACHE
 
 
 class WakefulCache(TransformersCache):
