@@ -3,6 +3,9 @@
 import dataclasses
 import shlex
 
+import polars as pl
+import pytest
+
 from pages.synthetic import damage
 from wakeful.quant.schemes import parse_scheme
 from wakeful.reports.quantization import after_saving, next_step
@@ -34,3 +37,29 @@ def test_a_stock_folder_is_served() -> None:
     first, second, *_ = after_saving("a", "b c", 4096, stock=True)
     assert first.command == "vllm serve 'b c'"
     assert second.command.startswith("wakeful evaluate a 'b c'")
+
+
+@pytest.mark.parametrize(
+    ("expression", "kurtosis", "asked"),
+    [
+        ("moderate", 90.0, "wakeful cure a --rotate hadamard"),
+        ("moderate", 3.1, "wakeful quantize a --scheme fine"),
+        ("nvfp4", 90.0, "wakeful cure a --for nvfp4"),
+    ],
+)
+def test_what_helps_follows_from_the_outliers_and_the_grid(
+    expression: str, kurtosis: float, asked: str
+) -> None:
+    scheme, found = parse_scheme(expression), damage("a", lost=0.5)
+    layers = found.measurement.layers.with_columns(
+        scheme=pl.when(pl.col("scheme") == "fine").then(pl.lit(str(scheme))).otherwise("scheme"),
+        value=pl.when(metric="input_kurtosis").then(kurtosis).otherwise("value"),
+    )
+    measurement = dataclasses.replace(
+        found.measurement, schemes={str(scheme): found.measurement.schemes["fine"]}, layers=layers
+    )
+    found = dataclasses.replace(
+        found, measurement=measurement, schemes={str(scheme): scheme}, bytes={str(scheme): 2},
+        seconds={str(scheme): 1.0},
+    )  # fmt: skip
+    assert next_step(found, "a").command == asked

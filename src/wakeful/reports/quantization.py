@@ -239,11 +239,16 @@ def headline(damage: Damage) -> str:
     return f"{damage.measurement.name} quantized: {told}."
 
 
+_FEW_OUTLIERS = 6.0
+"""A median kurtosis of layers' inputs below which no rotation is proposed; a Gaussian has 3."""
+
+
 def next_step(damage: Damage, source: str) -> Step:
     """Return how to save the smallest harmless model, or what may cost less than the best scheme.
 
-    A rotation spreads outliers of activations. Where weights alone are quantized it does not help:
-    the rounding or the groups have to be finer.
+    A rotation spreads outliers of activations. Where there are few, as in a rotated model, scales
+    have to be finer; in blocks, which hold outliers to themselves, it may hurt. Where weights alone
+    are quantized it does not help: the rounding or the groups have to be finer.
     """
     model, levels = shlex.quote(source), {each.title: each.level for each in findings(damage)}
     harmless = [name for name, level in levels.items() if level == "good"]
@@ -264,8 +269,7 @@ def next_step(damage: Damage, source: str) -> Step:
     if scheme.weights is None:
         return Step("keep more bits of the cache", f"wakeful quantize {model} --scheme kv8")
     if scheme.activations:
-        return Step(f"{best} costs least, and rounds activations: rotate their outliers away first",
-                    f"wakeful cure {model} --rotate hadamard")  # fmt: skip
+        return _for_activations(damage, best, model)
     finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
     if not 0 < scheme.weights.group <= _SMALL and scheme.weights.per == "channel":
         small = copy.copy(scheme.weights)
@@ -274,6 +278,21 @@ def next_step(damage: Damage, source: str) -> Step:
     asked = " ".join(shlex.quote(str(each).replace("'", '"')) for each in finer) or "fine"
     return Step(f"{best} costs least and rounds weights alone: GPTQ or smaller groups may help",
                 f"wakeful quantize {model} --scheme {asked}")  # fmt: skip
+
+
+def _for_activations(damage: Damage, best: str, model: str) -> Step:
+    """Return what may help a scheme that rounds activations."""
+    scheme, told = damage.schemes[best], f"{best} costs least, and"
+    grids = [grid for _, grid in scheme.activations]
+    if any(grid.group or grid.emulated for grid in grids):
+        asked = f"wakeful cure {model} --for {shlex.quote(scheme.expression)}"
+        return Step(f"{told} rounds activations: see which cure it wants", asked)
+    spread = layer_errors(damage, best)["kurtosis_rest"].median()
+    if isinstance(spread, float) and spread < _FEW_OUTLIERS:
+        asked = f"wakeful quantize {model} --scheme fine"
+        return Step(f"{told} its inputs have few outliers: give each token a scale", asked)
+    asked = f"wakeful cure {model} --rotate hadamard"
+    return Step(f"{told} rounds activations: rotate their outliers away first", asked)
 
 
 def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
