@@ -35,12 +35,13 @@ METHODS = {
 def main(arguments: Sequence[str]) -> None:
     """Run what is missing, a cell at a time, and print the tables."""
     asked = _parser().parse_args(arguments)
-    out = Path(asked.out)
+    out = Path(asked.out).resolve()  # cells run elsewhere
     (out / "cells").mkdir(parents=True, exist_ok=True)
     model = load(asked.model)
+    assert model.path is not None
     texts, calibration = _windows(model, asked)
     shared = {
-        "model": str(_folder(model, asked.model)), "texts": texts, "calibration": calibration,
+        "model": str(model.path.resolve()), "texts": texts, "calibration": calibration,
         "threads": asked.threads, "first": model.bos,
         "tasks": dict(_tasks(model, asked.piqa, asked.lambada, asked.items)),
     }  # fmt: skip
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
         print(name, flush=True)
         with (out / "cells" / f"{name}.log").open("w") as log:
             done = subprocess.run(
-                [python, "-m", "benchmarks.peers.cell", str((out / "job.json").resolve())],
+                [python, "-m", "benchmarks.peers.cell", str(out / "job.json")],
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False,
                 env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": str(asked.threads)},
             )  # fmt: skip
@@ -146,18 +147,9 @@ def _tasks(model: Model, piqa: str, lambada: str, count: int) -> Iterator[tuple[
         yield "lambada", items
 
 
-def _folder(model: Model, name: str) -> Path:
-    """Return the folder that Transformers, in every environment, reads the model of."""
-    if name == "smollm2":
-        from wakeful.hf.whole import smollm2_folder
-
-        return smollm2_folder()
-    return Path(name).resolve()
-
-
 def _environment(tool: str, out: Path) -> str:
     """Return the Python of a tool's environment, which is made where it is missing."""
-    folder = (out / "environments" / tool).resolve()
+    folder = out / "environments" / tool
     python = folder / "bin" / "python"
     if tool == "wakeful":
         return sys.executable

@@ -45,10 +45,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             if isinstance(module, nn.Linear) and not name.endswith("lm_head")
         }
         tool = import_module(f"benchmarks.peers.with_{job['tool']}")
-        start = time.perf_counter()
-        asked = tool.quantized(model, job["method"], form, calibration, group_of(widths), job)
-        found["seconds"] = time.perf_counter() - start
         found["group"] = group_of(widths)
+        start = time.perf_counter()
+        asked = tool.quantized(model, job["method"], form, calibration, found["group"], job)
+        found["seconds"] = time.perf_counter() - start
         save = getattr(tool, "save", None)
     logits = logits_of(asked)
     found["losses"] = {name: losses(logits, windows) for name, windows in job["texts"].items()}

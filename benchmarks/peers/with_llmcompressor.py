@@ -37,7 +37,6 @@ PREPARED = {
 }  # fmt: skip
 """What each method does before it rounds. R1 and R2 are QuaRot's rotations without online ones;
 random orthogonal matrices, since its Hadamard matrices fit few widths."""
-METHODS = tuple(PREPARED)
 if not torch.accelerator.is_available():  # AWQ pins memory, which torch refuses without one
     torch.Tensor.pin_memory = lambda tensor, *_: tensor
 

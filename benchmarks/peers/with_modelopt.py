@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from benchmarks.peers.formats import Format
 
 ALGORITHMS = {"rtn": "max", "awq": {"method": "awq_lite"}, "smoothquant": "smoothquant"}
-METHODS = tuple(ALGORITHMS)
 BLOCKS = {"nvfp4": mtq.NVFP4_DEFAULT_CFG, "mxfp4": mtq.MXFP4_DEFAULT_CFG}
 
 

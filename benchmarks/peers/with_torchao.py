@@ -19,8 +19,6 @@ from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
 
-METHODS = ("rtn",)
-
 
 def quantized(
     model: PreTrainedModel, method: str, form: Format, calibration: list[Tensor], group: int,

@@ -15,7 +15,6 @@ from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.verbs.choosing import Texts, choose
 
-METHODS = ("rtn", "gptq", "cured", "cured, gptq")
 HEADS = ("*head",)
 
 
@@ -24,7 +23,7 @@ def quantized(
     job: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
-    scheme, before = _scheme(form, group), calibration
+    scheme = _scheme(form, group)
     asked: nn.Module = model
     if method.startswith("cured"):
         asked = plain = decoder_of(model).eval()
@@ -40,7 +39,7 @@ def quantized(
             weights=scheme.weights, inputs=scheme.inputs, scales=scheme.scales, method=Gptq()
         )
     return quantize(
-        asked, scheme, calibration=before if scheme.calibrated else (),
+        asked, scheme, calibration=calibration if scheme.calibrated else (),
         skip=() if form.cache else HEADS,
     )  # fmt: skip
 

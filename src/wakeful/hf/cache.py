@@ -1,28 +1,20 @@
 """What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
 
-import dataclasses
-import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, SupportsInt
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache as TransformersCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from wakeful.errors import WakefulError
 from wakeful.model.cache import Cache
 
-_FIELDS = {field.name for field in dataclasses.fields(CausalLMOutputWithPast)}
+_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
 CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
 """What Transformers calls the cache among arguments and outputs; another name before 5.24."""
-
-
-def cache_name(model: nn.Module) -> str:
-    """Return what a model's `forward` calls its cache: code beside weights may be older."""
-    known, older = inspect.signature(model.forward).parameters, "past_key_values"
-    return older if older in known and CACHE not in known else CACHE
 
 
 class WakefulCache(TransformersCache):

@@ -1,7 +1,6 @@
 """A model ready to run, with what turns text into its tokens: what `load` returns."""
 
 import dataclasses
-import inspect
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +18,9 @@ from wakeful.data.encoding import Encoder
 from wakeful.data.tokenizer import CONFIG, GENERATION, StreamDecoder, Tokenizer, around, beside_of
 from wakeful.errors import WakefulError
 from wakeful.hf.agreement import Agreement, agreement
-from wakeful.hf.cache import CACHE, cache_name
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
+from wakeful.loading.theirs import TheirForward
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import Sampling, continuation, generate
@@ -349,22 +348,18 @@ class Model:
         own, prompt = as_decoder(self.module), self.checked(list(prompt))
         if own is not None:
             return self._one_by_one(generate(own, prompt, **choice))
-        past = None
-        # Only the last token's logits are wanted, and the head is the widest matrix.
-        known = inspect.signature(self.module.forward).parameters
-        last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        name = cache_name(self.module)
-
-        def step(tokens: Tensor) -> Tensor:
-            nonlocal past
-            output = self.module(input_ids=tokens, use_cache=True, **{name: past}, **last)
-            past = output.get(CACHE)
-            return output.logits[0, -1]
-
+        forward = TheirForward(self.module)
         much = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
         how, context = Sampling(**choice), self.context
         return self._one_by_one(
-            continuation(step, prompt, how, device=self.device, context=context, **much)
+            continuation(
+                lambda tokens: forward(tokens)[0],
+                prompt,
+                how,
+                device=self.device,
+                context=context,
+                **much,
+            )
         )
 
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:

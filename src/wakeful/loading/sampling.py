@@ -1,6 +1,5 @@
 """Whole documents that a model writes, many side by side."""
 
-import inspect
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import CACHE, cache_name
 from wakeful.loading.model import Model
+from wakeful.loading.theirs import TheirForward
 from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import Sampling, side_by_side
@@ -66,23 +65,16 @@ class _TheirStep:
         self._model = model
         self._rows = list(range(rows))
         self._size = rows
-        self._past: Any = None
-        known = inspect.signature(model.module.forward).parameters
-        # Only the last token's logits are wanted, and the head is the widest matrix.
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        self._name = cache_name(model.module)
+        self._forward = TheirForward(model.module)
 
     def __call__(self, tokens: Tensor, rows: list[int]) -> Tensor:
         self._rows = [self._rows[row] for row in rows]
         whole = tokens.new_zeros((self._size, tokens.shape[1]))
         whole[self._rows] = tokens
-        output = self._model.module(
-            input_ids=whole, use_cache=True, **{self._name: self._past}, **self._last
-        )
-        self._past = output.get(CACHE)
-        if self._past is None:
+        logits = self._forward(whole)
+        if self._forward.cache is None:
             raise WakefulError(
                 f"{self._model.name}, a {self._model.architecture}, keeps no cache of keys and "
                 "values, and generating without one takes too long: choose another model"
             )
-        return output.logits[self._rows, -1]
+        return logits[self._rows]
