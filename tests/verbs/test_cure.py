@@ -1,6 +1,7 @@
 """The verb cure: a model in, the same function without outliers out; and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,19 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert "--rotate hadamard" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
+
+
+def test_a_learned_rotation_is_written(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+    out, rotation = tmp_path / "cured", "learned(loss=rounding(scheme='w4a4'), steps=5)"
+    arguments = ["--text", words, "--rotate", rotation, "--rotate_inner", "--train_length", "32"]
+    assert main(["cure", str(llama), *arguments, "--out", str(out), *READ]) == 0
+    plain, cured = wakeful.load(llama), wakeful.load(out)
+    tokens = torch.arange(40).view(2, 20)
+    torch.testing.assert_close(cured.logits(tokens), plain.logits(tokens), atol=1e-4, rtol=1e-4)
+    done = json.loads((out / "cure.json").read_text("utf-8"))["done"]["Rotation"]
+    found = re.search(r"scheme='w4a4'\), steps=5\), seed 0; its loss (\S+) → (\S+);", done)
+    assert found is not None
+    assert float(found[2]) < float(found[1])
 
 
 def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path: Path) -> None:
@@ -224,6 +238,7 @@ def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
         ([], "cure"),
         (["--rotate", "spiral"], "spiral"),
         (["--rotate", "eigenbasis"], "eigenbasis"),
+        (["--rotate", "learned(loss=wip)"], "whip"),
         (["--prefix", "0"], "prefix"),
         (["--prefix", "many"], "prefix"),
         (["--prefix", "80"], "prefix"),
