@@ -134,9 +134,15 @@ class Cure(Measured):
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         models = self.diagnosis.models
-        return diagnosis_report(
+        found = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
             done=[*self.done, *moved], steps=after_cure(self.source, folder),
+        )  # fmt: skip
+        if (choice := self.choice) is None:
+            return found
+        return replace(
+            found, headlines=[*choice.headlines, *found.headlines],
+            sections=[*choice.sections, *found.sections],
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -246,7 +252,7 @@ def cure(
             + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
         )  # fmt: skip
         done = [("Conversion", said)] if said else []
-        done += [] if choice is None else choice.lines
+        done += [] if choice is None else [("Chosen", choice.said)]
         stands, base = list[int](), plain
         if wanted.trains:
             check_retrains(plain, wanted)
