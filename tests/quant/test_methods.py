@@ -25,6 +25,7 @@ from wakeful.quant.convert import linear_layers, observe, plain_linear
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 from wakeful.quant.schemes.methods import Gptq, Smooth
+from wakeful.quant.schemes.seen import Readers, Seen
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
@@ -144,7 +145,11 @@ def test_calibration_sees_what_layers_read(make) -> None:
         x = torch.cat(xs)
         torch.testing.assert_close(seen[name].products, x.T @ x, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(seen[name].channels, x.abs().amax(0))
-    shared = [name for name in seen if seen[name].weights is next(iter(seen.values())).weights]
+        torch.testing.assert_close(seen[name].sums, x.abs().sum(0))
+    shared = [name for name in seen if seen[name].readers is next(iter(seen.values())).readers]
+    assert [id(each) for _, each in next(iter(seen.values())).readers.layers] == [
+        id(seen[name]) for name in shared
+    ]
     assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
 
 
@@ -197,7 +202,7 @@ def test_gptq_in_portions_is_gptq_at_once(
 def test_smoothing_moves_ranges_and_not_the_function(alpha: float) -> None:
     x, w = torch.rand(11) + 0.1, torch.rand(11) + 0.1
     x[3], w[5] = 0.0, 0.0  # a dead channel stays as it is
-    s = Smooth(alpha=alpha).divisor(x, w)
+    s = Smooth(alpha=alpha).divisor(Seen(x, x, 0.0, None, Readers(w)), Absmax(bits=8, per="tensor"))
     expected = x**alpha / w ** (1 - alpha)
     expected[[3, 5]] = 1.0
     torch.testing.assert_close(s, expected)
@@ -313,8 +318,9 @@ def test_what_methods_and_caches_refuse() -> None:
 
 
 def test_smoothing_counts_readers_of_one_tensor_once() -> None:
-    layer = nn.Linear(4, 3)
-    assert Smooth().divisor(torch.zeros(4), layer.weight.detach().abs().amax(0)).tolist() == [1] * 4
+    none, w = torch.zeros(4), torch.randn(3, 4).abs().amax(0)
+    seen = Seen(none, none, 0.0, None, Readers(w))
+    assert Smooth().divisor(seen, Absmax(bits=8, per="tensor")).tolist() == [1] * 4
 
 
 def test_all_readers_of_one_tensor_are_divided_alike() -> None:

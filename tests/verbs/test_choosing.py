@@ -1,5 +1,7 @@
 """The cure that is chosen for a format is the one that loses least, by the definition."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import parse_scheme, quantize
+from wakeful.reports.value import Table
 from wakeful.surgery import Bases, rotate, store_prefix
 from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Texts, choose
 
@@ -82,7 +85,18 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     (proof,) = choice.proofs
     assert proof.interval[1] < 0
     assert proof.difference[0] == pytest.approx(proof.after[0] - proof.before[0])
-    assert len(choice.lines) == len(choice.trials) + 2
+    assert choice.proved == choice.best
+    before, tried = (section.parts[0] for section in choice.sections)
+    assert isinstance(before, Table)
+    assert isinstance(tried, Table)
+    assert [cell.text for cell in before.cells[0]][:1] == [str(least.scheme)]
+    assert before.columns[1:3] == ["no cure", str(choice.best)]
+    assert len(tried.rows) == len(choice.trials)
+    assert str(choice.best) in choice.headlines[0]
+    assert "not sure enough" not in choice.headlines[0]
+    kept = replace(choice, best=Candidate())
+    assert "not sure enough to keep" in kept.headlines[0]
+    assert kept.said.startswith("no cure")
 
 
 def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:

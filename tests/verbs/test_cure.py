@@ -398,7 +398,6 @@ def test_a_cure_is_chosen_for_a_format(
     outlier: bool, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is chosen is carried out, or nothing is, and either is said and written."""
-    trial = Trial(Candidate(), parse_scheme("nvfp4"), (0.2, 0.1))
     proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
     def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
@@ -406,8 +405,13 @@ def test_a_cure_is_chosen_for_a_format(
         assert given["token"] == 256
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
-        best = Candidate("block_diagonal(size=8)", True, True, "prefix") if outlier else Candidate()
-        return Choice(best, tuple(schemes), (trial,), (proof,))
+        tried = Candidate("block_diagonal(size=8)", True, True, "prefix")
+        trials = [
+            Trial(each, scheme, (loss, 0.1))
+            for each, loss in ((Candidate(), 0.2), (tried, 0.1))
+            for scheme in schemes
+        ]
+        return Choice(tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,))
 
     monkeypatch.setattr("wakeful.verbs.cure.choose", chosen)
     path, out = tmp_path / "long.txt", tmp_path / "cured"
@@ -420,7 +424,9 @@ def test_a_cure_is_chosen_for_a_format(
         "scheme": "nvfp4", "cure": "no cure", "damage": [0.2, 0.1]
     }  # fmt: skip
     done = found["done"]
-    assert "difference −0.100 (95% interval" in done["nvfp4, on further text"]
+    page = (out / "report.html").read_text("utf-8")
+    assert page.index("−0.100 (95% interval") < page.index("What was done")
+    assert ("not sure enough to keep" in page) == (not outlier)
     config = wakeful.load(out).decoder().config
     assert config.stored_prefix == config.mlp_rotation == config.qk_rotation == outlier
     if outlier:

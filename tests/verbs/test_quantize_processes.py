@@ -12,8 +12,8 @@ from training import processes
 from verbs.test_diagnose import llama
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.quant.linear import Seen
 from wakeful.quant.merging import merge
+from wakeful.quant.schemes.seen import Readers, Seen
 from wakeful.world import World
 
 __all__ = ["llama"]
@@ -58,14 +58,16 @@ def test_two_processes_write_what_one_does(llama: Path, tmp_path: Path) -> None:
 
 
 def test_what_processes_saw_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = torch.tensor([1.0, 5.0]), torch.eye(2)
-    found = {name: Seen(shared[0], torch.ones(2), 2.0, shared[1]) for name in ("q", "k")}
+    top, sums, products = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 6.0]), torch.eye(2)
+    readers = Readers(torch.ones(2))
+    found = {name: Seen(top, sums, 2.0, products, readers) for name in ("q", "k")}
     monkeypatch.setattr(World, "check_same", lambda *_: None)
     monkeypatch.setattr(World, "most", lambda _, each: each.clamp_min(3))
     monkeypatch.setattr(World, "sum", lambda _, each: 2 * each)
     merge(found, World(0, 2))
     for seen in found.values():
         assert seen.channels.tolist() == [3.0, 5.0]
+        assert seen.sums.tolist() == [8.0, 12.0]
         assert seen.outputs == 3.0
         assert seen.products is not None
         assert torch.equal(seen.products, 2 * torch.eye(2))  # once, though two layers share it

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
@@ -109,7 +109,7 @@ class HuggingFaceSource(EventSource):
 
         def after(layer: int) -> Callable[..., None]:
             def hook(_block: nn.Module, _args: tuple, output: Any) -> None:
-                h = output if isinstance(output, Tensor) else output[0]
+                h = stream_of(output)
                 emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
             return hook
@@ -267,6 +267,11 @@ class _DirectCalls(TorchFunctionMode):
             )  # fmt: skip
             self.emit(event)
         return output
+
+
+def stream_of(output: Any) -> Float[Tensor, "B L D"]:
+    """Return the states of the residual stream in what a block puts out."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:

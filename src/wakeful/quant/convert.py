@@ -3,7 +3,8 @@
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,19 +21,13 @@ from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
-from wakeful.quant.experts import routers_of, unfused, with_modules
-from wakeful.quant.linear import (
-    QuantizedLinear,
-    Seen,
-    by_sequence,
-    check,
-    divisor_of,
-    matrix,
-    quantized,
-)
+from wakeful.quant.experts import put, routers_of, unfused, with_modules
+from wakeful.quant.linear import QuantizedLinear, by_sequence, check, divisor_of, matrix, quantized
 from wakeful.quant.merging import merge
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.schemes import Scheme, parse_scheme
+from wakeful.quant.reconstruction import fit_blocks
+from wakeful.quant.schemes import Scales, Scheme, parse_scheme
+from wakeful.quant.schemes.seen import Readers, Seen
 from wakeful.quant.walking import Enough, portions
 from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.roles import role_of
@@ -97,11 +92,13 @@ def quantize(
     layers = linear_layers(model, skip)
     if len(calibration) < world.size:  # too little to share: everyone reads all
         world = ALONE
-    share = calibration[world.part(len(calibration))]
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
     for each, part in _by_scheme(layers, scheme, by_pattern).items():
-        _exchanged(model, part, each, arithmetic, share, replaced, world)
+        fits = each.method is not None and each.method.fits_blocks
+        by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
+        share = calibration[by.part(len(calibration))]
+        _exchanged(model, part, each, arithmetic, share, replaced, by)
     return _with_cache(model, replaced, scheme, calibration)
 
 
@@ -159,20 +156,47 @@ def _exchanged(
         fed = {name for readers in readers_of_norms(model).values() for name in readers}
     readers = readers_of_tensors(model) if joined else []
     beside = {name: each for each in readers for name in each}
-    looks = method is not None or scheme.scales == "static"
+    fits = method is not None and method.fits_blocks
+    looks = (method is not None and not fits) or scheme.scales == "static"
     asked = {
         "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
     }  # fmt: skip
     weighs = products and method is not None and method.weighs_tokens
     weights = token_weights(model, layers, calibration) if weighs else None
-    for part in portions(model, layers, calibration) if products else [layers]:
-        seen = observe(model, part, calibration, weights=weights, **asked) if looks else {}
-        merge(seen, world)
-        for name, shown in seen.items():
-            shown.of_norm = name in fed
-        for name, layer in part.items():
-            largest = _largest(layers, beside[name], scheme, seen) if name in beside else None
-            replaced[id(layer)] = quantized(layer, scheme, arithmetic, seen.get(name), largest)
+    follows = method is not None and method.follows
+    walked = portions(model, layers, calibration, follows=follows) if products else [layers]
+    with _standing(model, layers):
+        for part in walked:
+            seen = observe(model, part, calibration, weights=weights, **asked) if looks else {}
+            merge(seen, world)
+            for name, shown in seen.items():
+                shown.of_norm = name in fed
+            largest = {
+                name: _largest(layers, beside[name], scheme, seen)
+                for name in part
+                if name in beside
+            }
+
+            def make(
+                name: str, rounded: tuple[Tensor, Scales] | None = None, seen=seen, largest=largest
+            ) -> QuantizedLinear:
+                beside = seen.get(name), largest.get(name)
+                return quantized(layers[name], scheme, arithmetic, *beside, rounded)
+
+            made = fit_blocks(model, part, scheme, calibration, make) if fits else {}
+            made |= {name: make(name) for name in part if name not in made}
+            replaced.update((id(layers[name]), each) for name, each in made.items())
+            if follows:
+                put(model, made)
+
+
+@contextmanager
+def _standing(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put these layers back into a model in which others stand in their places meanwhile."""
+    try:
+        yield
+    finally:
+        put(model, layers)
 
 
 def _with_cache(
@@ -324,7 +348,9 @@ def observe(
         if weighed is not None and seen.products is not None:
             seen.products += rows.T @ (rows * weighed.unsqueeze(1))
         if shared is None or shared.channels is not seen.channels:
-            torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
+            size = rows.abs()
+            torch.maximum(seen.channels, size.amax(0), out=seen.channels)
+            seen.sums += size.sum(0)
             if seen.products is not None and weights is None:
                 seen.products += rows.T @ rows
         if outputs:
@@ -355,13 +381,17 @@ def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool)
 
     The tensors are then the same objects, but for products that are its `own`.
     """
-    weights = matrix(layer)[0].detach().float().abs().amax(0)
-    width = weights.shape[0]
-    gram = weights.new_zeros(width, width) if products and (own or shared is None) else None
-    if shared is not None:
-        torch.maximum(shared.weights, weights, out=shared.weights)
-        return Seen(shared.channels, shared.weights, 0.0, shared.products if gram is None else gram)
-    return Seen(torch.zeros_like(weights), weights, 0.0, gram)
+    weight = matrix(layer)[0].detach()
+    top = weight.float().abs().amax(0)
+    gram = top.new_zeros(len(top), len(top)) if products and (own or shared is None) else None
+    if shared is None:
+        found = Seen(torch.zeros_like(top), torch.zeros_like(top), 0.0, gram, Readers(top))
+    else:
+        torch.maximum(shared.readers.weights, top, out=shared.readers.weights)
+        gram = shared.products if gram is None else gram
+        found = replace(shared, outputs=0.0, products=gram)
+    found.readers.layers.append((weight, found))
+    return found
 
 
 def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:

@@ -79,6 +79,13 @@ def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Modu
     return copy.deepcopy(model, shared | dict(replaced)).eval()
 
 
+def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers into a model, in place, by their names."""
+    for name, layer in layers.items():
+        place, _, last = name.rpartition(".")
+        model.get_submodule(place)._modules[last] = layer
+
+
 def routers_of(model: nn.Module) -> set[int]:
     """Return the ids of modules beside experts that have a row of weights for each expert."""
     found: set[int] = set()

@@ -6,7 +6,6 @@ Shapes: M tokens, K input channels, N output channels.
 import copy
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,26 +18,11 @@ from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import AT_ONCE, is_finite, like, whole
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Grid, Scales, Scheme
+from wakeful.quant.schemes.seen import Seen
 
 _PACKED_BITS = 4
 """Up to this many bits, two numbers share a byte."""
 _SCALES = ("scale", "outer", "input_scale", "output_scale", "divisor")
-
-
-@dataclass
-class Seen:
-    """What calibration text shows of a layer."""
-
-    channels: Tensor
-    """(K,), the largest |x| of each input channel."""
-    weights: Tensor
-    """(K,), the largest |W| of each, over all layers that read the same tensor."""
-    outputs: float
-    """The largest |y|."""
-    products: Tensor | None
-    """(K, K), XᵀX in float32, where it was asked for."""
-    of_norm: bool = True
-    """Whether a norm put out what the layer reads; looked at for a method that asks."""
 
 
 class QuantizedLinear(nn.Module):
@@ -84,7 +68,8 @@ class QuantizedLinear(nn.Module):
         for part, kind in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
             static = kind is not None and scheme.scales == "static"
             self._put(part, torch.ones(1, 1) if static else None)
-        self._put("divisor", torch.ones(in_features) if _divides(scheme) else None)
+        divides = scheme.method is not None and scheme.method.divides
+        self._put("divisor", torch.ones(in_features) if divides else None)
 
     integers: Tensor
     scale: Tensor
@@ -100,17 +85,25 @@ class QuantizedLinear(nn.Module):
 
     @torch.no_grad()
     def fit(
-        self, weight: Tensor, bias: Tensor | None, seen: Seen | None, largest: Tensor | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        seen: Seen | None,
+        largest: Tensor | None = None,
+        rounded: tuple[Tensor, Scales] | None = None,
     ) -> None:
         """Take over a full-precision matrix (N, K) and its bias, by what calibration showed.
 
-        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
+        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do;
+        `rounded` are the codes and scales where they are known.
         """
         grid, method, source = self.grid, self.scheme.method, weight
         if largest is not None:
             grid = copy.copy(grid)
             grid.outer = grid.shared_scale(largest)
-        if method is None:
+        if rounded is not None:
+            integers, scales = rounded
+        elif method is None or method.fits_blocks:
             integers, scales = _rounded(grid, weight)
         else:
             assert seen is not None
@@ -139,6 +132,13 @@ class QuantizedLinear(nn.Module):
                 setattr(self, name, grid.shared_scale(bound))
 
     @property
+    def fixed_grid(self) -> Grid:
+        """Its grid under the outer scale that it has."""
+        grid = copy.copy(self.grid)
+        grid.outer = self.outer
+        return grid
+
+    @property
     def operands(self) -> Operands:
         """The weights as they are stored, with their scales."""
         grid = self.grid
@@ -161,14 +161,8 @@ class QuantizedLinear(nn.Module):
         A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
         does not depend on those beside it, nor does it in an x (B · L, K) inside of `by_sequence`.
         """
-        rows = x.reshape(-1, self.in_features).float()
-        if self.divisor is not None:
-            rows = rows / self.divisor
-        each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
+        rows, scales, each = self._read(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
-        scales = None
-        if inputs is not None:
-            scales = inputs.scales_of(rows, each, self.input_scale)
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
             arithmetic = "reference"  # an output that is rounded needs the definition's last bit
@@ -179,6 +173,22 @@ class QuantizedLinear(nn.Module):
         if outputs is not None:
             y = outputs.fake_quantize(y, outputs.scales_of(y, each, self.output_scale))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _read(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
+        """Return inputs in rows, their scales where they are quantized, and how many sequences."""
+        rows = x.reshape(-1, self.in_features).float()
+        if self.divisor is not None:
+            rows = rows / self.divisor
+        each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
+        grid = self.scheme.inputs
+        return rows, None if grid is None else grid.scales_of(rows, each, self.input_scale), each
+
+    def rounded_inputs(self, x: Tensor) -> Tensor:
+        """Return x̂ (..., K) of x (..., K), which the matrix multiplies."""
+        rows, scales, _ = self._read(x)
+        if self.scheme.inputs is not None and scales is not None:
+            rows = self.scheme.inputs.fake_quantize(rows, scales)
+        return rows.to(x.dtype).view(x.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -261,17 +271,18 @@ def quantized(
     arithmetic: Arithmetic,
     seen: Seen | None = None,
     largest: Tensor | None = None,
+    rounded: tuple[Tensor, Scales] | None = None,
 ) -> QuantizedLinear:
     """Return the quantized form of a linear layer, by what calibration showed of it.
 
-    `largest` is as in `QuantizedLinear.fit`.
+    `largest` and `rounded` are as in `QuantizedLinear.fit`.
 
     Raises:
         WakefulError: its weight is not finite.
     """
     check(layer)
     result = empty(layer, scheme, arithmetic)
-    result.fit(*matrix(layer), seen, largest)
+    result.fit(*matrix(layer), seen, largest, rounded)
     return result
 
 
@@ -297,11 +308,12 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantized
 
 def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
     """Return what a layer's inputs are divided by, (K,); None is 1."""
-    method = scheme.method
-    divisor = None if method is None else method.divisor(seen.channels, seen.weights)
-    if divisor is not None and method is not None and method.only_after_norms and not seen.of_norm:
-        return torch.ones_like(divisor)
-    return divisor
+    method, grid = scheme.method, scheme.weights
+    if method is None or grid is None or not method.divides:
+        return None
+    if method.only_after_norms and not seen.of_norm:
+        return torch.ones_like(seen.channels)
+    return method.divisor(seen, grid)
 
 
 def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
@@ -321,12 +333,6 @@ def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
     )
     assert scale is not None
     return torch.cat(integers), Scales(scale, zero, outer, found[0].group)
-
-
-def _divides(scheme: Scheme) -> bool:
-    """Whether a scheme's method divides inputs."""
-    one = torch.ones(1)
-    return scheme.method is not None and scheme.method.divisor(one, one) is not None
 
 
 def check(layer: nn.Module) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from wakeful.quant.linear import Seen
+from wakeful.quant.schemes.seen import Seen
 from wakeful.world import World
 
 
@@ -28,6 +28,7 @@ def merge(found: Mapping[str, Seen], world: World) -> None:
         if id(seen.channels) not in merged:
             merged.add(id(seen.channels))
             seen.channels.copy_(world.most(seen.channels))
+            seen.sums.copy_(world.sum(seen.sums.double()))
         if seen.products is not None and id(seen.products) not in merged:
             merged.add(id(seen.products))
             seen.products.copy_(world.sum(seen.products.double()))

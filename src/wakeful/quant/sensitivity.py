@@ -20,6 +20,7 @@ from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.convert import prepared_as, quantized_layers
+from wakeful.quant.experts import put
 from wakeful.quant.linear import empty
 from wakeful.quant.measure import divergence, nll
 from wakeful.quant.schemes import Absmax, Scheme
@@ -60,29 +61,29 @@ def costs(
     full = {name: plain.get_submodule(name) for name in layers}
     bends = _kurtosis(plain, full, sequences)
     try:
-        _put(small, full)
+        put(small, full)
         own = [_logits(small, tokens) for tokens in sequences]
         before = _read(small, sequences)[0]
         alone: dict[str, tuple[Tensor, Tensor]] = {}
         for name, layer in layers.items():
-            _put(small, {name: layer})
+            put(small, {name: layer})
             losses, kl = _read(small, sequences, own)
             alone[name] = losses - before, kl
-            _put(small, {name: full[name]})
+            put(small, {name: full[name]})
             progress(len(alone))
-        _put(small, layers)
+        put(small, layers)
         whole = _read(small, sequences)[0]
         found = []
         for name, layer in layers.items():
-            _put(small, {name: full[name]})
+            put(small, {name: full[name]})
             regained = whole - _read(small, sequences)[0]
-            _put(small, {name: layer})
+            put(small, {name: layer})
             loss, kl = (mean_and_error(each.tolist()) for each in alone[name])
             together = mean_and_error(regained.tolist())
             found.append(LayerCost(name, loss, together, kl, bends[name], size_of(layer)))
             progress(len(alone) + len(found))
     finally:
-        _put(small, layers)
+        put(small, layers)
     return sorted(found, key=lambda each: -each.alone[0])
 
 
@@ -115,12 +116,6 @@ def better_than(scheme: Scheme) -> Scheme:
 def size_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's numbers, scales and biases."""
     return sum(each.nbytes for each in [*layer.parameters(), *layer.buffers()])
-
-
-def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        place, _, last = name.rpartition(".")
-        model.get_submodule(place)._modules[last] = layer
 
 
 def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "L V"]:

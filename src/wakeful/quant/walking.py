@@ -7,11 +7,14 @@ its output waits for the next one's turn.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from wakeful.errors import WakefulError
+from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import blocks_of, logits_of
 from wakeful.quant.linear import matrix
 
@@ -25,29 +28,74 @@ class Enough(Exception):
     """Raised inside of a model that has run the block that is its turn."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A block whose layers are to be exchanged, by what a text shows of it."""
+
+    name: str
+    block: nn.Module
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    """Its arguments, sequence by sequence, in the model whose earlier blocks are exchanged."""
+    wanted: list[Tensor]
+    """(B, L, D): what it puts out in the model whose blocks are as they were."""
+
+
 def portions(
-    model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Tensor]
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    text: Sequence[Tensor],
+    *,
+    follows: bool = False,
 ) -> Iterator[dict[str, nn.Module]]:
     """Yield the layers by parts whose XᵀX fit into `PRODUCTS` bytes together.
 
     While a part is out, the model that reads all of `text` in order runs one block and then raises
     `Enough`. Where its blocks read more than the one before, or all is one part, it runs as ever.
+
+    With `follows` no part goes past a block, and a block whose layers the caller has exchanged runs
+    again, so that the next ones read what the exchanged ones give.
     """
-    if len(list(_parts(layers))) < 2 or not _walks(model, text[0][:, :_PROBED]):
-        yield from _parts(layers)
+    several = follows or len(list(_parts(layers))) > 1
+    walks = several and _walks(model, text[0][:, :_PROBED])
+    by_block = list(_by_block(model, layers)) if walks or follows else [layers]
+    if not walks:
+        for inside in by_block:
+            yield from _parts(inside)
         return
-    blocks = list(blocks_of(model))
-    names = {id(module): name for name, module in model.named_modules()}
-    walk, rest = _Walk(blocks, len(text)), dict(layers)
-    for number, block in enumerate(blocks):
-        prefix = f"{names[id(block)]}."
-        inside = {name: rest.pop(name) for name in list(rest) if name.startswith(prefix)}
+    walk = _Walk(list(blocks_of(model)), len(text))
+    for number, inside in enumerate(by_block):
         with walk.at(number):
             yield from _parts(inside)
-            if not inside:
+            if number < len(walk.blocks) and (follows or not inside):
                 walk.run(model, text)
-    with walk.at(len(blocks)):
-        yield from _parts(rest)
+        walk.advance()
+
+
+def turns(model: nn.Module, text: Sequence[Tensor]) -> Iterator[Turn]:
+    """Yield the blocks in order; each may be changed while it is out.
+
+    Raises:
+        WakefulError: a block reads more than what the one before it gave.
+    """
+    if not _walks(model, text[0][:, :_PROBED]):
+        raise WakefulError(
+            f"blocks of {type(model).__name__} read more than what the one before gave, so "
+            "autoround cannot fit one apart from the others: use gptq"
+        )
+    names = {id(module): name for name, module in model.named_modules()}
+    blocks = list(blocks_of(model))
+    whole, own = _Walk(blocks, len(text)), _Walk(blocks, len(text))
+    for number, block in enumerate(blocks):
+        for walk in (whole, own):
+            with walk.at(number):
+                walk.run(model, text)
+        yield Turn(
+            names[id(block)], block, list(own.calls), [stream_of(each) for each in whole.after]
+        )
+        with own.at(number):
+            own.run(model, text)
+        whole.advance()
+        own.advance()
 
 
 class _Walk:
@@ -57,6 +105,7 @@ class _Walk:
         self.blocks = blocks
         self.before: list[Any] = [None] * sequences
         self.after: list[Any] = [None] * sequences
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})] * sequences
         self.now = -1
 
     @contextmanager
@@ -70,6 +119,9 @@ class _Walk:
         finally:
             for block in self.blocks:
                 del block.forward  # the instance's, before the class' own
+
+    def advance(self) -> None:
+        """Let the next block read what this one gave."""
         self.before, self.after = self.after, [None] * len(self.before)
 
     def _step(self, each: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,11 +130,13 @@ class _Walk:
                 self.now = (self.now + 1) % len(self.before)
             if each < number:
                 return self.before[self.now]
+            self.calls[self.now] = (args, kwargs)
             self.after[self.now] = forward(*args, **kwargs)
             raise Enough
 
         return step
 
+    @torch.no_grad()
     def run(self, model: nn.Module, text: Sequence[Tensor]) -> None:
         for tokens in text:
             with suppress(Enough):
@@ -99,10 +153,20 @@ def _walks(model: nn.Module, tokens: Tensor) -> bool:
         for number in range(len(blocks)):
             with walk.at(number):
                 walk.run(model, [tokens])
+            walk.advance()
         with walk.at(len(blocks)):
             return torch.equal(logits_of(model, tokens), expected)
     except Exception:  # whatever a block raises that misses what earlier ones left
         return False
+
+
+def _by_block(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    """Yield the layers of each block, and last those of none."""
+    names, rest = {id(module): name for name, module in model.named_modules()}, dict(layers)
+    for block in blocks_of(model):
+        prefix = f"{names[id(block)]}."
+        yield {name: rest.pop(name) for name in list(rest) if name.startswith(prefix)}
+    yield rest
 
 
 def _parts(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:

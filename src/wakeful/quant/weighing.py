@@ -19,6 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.evaluating import evaluating
 from wakeful.model.hooks import hooked
+from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import matrix
 
@@ -31,7 +32,7 @@ def token_weights(
 ) -> TokenWeights:
     """Return the weights of a text's tokens in each layer, by one pass forward and back.
 
-    No parameter gets a gradient.
+    A layer is linear, or a block that puts out (B, L, D). No parameter gets a gradient.
 
     Raises:
         WakefulError: the model has no embedding.
@@ -43,8 +44,8 @@ def token_weights(
         starts.append(rows.detach().requires_grad_())
         return starts[-1]
 
-    def listen(name: str, y: Tensor) -> None:
-        width, calls = matrix(layers[name])[0].shape[0], found[name][-1]
+    def listen(name: str, y: Tensor, width: int) -> None:
+        calls = found[name][-1]
         turn = len(calls)
         calls.append(None)
 
@@ -57,12 +58,13 @@ def token_weights(
     tables = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
     # Heads normalize and turn what their matrix gave.
     norms = {name: each.norm for name, each in layers.items() if isinstance(each, Heads)}
+    wide = {name: matrix(layers[name])[0].shape[0] for name in norms}
     others = {name: each for name, each in layers.items() if name not in norms}
     first = first_target(model)
     with (
         hooked(tables, after=begin),
-        hooked(norms, before=lambda name, args: listen(name, args[0])),
-        hooked(others, after=lambda name, args, y: listen(name, y)),
+        hooked(norms, before=lambda name, args: listen(name, args[0], wide[name])),
+        hooked(others, after=lambda name, _, y: listen(name, stream_of(y), stream_of(y).shape[-1])),
         evaluating(model),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -81,4 +83,18 @@ def token_weights(
                 logits.flatten(0, 1).float(), tokens[:, first:].flatten(), reduction="sum"
             )
             torch.autograd.grad(loss, starts, allow_unused=True)
+            del logits, loss
+            _together([calls[-1] for calls in found.values()])
     return found
+
+
+def _together(heard: Sequence[list[Tensor | None]]) -> None:
+    """Copy the weights of one sequence into one tensor, now that what the pass held is free: where
+    they came up, amid it, they would keep the allocator from giving anything back.
+    """
+    places = [(calls, turn) for calls in heard for turn in range(len(calls))]
+    places = [(calls, turn, each) for calls, turn in places if (each := calls[turn]) is not None]
+    whole = torch.cat([each for _, _, each in places]) if places else torch.empty(0)
+    parts = whole.split([len(each) for _, _, each in places])
+    for (calls, turn, _), part in zip(places, parts, strict=True):
+        calls[turn] = part

@@ -21,6 +21,7 @@ from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
+from wakeful.reports.value import Cell, Section, Table, Text
 from wakeful.surgery import (
     Bases,
     check_absorbs,
@@ -149,23 +150,84 @@ class Choice:
         }  # fmt: skip
 
     @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What was measured and chosen: a format or a heading, and words."""
-        told = [
-            (str(each.scheme), f"{each.candidate}: {_shown(each.damage)} nats a token")
-            for each in self.trials
-        ]
-        for each in self.proofs:
-            low, high = each.interval
-            words = (
-                f"no cure {_shown(each.before)}, cured {_shown(each.after)}, "
-                f"difference {each.difference[0]:+.3f} (95% interval {low:+.3f} to {high:+.3f})"
-            )
-            told.append((f"{each.scheme}, on further text", words.replace("-", "−")))
+    def proved(self) -> Candidate:
+        """What was best on the first text, which is kept or not."""
+        return _best_of(self.trials, len(self.schemes))[0]
+
+    @property
+    def said(self) -> str:
+        """What was chosen, and for which quantization."""
         chosen = str(self.best)
         if self.best == Candidate():
             chosen = "no cure: none is surely better than the model as it is, which stays so"
-        return [*told, ("Chosen", f"{chosen}; quantize by {', '.join(map(str, self.schemes))}")]
+        return f"{chosen}; quantize by {', '.join(map(str, self.schemes))}"
+
+    @property
+    def headlines(self) -> list[str]:
+        """Say what the best candidate changes in each format, on text that chose nothing."""
+        kept = "" if self.best != Candidate() else "; that is not sure enough to keep"
+        said: list[str] = []
+        for each in self.proofs:
+            before, after = (with_error(*found) for found in (each.before, each.after))
+            if self.proved == Candidate():
+                said.append(f"{each.scheme} costs {before} nats a token: nothing tried was better.")
+            else:
+                said.append(
+                    f"{each.scheme} costs {after} nats a token after {self.proved} and {before} "
+                    f"before: {_told(each)}{kept}."
+                )
+        return said
+
+    @property
+    def sections(self) -> list[Section]:
+        """The model before and after in each format, and every candidate that was measured."""
+        after = str(self.proved) + ("" if self.best != Candidate() else ", not kept")
+        proofs = [
+            [str(each.scheme), _shown(each.before), _shown(each.after), _told(each)]
+            for each in self.proofs
+        ]
+        of_all = len(self.schemes)
+        tried = [
+            [
+                str(trials[0].candidate),
+                *(
+                    Cell(
+                        _shown(each.damage), "" if each.scheme == first.scheme else str(each.scheme)
+                    )
+                    for each, first in zip(trials, self.trials[:of_all], strict=True)
+                ),
+            ]
+            for trials in _rounds(self.trials, of_all)
+        ]
+        return [
+            Section("Before and after", [
+                Table(["format", "no cure", after, "difference"], proofs,
+                      "Nats a token that quantization costs", "figures"),
+                Text("Loss over the model as it is in full precision, ± one standard error, on "
+                     "text that chose nothing. The difference is paired.", "note"),
+            ], brief=True),
+            Section("What was tried", [
+                Table(["cure", *(str(each.scheme) for each in self.trials[:of_all])], tried,
+                      "Nats a token that every candidate costs, on the text that chose", "figures"),
+            ]),
+        ]  # fmt: skip
+
+
+def _told(proof: Proof) -> str:
+    low, high = proof.interval
+    words = f"{proof.difference[0]:+.3f} (95% interval {low:+.3f} to {high:+.3f})"
+    return words.replace("-", "−")
+
+
+def _rounds(trials: Sequence[Trial], of_all: int) -> list[Sequence[Trial]]:
+    """Return the trials of each candidate, one a format."""
+    return [trials[n : n + of_all] for n in range(0, len(trials), of_all)]
+
+
+def _best_of(trials: Sequence[Trial], of_all: int) -> tuple[Candidate, tuple[Scheme, ...]]:
+    """Return the candidate, and the formats as clipped, whose mean damage over formats is least."""
+    least = min(_rounds(trials, of_all), key=lambda each: sum(one.damage[0] for one in each))
+    return least[0].candidate, tuple(each.scheme for each in least)
 
 
 def _shown(estimate: Estimate) -> str:
@@ -273,17 +335,18 @@ class _Choosing:
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
+        of_all = len(self.schemes)
         for each in candidates(self.plain, self.schemes, self.token):
             self._try(each, self.schemes)
-        for each in self._learned(self._best[0]):
+        for each in self._learned(_best_of(self.trials, of_all)[0]):
             self._try(each, self.schemes)
-        for each in further(self._best[0], self.schemes):
+        for each in further(_best_of(self.trials, of_all)[0], self.schemes):
             self._try(each, self.schemes)
         for share in CLIPS:
             fine = tuple(clipped(each, share) for each in self.schemes)
             if fine != self.schemes:
-                self._try(self._best[0], fine)
-        best, schemes = self._best
+                self._try(_best_of(self.trials, of_all)[0], fine)
+        best, schemes = _best_of(self.trials, of_all)
         made, proofs = self._make(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
@@ -315,14 +378,6 @@ class _Choosing:
 
     def _make(self, candidate: Candidate) -> Decoder:
         return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)
-
-    @property
-    def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
-        """The candidate, and the formats as clipped, whose mean damage over formats is least."""
-        of_all = len(self.schemes)
-        rounds = [self.trials[n : n + of_all] for n in range(0, len(self.trials), of_all)]
-        least = min(rounds, key=lambda trials: sum(each.damage[0] for each in trials))
-        return least[0].candidate, tuple(each.scheme for each in least)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))

@@ -137,9 +137,15 @@ class Cure(Measured):
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         models = self.diagnosis.models
-        return diagnosis_report(
+        found = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
             done=[*self.done, *moved], steps=after_cure(self.source, folder),
+        )  # fmt: skip
+        if (choice := self.choice) is None:
+            return found
+        return replace(
+            found, headlines=[*choice.headlines, *found.headlines],
+            sections=[*choice.sections, *found.sections],
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -250,7 +256,7 @@ def cure(
             + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
         )  # fmt: skip
         done = [("Conversion", said)] if said else []
-        done += [] if choice is None else choice.lines
+        done += [] if choice is None else [("Chosen", choice.said)]
         base, kind, stands, more = _fitted(
             loaded, plain, words, text, learned, choice, wanted, show
         )

@@ -133,17 +133,41 @@ class Grid(Variant, ABC):
         """
         x = x.float()
         if self.group:
-            return self._fit_groups(*self._ranges(x), sequences, given)
+            return self._fit_groups(*self.bounds(x), sequences, given)
         if given is not None:
             return Scales(given)
-        if self.per != "tensor":
-            return self.fit(*x.aminmax(dim=1, keepdim=True))
-        if sequences == 1 or not x.numel():
-            smallest, largest = x.aminmax()
-            return self.fit(smallest.reshape(1, 1), largest.reshape(1, 1))
+        if self.per != "tensor" or sequences == 1 or not x.numel():
+            return self.fit(*self.bounds(x))
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
         rows = x.shape[0] // sequences
         return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
+
+    def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest number that share a scale, of x (M, K) in float32:
+        (M, G) of groups, (M, 1) of rows, (1, 1) per tensor.
+        """
+        if self.group:
+            return self._ranges(x)
+        if self.per != "tensor":
+            found = x.aminmax(dim=1, keepdim=True)
+            return found.min, found.max
+        smallest, largest = x.aminmax()
+        return smallest.reshape(1, 1), largest.reshape(1, 1)
+
+    def scales_between(
+        self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None
+    ) -> Scales:
+        """Return the scales of numbers within `bounds`, under an outer scale where it is given."""
+        if self.group:
+            return self._fit_groups(smallest, largest, 1, outer)
+        return self.fit(smallest, largest)
+
+    def shared_sum(self, x: Tensor) -> Tensor:
+        """Return the sums of x (M, K) over what shares a scale, in the shape of `bounds`."""
+        if self.group:
+            x = torch.nn.functional.pad(x, (0, -x.shape[1] % self.group))
+            return x.unflatten(1, (-1, self.group)).sum(2)
+        return x.sum().reshape(1, 1) if self.per == "tensor" else x.sum(1, keepdim=True)
 
     def shared_scale(self, largest: Tensor) -> Tensor:
         """Return the scale that `per` shares where |x| goes up to `largest`."""
@@ -151,7 +175,7 @@ class Grid(Variant, ABC):
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
-        return self._fit_groups(*self._ranges(x.float()), 1, scales.outer)
+        return self.scales_between(*self.bounds(x.float()), scales.outer)
 
     def _ranges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest of each row's groups, (M, G)."""

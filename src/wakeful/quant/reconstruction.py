@@ -1,0 +1,108 @@
+"""A block's layers rounded together, so that what the block puts out stays what it was."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.pytorch_utils import Conv1D
+
+from wakeful.model.hooks import hooked
+from wakeful.probes.huggingface import stream_of
+from wakeful.probes.running import blocks_of
+from wakeful.quant.experts import put
+from wakeful.quant.linear import QuantizedLinear, matrix
+from wakeful.quant.schemes import Scales, Scheme
+from wakeful.quant.schemes.autoround import AutoRound, Rounding
+from wakeful.quant.walking import Turn, turns
+from wakeful.quant.weighing import token_weights
+
+Rounded = tuple[Tensor, Scales]
+"""Codes and their scales."""
+
+
+@torch.inference_mode(False)
+def fit_blocks(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    scheme: Scheme,
+    text: Sequence[Tensor],
+    make: Callable[[str, Rounded | None], QuantizedLinear],
+) -> dict[str, QuantizedLinear]:
+    """Return the quantized forms of those layers that lie in blocks, and leave them in the model.
+
+    Args:
+        model: its blocks are fitted in order, each to what it gave in full precision.
+        layers: those to quantize, by name.
+        scheme: whose method is `AutoRound`.
+        text: token ids (B, L) that the blocks read.
+        make: gives a layer's quantized form, by its name and the codes to take, or to round anew.
+
+    Raises:
+        WakefulError: a block reads more than what the one before it gave.
+    """
+    method = scheme.method
+    assert isinstance(method, AutoRound)
+    names = {id(module): name for name, module in model.named_modules()}
+    blocks = {names[id(block)]: block for block in blocks_of(model)}
+    heard = token_weights(model, blocks, text) if method.weighs_tokens else None
+    found: dict[str, QuantizedLinear] = {}
+    for turn in turns(model, text):
+        inside = [name for name in layers if name.startswith(f"{turn.name}.")]
+        weights = None
+        if heard is not None:
+            weights = [torch.zeros(()) if each is None else each for (each,) in heard[turn.name]]
+        nearest = {name: make(name, None) for name in inside}
+        rounded = _fitted(turn, {name: layers[name] for name in inside}, nearest, method, weights)
+        found |= {name: make(name, each) for name, each in rounded.items()}
+        put(model, {name: found[name] for name in inside})
+    return found
+
+
+def _fitted(
+    turn: Turn,
+    layers: Mapping[str, nn.Module],
+    nearest: Mapping[str, QuantizedLinear],
+    method: AutoRound,
+    weights: Sequence[Tensor] | None,
+) -> dict[str, Rounded]:
+    """Return the codes and scales of a block's layers that give the least error of its output.
+
+    `nearest` are the layers rounded to nearest, which say on what grids numbers lie; `weights` are
+    those of each sequence's tokens, (B · L,).
+    """
+    found = {
+        name: Rounding(matrix(layer)[0], nearest[name].fixed_grid) for name, layer in layers.items()
+    }
+    turned = {name for name, layer in layers.items() if isinstance(layer, Conv1D)}
+    generator = torch.Generator().manual_seed(0)
+    least, kept = float("inf"), {name: each.rounded() for name, each in found.items()}
+
+    def lay(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *rest = args
+        return x + (nearest[name].rounded_inputs(x.detach()) - x).detach(), *rest
+
+    with hooked(layers, before=lay), torch.enable_grad():
+        for step in range(method.steps if layers else 0):
+            laid = {name: each.laid() for name, each in found.items()}
+            leaves = {name: each.detach().requires_grad_() for name, each in laid.items()}
+            matrices = {
+                f"{name.removeprefix(turn.name)[1:]}.weight": each.T if name in turned else each
+                for name, each in leaves.items()
+            }
+            chosen = torch.randperm(len(turn.calls), generator=generator)[: method.batch].tolist()
+            total, sums = 0.0, [torch.zeros_like(each) for each in leaves.values()]
+            for number in chosen:
+                args, kwargs = turn.calls[number]
+                y = stream_of(functional_call(turn.block, matrices, args, kwargs))
+                error = (y - turn.wanted[number]).float().square().mean(-1).flatten()
+                loss = (error if weights is None else error * weights[number]).mean()
+                total += float(loss.detach())
+                torch._foreach_add_(sums, list(torch.autograd.grad(loss, [*leaves.values()])))
+            if total < least:  # of other sequences at each step, as in the authors' code
+                least, kept = total, {name: each.rounded() for name, each in found.items()}
+            by = (1 - step / method.steps) / method.steps
+            for each, y, gradient in zip(found.values(), laid.values(), sums, strict=True):
+                each.move(torch.autograd.grad(y, each.learned, gradient), by)
+    return kept
