@@ -247,8 +247,10 @@ def cure(
         )
         read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
         if wanted.turning:
-            drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
-            check_rotates(plain, drawn, stream=bool(wanted.rotate))
+            check_rotates(
+                plain, "hadamard" if learned_of(wanted.rotate) else wanted.turning,
+                stream=bool(wanted.rotate),
+            )  # fmt: skip
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
@@ -257,11 +259,14 @@ def cure(
         )  # fmt: skip
         done = [("Conversion", said)] if said else []
         done += [] if choice is None else [("Chosen", choice.said)]
-        base, kind, stands, more = _fitted(
-            loaded, plain, words, text, learned, choice, wanted, show
-        )
-        done += more
-        cured, prefix, more = _cured(loaded, base, text, kind, wanted, show)
+        stands, base = list[int](), plain
+        rest = partial(_rest, loaded, words, text.numel(), learned, wanted)
+        if wanted.trains:
+            check_retrains(plain, wanted)
+            stands = _first(loaded, plain, text)
+            base, more = retrained(loaded, stands[0], text, rest(), wanted, show)
+            done += more
+        cured, prefix, more = _cured(loaded, base, text, rest, choice, wanted, show)
         done += more + _rounded(cured, plain, _stored(loaded, wanted))
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
@@ -435,39 +440,23 @@ def _choice(
     )  # fmt: skip
 
 
-def _fitted(
-    loaded: Model, base: Decoder, words: TextWords, text: Tensor, count: int,
-    choice: Choice | None, wanted: CureOptions, show: Display,
-) -> tuple[Decoder, Bases | str, list[int], list[tuple[str, str]]]:  # fmt: skip
-    """Return the decoder with sinks or gates, where they are wanted, the rotation to carry out, the
-    token that sinks stand for, and what was done in words: all that is learned on further text.
-    """
-    stands, done = list[int](), list[tuple[str, str]]()
-    learns = learned_of(wanted.rotate)
-    if wanted.trains:
-        check_retrains(base, wanted)
-    elif not learns:
-        return base, wanted.turning or "identity", stands, done
-    rest = _rest(loaded, words, text.numel(), count, wanted)
-    if wanted.trains:
-        stands = _first(loaded, base, text)
-        base, done = retrained(loaded, stands[0], text, rest, wanted, show)
-    if choice is not None and isinstance(choice.best.rotate, Bases):
-        return base, choice.best.rotate, stands, done
-    if learns is None:
-        return base, wanted.turning or "identity", stands, done
-    show.note("learning a rotation")
-    rows, told = fitting_rows(loaded, rest, wanted), partial(show.count, "learning steps")
-    return base, learns.learn(base, rows, seed=wanted.seed, told=told), stands, done
-
-
 def _cured(
-    loaded: Model, plain: Decoder, text: Tensor, kind: Bases | str, wanted: CureOptions,
-    show: Display,
+    loaded: Model, plain: Decoder, text: Tensor, rest: Callable[[], Tensor],
+    choice: Choice | None, wanted: CureOptions, show: Display,
 ) -> tuple[Decoder, list[int], list[tuple[str, str]]]:  # fmt: skip
-    """Return the cured decoder, the stored tokens, and what was done in words."""
+    """Return the cured decoder, the stored tokens, and what was done in words.
+
+    A rotation that the choice did not learn is learned on the `rest` of the text.
+    """
     cured, prefix = plain, list[int]()
     done: list[tuple[str, str]] = []
+    kind: Bases | str = wanted.turning or "identity"
+    if choice is not None and isinstance(choice.best.rotate, Bases):
+        kind = choice.best.rotate
+    elif (learns := learned_of(wanted.rotate)) is not None:
+        show.note("learning a rotation")
+        rows, told = fitting_rows(loaded, rest(), wanted), partial(show.count, "learning steps")
+        kind = learns.learn(plain, rows, seed=wanted.seed, told=told)
     if wanted.turning or wanted.rotate_inner:
         show.note("rotating")
         cured = rotate(

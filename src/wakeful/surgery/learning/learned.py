@@ -14,7 +14,6 @@ Shapes: B matrices, n their width, M rows of K = H·n channels.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -35,15 +34,13 @@ from wakeful.variants import Variant, build
 Site = Mapping[str, Tensor]
 """Rows (B, M, K) that a matrix each turns: `inputs` of linear layers, and their `weights`."""
 Matrices = Sequence[Tensor]
-"""The stream's Q (1, n, n), and R (B, d, d) of every layer or one for all of them."""
+"""The stream's Q (1, n, n), and R (B, d, d) of every layer or one for all of them; float64."""
 SAMPLED = 8192
 """Rows that are kept, over all places of the stream; of each layer's values, an eighth."""
 BATCH = 512
 """Rows of them that a step looks at, for each matrix."""
 SEQUENCES = 2
 """Sequences that a step of the model's own loss reads."""
-
-
 _WHIP = Whip()
 
 
@@ -69,65 +66,61 @@ class Learned(Variant):
             raise WakefulError(
                 f"learned: steps must be at least 0 and lr above 0, got {steps} and {lr:g}"
             )
-        self.loss = loss
+        self.loss, self.steps, self.lr = loss, steps, lr
         self.start: Literal["hadamard", "pca"] = start
-        self.steps = steps
-        self.lr = lr
 
     def learn(
         self, decoder: Decoder, text: Int[Tensor, "B L"], *, seed: int = 0, told: Passed = unseen
     ) -> Bases:
-        """Return the bases that lower the loss on a text, for `rotate` of this decoder.
+        """Return the bases that lower the loss on token ids, for `rotate` of this decoder.
 
-        Args:
-            decoder: stays as it is.
-            text: sequences of token ids.
-            seed: of the start, the samples and their order.
-            told: how many steps of how many are done.
+        `seed` is of the start, the samples and their order; `told` hears of steps that are done.
 
         Raises:
             WakefulError: see `check_rotates`; or the loss is not finite.
         """
         check_rotates(decoder, "hadamard")
         plain = rotate(decoder, _Here(), values=False).requires_grad_(False)
-        sites = sampled(plain, text, generator_for(seed, "sampled", len(text)))
-        start = self._start(plain, sites, seed)
-        order, loss = generator_for(seed, "order", self.steps), self.loss
+        sites = _sampled(plain, text, generator_for(seed, "sampled", len(text)))
+        start = [
+            self._start(plain, part, site["inputs"], seed)
+            for part, site in zip(("stream", "values"), sites, strict=True)
+        ]
+        order = generator_for(seed, "order", self.steps)
 
-        def measured(matrices: Matrices, order: torch.Generator | None) -> Tensor:
-            if not isinstance(loss, NextToken):
-                return local_loss(cast(Local, loss), sites, matrices, order)
-            rows = slice(None)
-            if order is not None:
-                rows = torch.randperm(len(text), generator=order)[:SEQUENCES]
-            return quantized_loss(plain, text[rows], matrices, loss)
+        def some(matrices: Matrices) -> Tensor:
+            if isinstance(self.loss, Local):
+                return local_loss(self.loss, sites, matrices, order)
+            return whole(matrices, text[torch.randperm(len(text), generator=order)[:SEQUENCES]])
+
+        def whole(matrices: Matrices, text: Tensor = text) -> Tensor:
+            if isinstance(self.loss, Local):
+                return local_loss(self.loss, sites, matrices)
+            return quantized_loss(plain, text, matrices, cast(NextToken, self.loss))
 
         keeps = plain.norm.centers
-        found = minimized(
-            partial(measured, order=order), start, steps=self.steps, lr=self.lr, keeps=keeps,
-            told=told,
-        )  # fmt: skip
+        found = minimized(some, start, steps=self.steps, lr=self.lr, keeps=keeps, told=told)
         with torch.no_grad():
-            fell = float(measured(start, None)), float(measured(found, None))
-        stream, values = (exact(each, keeps and not n) for n, each in enumerate(found))
-        count = plain.config.num_layers
-        return Bases(stream[0], values.expand(count, *values.shape[1:]), str(self), fell)
+            fell = float(whole(start)), float(whole(found))
+        values = found[1].expand(len(plain.blocks), *found[1].shape[1:])
+        return Bases(found[0][0], values, str(self), fell)
 
-    def _start(self, plain: Decoder, sites: Sequence[Site], seed: int) -> Matrices:
-        """Return the matrices to begin with, float32."""
-        made = []
-        for part, site in zip(("stream", "values"), sites, strict=True):
-            centered = part == "stream" and plain.norm.centers
-            turn = turning(rotation_of("hadamard"), part, plain, seed=seed, centered=centered)
-            width = plain.config.width if part == "stream" else plain.config.shape.head_width
-            each = []
-            for rows in site["inputs"]:
-                basis = torch.eye(width, dtype=torch.float64, device=rows.device)
-                if self.start == "pca":
-                    basis = eigenvectors(rows.reshape(-1, width).double(), keeps=centered)
-                each.append(turn(basis).mT.float())
-            made.append(torch.stack(each))
-        return made
+    def _start(self, plain: Decoder, part: str, inputs: Tensor, seed: int) -> Tensor:
+        """Return the matrices of one part to begin with, (B, n, n) in float64."""
+        keeps = part == "stream" and plain.norm.centers
+        turn = turning(rotation_of("hadamard"), part, plain, seed=seed, centered=keeps)
+        width = plain.config.width if part == "stream" else plain.config.shape.head_width
+        rows = inputs.double().reshape(len(inputs), -1, width)
+        rows = rows - rows.mean(-1, keepdim=True) if keeps else rows
+        if self.start == "hadamard":
+            bases = torch.eye(width, dtype=rows.dtype, device=rows.device).expand(len(rows), -1, -1)
+        else:  # where there is no mean, (1, …, 1) is put first, and the reflection puts it back
+            spread = rows.mT @ rows
+            bases = torch.linalg.eigh(spread - keeps * spread.diagonal(0, 1, 2).sum() / width)[1]
+        if keeps and self.start == "pca":
+            bases = torch.cat([bases[..., :1].abs(), bases[..., 1:]], -1)
+            bases = torch.stack([exchanged(each) for each in bases])
+        return torch.stack([turn(each) for each in bases]).mT
 
 
 def learned_of(expression: str) -> Learned | None:
@@ -137,17 +130,12 @@ def learned_of(expression: str) -> Learned | None:
 
 
 def minimized(
-    objective: Callable[[Matrices], Tensor],
-    start: Matrices,
-    *,
-    steps: int,
-    lr: float,
-    keeps: bool = False,
-    told: Passed = unseen,
-) -> Matrices:
-    """Return orthogonal matrices (B, n, n) at which an objective is lower than at the start.
+    objective: Callable[[Matrices], Tensor], start: Matrices, *, steps: int, lr: float,
+    keeps: bool = False, told: Passed = unseen,
+) -> Matrices:  # fmt: skip
+    """Return orthogonal matrices at which an objective is lower than at the start.
 
-    `keeps` holds the first one's matrices to those that keep (1, …, 1), as it does at the start.
+    `keeps` holds the first of them to those that keep (1, …, 1), as it does at the start.
 
     Raises:
         WakefulError: the objective is not finite.
@@ -161,103 +149,68 @@ def minimized(
         if not loss.isfinite():
             raise WakefulError(f"learned: the loss is {loss.item()} in step {step}: lower lr")
         gradients = torch.autograd.grad(loss, found)
-        for angle, each, gradient in zip(angles, found, gradients, strict=True):
-            product = gradient @ each.detach().mT
-            angle.grad = product - product.mT
-        rate = warmup_cosine(step, steps=steps, warmup_steps=0, initial=lr, peak=lr, final=0.0)
-        adam.param_groups[0]["lr"] = rate
-        adam.step()
         with torch.no_grad():
+            for angle, each, gradient in zip(angles, found, gradients, strict=True):
+                product = gradient @ each.mT
+                angle.grad = product - product.mT
+            rate = warmup_cosine(step, steps=steps, warmup_steps=0, initial=lr, peak=lr, final=0.0)
+            adam.param_groups[0]["lr"] = rate
+            adam.step()
             for number, angle in enumerate(angles):
-                half = (_centered(angle) if keeps and not number else angle) / 2
+                half = angle / 2
+                if keeps and not number:
+                    half = half - half.mean(-1, keepdim=True)
+                    half = half - half.mean(-2, keepdim=True)
                 one = torch.eye(half.shape[-1], dtype=half.dtype, device=half.device)
-                moved = torch.linalg.solve(one - half, (one + half) @ found[number])
-                found[number] = moved
+                found[number] = torch.linalg.solve(one - half, (one + half) @ found[number])
                 angle.zero_()
     told(steps, steps)
     return found
 
 
-def exact(matrices: Float[Tensor, "B n n"], keeps: bool = False) -> Float[Tensor, "B n n"]:
-    """Return the orthogonal matrices next to these, in float64 (Newton's and Schulz's iteration);
-    with `keeps` ones that keep (1, …, 1).
-    """
-    made = matrices.detach().double()
-    if keeps:
-        made = _centered(made) + 1 / made.shape[-1]
-    for _ in range(4):
-        made = 1.5 * made - 0.5 * made @ made.mT @ made
-    return made
-
-
-def _centered(matrices: Tensor) -> Tensor:
-    """Return P M P with P = I − 11ᵀ / n."""
-    rows = matrices - matrices.mean(-1, keepdim=True)
-    return rows - rows.mean(-2, keepdim=True)
-
-
-def eigenvectors(rows: Float[Tensor, "M n"], *, keeps: bool) -> Float[Tensor, "n n"]:
-    """Return the eigenvectors of rows' second moments in columns; where rows are free of their mean
-    (`keeps`) times a reflection, so that the matrix keeps (1, …, 1).
-    """
-    spread = rows.mT @ rows
-    if not keeps:
-        return torch.linalg.eigh(spread).eigenvectors
-    # Below all others, so that (1, …, 1) comes first, which the reflection puts in its own place.
-    found = torch.linalg.eigh(spread - spread.trace() / len(spread)).eigenvectors
-    return exchanged(torch.cat([found[:, :1] * found[:1, :1].sign(), found[:, 1:]], dim=1))
-
-
 @torch.no_grad()
-def sampled(plain: Decoder, text: Int[Tensor, "B L"], generator: torch.Generator) -> list[Site]:
+def _sampled(plain: Decoder, text: Int[Tensor, "B L"], generator: torch.Generator) -> list[Site]:
     """Return rows that the stream's matrix turns and the values' of each layer, or one for all
     where a route reads other layers' values: inputs of root mean square 1, and weights.
     """
-    readers = dict(stream_readers(plain))
-    readers.pop(plain.norm)  # what the head reads
-    blocks = [cast(Block, block) for block in plain.blocks]
+    blocks = list(cast(Iterable[Block], plain.blocks))
+    readers = [linears for norm, linears in stream_readers(plain) if norm is not plain.norm]
+    outs = [block.attention.out for block in blocks]
     few = SAMPLED // 8
-    stream, values = [], [list[Tensor]() for _ in blocks]
+    rows: dict[nn.Module, list[Tensor]] = {each: [] for each in (*outs, *(e[0] for e in readers))}
 
-    def some(rows: Tensor, count: float) -> Tensor:
-        rows = rows.reshape(-1, rows.shape[-1])
-        chosen = torch.randint(len(rows), (max(1, round(count)),), generator=generator)
-        return rows[chosen.to(rows.device)].float()
+    def some(x: Tensor, count: float) -> Tensor:
+        x = x.reshape(-1, x.shape[-1])
+        chosen = torch.randint(len(x), (max(1, round(count)),), generator=generator)
+        return x[chosen.to(x.device)].float()
 
-    def see_norm(_norm: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        stream.append(_even(some(output, SAMPLED / len(text) / len(readers))))
+    def see(linear: nn.Module, args: tuple[Any, ...]) -> None:
+        x = some(args[0], (few if linear in outs else SAMPLED / len(readers)) / len(text))
+        size = x.square().mean(1, keepdim=True).sqrt()
+        rows[linear].append(x / size.clamp_min(torch.finfo(x.dtype).tiny))
 
-    def see_heads(layer: int, args: tuple[Any, ...]) -> None:
-        values[layer].append(_even(some(args[0], few / len(text))))
-
-    outs = {layer: block.attention.out for layer, block in enumerate(blocks)}
-    with hooked({norm: norm for norm in readers}, after=see_norm), hooked(outs, before=see_heads):
+    with hooked({each: each for each in rows}, before=see):
         for row in text:
             plain.hidden(row[None])
-    linears = [linear for each in readers.values() for linear in each]
-    whole = sum(len(linear.weight) for linear in linears)
-    weights = [some(each.weight, SAMPLED * len(each.weight) / whole) for each in linears]
-    of_values = torch.stack([torch.cat(rows) for rows in values])
-    of_outs = torch.stack([some(block.attention.out.weight, few) for block in blocks])
+    weights = [linear.weight for linears in readers for linear in linears]
+    share = SAMPLED / sum(map(len, weights))
+    stream = torch.cat([some(weight, share * len(weight)) for weight in weights])
+    values = torch.stack([torch.cat(rows[out]) for out in outs])
+    columns = torch.stack([some(out.weight, few) for out in outs])
     if any(plain.plan.reads):
-        of_values, of_outs = of_values.flatten(0, 1)[None], of_outs.flatten(0, 1)[None]
+        values, columns = values.flatten(0, 1)[None], columns.flatten(0, 1)[None]
+    inputs = torch.cat([torch.cat(rows[each[0]]) for each in readers])
     return [
-        {"inputs": torch.cat(stream)[None], "weights": torch.cat(weights)[None]},
-        {"inputs": of_values, "weights": of_outs},
-    ]
-
-
-def _even(rows: Float[Tensor, "M K"]) -> Float[Tensor, "M K"]:
-    """Return rows of root mean square 1; zeros stay zeros."""
-    size = rows.square().mean(1, keepdim=True).sqrt()
-    return rows / size.clamp_min(torch.finfo(rows.dtype).tiny)
+        {"inputs": inputs[None], "weights": stream[None]}, {"inputs": values, "weights": columns}
+    ]  # fmt: skip
 
 
 def turned(
     rows: Float[Tensor, "B M K"], matrices: Float[Tensor, "B n n"]
 ) -> Float[Tensor, "B M K"]:
     """Return each n channels of rows turned: x Qᵀ."""
-    return (rows.reshape(len(rows), -1, matrices.shape[-1]) @ matrices.mT).reshape(rows.shape)
+    heads = rows.reshape(len(rows), -1, matrices.shape[-1])
+    return (heads @ matrices.mT.to(rows.dtype)).reshape(rows.shape)
 
 
 def local_loss(
@@ -281,20 +234,18 @@ def quantized_loss(
 ) -> Tensor:
     """Return the next-token loss of the rotated model whose blocks' linear layers round inputs."""
     stream, values = matrices
-    matrix: dict[nn.Module, Tensor | None] = {}
+    bases: dict[nn.Module, Tensor | None] = {}
     for number, block in enumerate(cast(Iterable[Block], plain.blocks)):
-        matrix |= {each: None for each in block.modules() if isinstance(each, nn.Linear)}
-        matrix[block.attention.out] = values[number % len(values)]
-    matrix |= {each: stream[0] for _, linears in stream_readers(plain) for each in linears}
-    del matrix[plain.head]
+        bases |= {each: None for each in block.modules() if isinstance(each, nn.Linear)}
+        bases[block.attention.out] = values[number % len(values), None]
+    bases |= {each: stream for _, linears in stream_readers(plain) for each in linears}
+    del bases[plain.head]
 
     def rounded(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, basis = args[0], matrix[linear]
-        rows = x.reshape(1, -1, x.shape[-1]).float()
-        rows = rows if basis is None else turned(rows, basis[None])
-        rows = straight(rows[0], loss.grid)[None]
-        rows = rows if basis is None else turned(rows, basis.mT[None])
-        return rows.to(x.dtype).view(x.shape), *args[1:]
+        rows, basis = args[0].reshape(1, -1, args[0].shape[-1]).float(), bases[linear]
+        near = straight(rows[0] if basis is None else turned(rows, basis)[0], loss.grid)[None]
+        near = near if basis is None else turned(near, basis.mT)
+        return near.to(args[0].dtype).view(args[0].shape), *args[1:]
 
-    with hooked({each: each for each in matrix}, before=rounded):
+    with hooked({each: each for each in bases}, before=rounded):
         return plain.loss(text[:, :-1], text[:, 1:])

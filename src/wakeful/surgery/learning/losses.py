@@ -77,11 +77,12 @@ class Rounding(Local):
             )
 
     def of(self, part: str, rows: Float[Tensor, "B M K"]) -> Float[Tensor, ""]:
-        grid = self._grids[part]
+        grid, rows = self._grids[part], rows.float()
         assert grid is not None
-        flat = rows.flatten(0, 1)
-        error = (flat - straight(flat, grid, len(rows))).square().sum(1)
-        return (error / flat.square().sum(1).clamp_min(torch.finfo(flat.dtype).tiny)).mean()
+        parts = rows.unbind() if grid.per == "tensor" else (rows.flatten(0, 1),)
+        near = torch.cat([straight(each, grid) for each in parts]).view(rows.shape)
+        size = rows.square().sum(-1).clamp_min(torch.finfo(rows.dtype).tiny)
+        return ((rows - near).square().sum(-1) / size).mean()
 
 
 class NextToken(Loss):
@@ -100,26 +101,18 @@ class NextToken(Loss):
         self.grid: Grid = inputs
 
 
-def straight(x: Float[Tensor, "M K"], grid: Grid, sequences: int = 1) -> Float[Tensor, "M K"]:
-    """Return x̂ of x on a grid, with a gradient that rounding lets through.
+def straight(x: Float[Tensor, "M K"], grid: Grid) -> Float[Tensor, "M K"]:
+    """Return x̂ of x, float32, on a grid, with a gradient that rounding lets through.
 
     With the step s and the zero point z, x̂ = s (clip(x/s + z) + r − z), r what rounding adds, a
     constant to the gradient (Learned Step Size Quantization, 1902.08153, equation 3). s grows with
-    the range that it is fitted to, whose ends are numbers of x. Of several equally long `sequences`
-    each has its own scale per tensor.
+    the range that it is fitted to, whose ends are numbers of x.
     """
-    x = x.float()
-    if grid.group:
-        low, high = grid._ranges(x)  # pyright: ignore[reportPrivateUsage]
-    else:
-        shared = grid.per == "tensor"
-        low, high = (x.reshape(sequences, -1) if shared else x).aminmax(dim=1, keepdim=True)
-        if shared:
-            low, high = (each.repeat_interleave(len(x) // sequences, 0) for each in (low, high))
+    low, high = grid.bounds(x)
     size = torch.maximum(low.abs(), high.abs()) if grid.symmetric else high - low
     grows = 1 + (size - size.detach()) / size.detach().clamp_min(torch.finfo(size.dtype).tiny)
     with torch.no_grad():
-        scales = grid.scales_of(x, sequences)
+        scales = grid.scales_of(x)
         levels = grid.levels(x, scales)
         step, zero = scales.over(x.shape[1])
     step = step * Scales(grows, group=grid.group).over(x.shape[1])[0]
