@@ -80,8 +80,14 @@ def test_autoround_makes_the_models_output_better(make, scheme: str) -> None:
 
     before = {name: each.clone() for name, each in model.state_dict().items()}
     asked = f"{scheme}(method=autoround(steps=12, batch=3))"
+    told: list[tuple[int, int]] = []
     with torch.inference_mode():  # as a user may call it
-        small = quantize(model, asked, calibration=TEXT)
+        small = quantize(
+            model, asked, calibration=TEXT, passed=lambda done, of: told.append((done, of))
+        )
+    total = len(quantized_layers(small))
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
     nearest = quantize(model, plain)
     assert error(small) < 0.75 * error(nearest)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())

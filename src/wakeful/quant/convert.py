@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
@@ -43,6 +44,7 @@ def quantize(
     skip: Sequence[str] = (),
     others: Mapping[str, Scheme | str] | None = None,
     world: World = ALONE,
+    passed: Passed = unseen,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
@@ -62,6 +64,7 @@ def quantize(
         others: schemes of weights and inputs for layers that match a pattern, the first of several,
             in place of `scheme`'s.
         world: the processes that share the calibration; each has the model, and quantizes alike.
+        passed: is told how many layers of how many are quantized.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -98,7 +101,10 @@ def quantize(
         fits = each.method is not None and each.method.fits_blocks
         by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
         share = calibration[by.part(len(calibration))]
-        _exchanged(model, part, each, arithmetic, share, replaced, by)
+        _exchanged(
+            model, part, each, arithmetic, share, replaced, by,
+            lambda: passed(len(replaced), len(layers)),
+        )  # fmt: skip
     return _with_cache(model, replaced, scheme, calibration)
 
 
@@ -145,6 +151,7 @@ def _exchanged(
     calibration: Sequence[Tensor],
     replaced: dict[int, QuantizedLinear],
     world: World,
+    passed: Callable[[], None],
 ) -> None:
     """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
     grid, method = scheme.weights, scheme.method
@@ -181,11 +188,14 @@ def _exchanged(
                 name: str, rounded: tuple[Tensor, Scales] | None = None, seen=seen, largest=largest
             ) -> QuantizedLinear:
                 beside = seen.get(name), largest.get(name)
-                return quantized(layers[name], scheme, arithmetic, *beside, rounded)
+                made = quantized(layers[name], scheme, arithmetic, *beside, rounded)
+                replaced[id(layers[name])] = made
+                passed()
+                return made
 
-            made = fit_blocks(model, part, scheme, calibration, make) if fits else {}
-            made |= {name: make(name) for name in part if name not in made}
-            replaced.update((id(layers[name]), each) for name, each in made.items())
+            if fits:
+                fit_blocks(model, part, scheme, calibration, make)
+            made = {name: replaced.get(id(each)) or make(name) for name, each in part.items()}
             if follows:
                 put(model, made)
 

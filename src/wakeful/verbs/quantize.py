@@ -237,8 +237,10 @@ class _Each:
         )
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
-            # and one pass over calibration text for each scheme that wants it.
-            looks = sum(each.calibrated for each in self.schemes) * self.extra / self.count
+            # and those over calibration text for each scheme that wants it.
+            methods = [each.method for each in self.schemes if each.calibrated]
+            looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
+            looks *= self.extra / self.count
             foretell(
                 self.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
                 passes=2 * (1 + len(self.schemes)) + looks,
@@ -256,7 +258,7 @@ class _Each:
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
             calibration=calibration if looks else (),
             skip=() if scheme.weights is None else self.wanted.skip, others=others,
-            world=self.world,
+            world=self.world, passed=partial(self.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
         return replace(
             loaded, name=f"{loaded.name} {name}", module=module, path=None,

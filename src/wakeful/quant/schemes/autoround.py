@@ -48,6 +48,9 @@ class AutoRound(Method):
     def fits_blocks(self) -> bool:
         return True
 
+    def passes(self, sequences: int) -> float:
+        return super().passes(sequences) + 3 * self.steps * min(self.batch, sequences) / sequences
+
 
 class Rounding:
     """A matrix W (N, K) on its way to a grid: the V, α and β that are learned."""
