@@ -67,6 +67,30 @@ def test_gradients_pass_a_rounding_as_if_it_were_not_there() -> None:
     torch.testing.assert_close(each.above, 0.7 - 0.1 * above.sign())
 
 
+def test_a_range_with_a_zero_point_is_the_papers_formula() -> None:
+    """Of gradients too, which the authors' code gives alike to the last digits."""
+    torch.manual_seed(0)
+    each, g = Rounding(torch.randn(6, 10), Zeropoint(bits=4, per="channel")), torch.randn(6, 10)
+    with torch.no_grad():
+        each.offset.uniform_(-0.5, 0.5)
+        each.below.uniform_(0.6, 1)
+        each.above.uniform_(0.6, 1)
+
+    def rounded(x: Tensor) -> Tensor:
+        return x + (x.round() - x).detach()
+
+    low, high = each.weight.amin(1, keepdim=True), each.weight.amax(1, keepdim=True)
+    s = (high * each.above - low * each.below) / 15
+    z = rounded(-low * each.below / s)
+    q = (rounded(each.weight / s + each.offset) + z).clamp(0, 15)
+    expected = (q - z) * s
+    torch.testing.assert_close(each.laid(), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(each.laid(), each.learned, g),
+        torch.autograd.grad(expected, each.learned, g), rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("make", "scheme"), [(llama, "nvfp4"), (gpt2, "w4"), (decoder, "w4a4")])
 def test_autoround_makes_the_models_output_better(make, scheme: str) -> None:
     model, plain = make(), parse_scheme(scheme)
