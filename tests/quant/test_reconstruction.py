@@ -11,9 +11,10 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers, observe
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, matrix
+from wakeful.quant.observing import observe
 from wakeful.quant.schemes.autoround import Rounding
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 
