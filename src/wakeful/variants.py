@@ -28,7 +28,7 @@ _FOREIGN = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b([^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*)"""
 )
 """A string, which is passed over, or the `module:Name` of a class outside the package."""
-_NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling"}
+_NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling", "surgery.learning": "loss"}
 """Names of a folder's variants where they are not the folder's name without its s."""
 
 
@@ -347,7 +347,7 @@ def _expected(folder: str, inside: bool) -> tuple[str, list[str]]:
     whole = tuple(base for base in bases if base.__name__.lower() == noun)
     parts = tuple(base for base in bases if not issubclass(base, whole)) if whole else ()
     if not parts:
-        return noun, [*known]
+        return noun, [name for name, kind in known.items() if issubclass(kind, whole or kind)]
     chosen = parts if inside else whole
     named = [name for name, kind in known.items() if issubclass(kind, chosen) and name != noun]
     return " or ".join(base.__name__.lower() for base in chosen), named

@@ -13,7 +13,7 @@ from wakeful.estimates import mean_and_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import parse_scheme, quantize
 from wakeful.reports.value import Table
-from wakeful.surgery import rotate, store_prefix
+from wakeful.surgery import Bases, rotate, store_prefix
 from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Texts, choose
 
 W4A4 = parse_scheme(
@@ -70,6 +70,14 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
         small = quantize(made, W4A4, skip=["head"])
         expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
         assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    learned = [each for each in by_cure if isinstance(each.rotate, Bases)]
+    assert [str(each).partition("(")[2][:10] for each in learned[:2]] == [
+        "loss=whip)",
+        "loss=round",
+    ]
+    for candidate in learned[:2]:
+        made = candidate.made(plain, texts.calibrating, 3)
+        torch.testing.assert_close(losses(made, texts.choosing), full, rtol=1e-4, atol=1e-4)
     least = min(choice.trials, key=lambda trial: trial.damage[0])
     assert least.candidate.rotate
     assert choice.best == least.candidate

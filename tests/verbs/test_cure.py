@@ -1,6 +1,7 @@
 """The verb cure: a model in, the same function without outliers out; and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
-    out = tmp_path / "cured"
-    arguments = [str(llama), "--text", words, "--rotate", "hadamard", "--out", str(out), *READ]
+    out, rotation = tmp_path / "cured", "learned(steps=5)"
+    arguments = [str(llama), "--text", words, "--rotate", rotation, "--out", str(out), *READ]
     assert main(["cure", *arguments]) == 0
     plain, cured = (AutoModelForCausalLM.from_pretrained(folder) for folder in (llama, out))
     assert type(plain) is type(cured)
@@ -74,14 +75,18 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert AutoTokenizer.from_pretrained(out).model_max_length == 64
     page = (out / "report.html").read_text("utf-8")
     assert "What was done" in page
-    assert "hadamard" in page
-    assert json.loads((out / "cure.json").read_text("utf-8"))["architecture"] == "llama"
+    found = json.loads((out / "cure.json").read_text("utf-8"))
+    assert found["architecture"] == "llama"
+    fell = re.search(r"steps=5\), seed 0; its loss (\S+) → (\S+);", found["done"]["Rotation"])
+    assert fell is not None
+    assert float(fell[2]) < float(fell[1])
+    assert fell[0] in page
     card = (out / "README.md").read_text("utf-8")
     assert f"Made of {llama.name}" in card
     assert "- Rotation: residual stream" in card
     assert "| loss, nats a token | 6." in card
     assert f"wakeful cure {llama} --text" in card
-    assert "--rotate hadamard" in card
+    assert f"--rotate '{rotation}'" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
 
@@ -224,6 +229,7 @@ def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
         ([], "cure"),
         (["--rotate", "spiral"], "spiral"),
         (["--rotate", "eigenbasis"], "eigenbasis"),
+        (["--rotate", "learned(loss=wip)"], "whip"),
         (["--prefix", "0"], "prefix"),
         (["--prefix", "many"], "prefix"),
         (["--prefix", "80"], "prefix"),

@@ -17,9 +17,11 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
@@ -44,33 +46,49 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.fl
 """Largest difference of the logits, over their deviation, that rounding explains."""
 
 
+@dataclass(frozen=True, eq=False)
+class Bases:
+    """Rotations that are given: y = x Qᵀ of the residual stream, v R_lᵀ of layer l's values."""
+
+    stream: Float[Tensor, "n n"]
+    values: Float[Tensor, "N d d"]
+    name: str
+    """What they are called in messages."""
+    fell: tuple[float, float]
+    """The loss they were learned by, at the start and at the end."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @torch.no_grad()
 def rotate(
     decoder: Decoder,
-    rotation: Rotation | str = "hadamard",
+    rotation: Rotation | Bases | str = "hadamard",
     *,
     stream: bool = True,
     values: bool = True,
     inner: bool = False,
     seed: int = 0,
 ) -> Decoder:
-    """Return a decoder with the same logits whose residual stream lies in a random basis.
+    """Return a decoder with the same logits whose residual stream lies in another basis.
 
     Args:
         decoder: stays as it is; the result shares no weights with it.
-        rotation: of the residual stream and, where `values`, of every head's values.
+        rotation: of the residual stream and, where `values`, of every head's values; drawn, or the
+            `Bases` that `Learned` found for this decoder.
         stream: whether the residual stream turns. Where it stays, all matrices outside of attention
             and `inner`'s do, and norms may stand anywhere.
         values: whether the heads' values turn too.
         inner: whether what the feed-forward networks' last projections read turns too. That is done
             as the model runs, so the result is of no stock architecture.
-        seed: gives the rotation.
+        seed: gives the rotation that is drawn.
 
     Raises:
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
     kind = check_rotates(decoder, rotation, stream=stream, values=values)
-    stream = stream and not isinstance(kind, Identity)
+    stream = stream and type(kind) is not Identity
     inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
     turned = _shared(plain)
@@ -79,11 +97,8 @@ def rotate(
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
     norms = norms if stream else []
     centered = any(norm.centers for norm in norms)
-    readers, roles = (list(_readers(turned)), roles_of(turned)) if stream else ([], {})
-    device = turned.embed.weight.device
-    turn = _turn(
-        kind if stream else Identity(), turned.config.width, device, centered=centered, seed=seed
-    )
+    readers, roles = (list(stream_readers(turned)), roles_of(turned)) if stream else ([], {})
+    turn = turning(kind if stream else Identity(), "stream", turned, seed=seed, centered=centered)
     for names in _parts(turned) if stream else _each_block(turned):
         parts = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in parts for module in part.modules()}
@@ -100,7 +115,10 @@ def rotate(
                     bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
             for part in parts:
                 if isinstance(part, Block) and values:
-                    _turn_values(part, turned, kind, seed)
+                    of_layer = turning(
+                        kind, "values", turned, seed=seed, layer=part.attention.layer
+                    )
+                    _turn_values(part, turned, of_layer)
                 if isinstance(part, Block) and inner:
                     _turn_inner(part, turned.config.mlp_width)
     if inner:
@@ -130,14 +148,14 @@ def rotate_keys(decoder: Decoder) -> Decoder:
 
 
 def check_rotates(
-    decoder: Decoder, rotation: Rotation | str, *, stream: bool = True, values: bool = True
-) -> Rotation:
+    decoder: Decoder, rotation: Rotation | Bases | str, *, stream: bool = True, values: bool = True
+) -> Rotation | Bases:
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
-    kind = rotation_of(rotation)
+    kind = rotation if isinstance(rotation, Bases) else rotation_of(rotation)
     if isinstance(kind, Learned):
         raise WakefulError(
             f"{kind} is learned from gradients, which a cure does not have: "
-            "use another, such as hadamard"
+            "use another, such as hadamard or learned"
         )
     turned = [name for name, does in (("stream", stream), ("values", values)) if does]
     turned = [] if isinstance(kind, Identity) else turned
@@ -214,7 +232,7 @@ def _blocks(decoder: Decoder) -> Iterable[Block]:
     return cast(Iterable[Block], decoder.blocks)
 
 
-def _readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
+def stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
     for block in _blocks(decoder):
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
@@ -249,30 +267,41 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
                 rows.copy_(rows.double() * scale.double())
 
 
-def _turn(
-    kind: Rotation, width: int, device: torch.device, *, centered: bool, seed: int
-) -> Turning:
-    """Return x -> x Qᵀ on rows; with `centered`, of a Q that keeps (1, …, 1).
+def turning(
+    kind: Rotation | Bases, part: str, decoder: Decoder, *, seed: int, centered: bool = False,
+    layer: int = 0,
+) -> Turning:  # fmt: skip
+    """Return x -> x Qᵀ on rows of the `stream` or a layer's `values`; with `centered`, of a Q that
+    keeps (1, …, 1).
 
-    That Q is U diag(1, R) U with R drawn one narrower and U the reflection that exchanges
-    (1, …, 1) / √n and the first axis.
+    Where that is drawn it is U diag(1, R) U with R one narrower and U the reflection `exchanged`.
     """
-    generator = generator_for(seed, "stream", width)
+    shape, device = decoder.config.shape, decoder.embed.weight.device
+    if isinstance(kind, Bases):
+        matrix = (kind.stream if part == "stream" else kind.values[layer]).to(device, torch.float64)
+        return lambda rows: rows @ matrix.mT
+    width = shape.width if part == "stream" else shape.head_width
+    drawn = kind.drawn(
+        width - centered, generator=generator_for(seed, part, width), device=device,
+        dtype=torch.float64,
+    )  # fmt: skip
     if not centered:
-        return kind.drawn(width, generator=generator, device=device, dtype=torch.float64).into
-    inner = kind.drawn(width - 1, generator=generator, device=device, dtype=torch.float64)
-    normal = torch.full((width,), -1 / math.sqrt(width), dtype=torch.float64, device=device)
-    normal[0] += 1
-    normal /= normal.norm()
-
-    def reflected(rows: Tensor) -> Tensor:
-        return rows - 2 * (rows @ normal).unsqueeze(1) * normal
+        return drawn.into
 
     def turn(rows: Tensor) -> Tensor:
-        rows = reflected(rows)
-        return reflected(torch.cat([rows[:, :1], inner.into(rows[:, 1:].contiguous())], dim=1))
+        rows = exchanged(rows)
+        return exchanged(torch.cat([rows[:, :1], drawn.into(rows[:, 1:].contiguous())], dim=1))
 
     return turn
+
+
+def exchanged(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
+    """Return x U on rows, U the reflection that exchanges (1, …, 1) / √n and the first axis."""
+    width = rows.shape[1]
+    normal = torch.full((width,), -1 / math.sqrt(width), dtype=rows.dtype, device=rows.device)
+    normal[0] += 1
+    normal /= normal.norm()
+    return rows - 2 * (rows @ normal).unsqueeze(1) * normal
 
 
 def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, centered: bool) -> None:
@@ -296,24 +325,21 @@ def _rows(matrix: Tensor) -> int:
     return max(1, AT_ONCE // matrix.shape[1])
 
 
-def _turn_values(block: Block, decoder: Decoder, kind: Rotation, seed: int) -> None:
+def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
     """Turn every head's values, stored ones too, by one R, and the output's columns back."""
     width = decoder.config.shape.head_width
-    generator = generator_for(seed, "values", width)
-    device = decoder.embed.weight.device
-    inner = kind.drawn(width, generator=generator, device=device, dtype=torch.float64)
     value, out = block.attention.value, block.attention.out
     if isinstance(value, Heads):
         rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
-        turned = inner.into(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
+        turned = turn(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
         value.weight.copy_(turned.flatten(0, 1))
         if value.bias is not None:
-            value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
+            value.bias.copy_(turn(value.bias.double().reshape(-1, width)).flatten())
     columns = out.weight.double().reshape(-1, width)
-    out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
+    out.weight.copy_(turn(columns).reshape(out.weight.shape))
     if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
         rows = stored.double().reshape(-1, width)
-        stored.copy_(inner.into(rows).reshape(stored.shape))
+        stored.copy_(turn(rows).reshape(stored.shape))
 
 
 def _turn_inner(block: Block, width: int) -> None:
@@ -323,7 +349,7 @@ def _turn_inner(block: Block, width: int) -> None:
     down.copy_(transform(rows, transform_factors(width, rows.device, torch.float64)))
 
 
-def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
+def _compare(before: Decoder, after: Decoder, kind: Rotation | Bases | str) -> None:
     """Refuse a result that is another function: a user's own part may not commute."""
     config = before.config
     length = max(config.relaxed_prefix, min(64, config.context))

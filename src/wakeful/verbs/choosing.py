@@ -1,13 +1,14 @@
 """Which cure helps a number format: candidates measured on a text, the best one proved on another.
 
-A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole),
-rotations as the model runs, and what becomes of the first token (nothing, a stored prefix, sinks).
+A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole,
+or a learned one), rotations as the model runs, and what becomes of the first token (nothing, a
+stored prefix, sinks).
 Each is quantized as the format says and read beside the model before, on the same tokens. The best
 is kept if on further text it loses less than the uncured model in that format: the paired interval
 of the difference lies below zero. Otherwise the choice is no cure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.reports.value import Cell, Section, Table, Text
 from wakeful.surgery import (
+    Bases,
     check_absorbs,
     check_rotates,
     learned_sinks,
@@ -29,15 +31,19 @@ from wakeful.surgery import (
     rotate_keys,
     store_prefix,
 )
+from wakeful.surgery.learning import learned_of
 
 CHOOSING, PROVING = 4, 8
 """Sequences that candidates are measured on, and that the best one is proved on."""
 LENGTH = 256
 """Tokens of each, or the model's context where that is shorter."""
 CALIBRATING = 8
-"""Further sequences for what looks at text before it rounds, and for sinks to be fitted on."""
+"""Further sequences for what looks at text before it rounds, and for sinks and rotations to be
+fitted on."""
 CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
+LOSSES = ["whip"]
+"""What a rotation is learned by, besides the rounding of each format."""
 _FEW_BITS = 4
 HEAD = "head"
 _CALLED = {"int8": "w8a8"}
@@ -48,7 +54,7 @@ _CALLED = {"int8": "w8a8"}
 class Candidate:
     """What is done to a model before it is quantized; the plain one is no cure."""
 
-    rotate: str = ""
+    rotate: Bases | str = ""
     inner: bool = False
     keys: bool = False
     first: str = ""
@@ -332,6 +338,8 @@ class _Choosing:
         of_all = len(self.schemes)
         for each in candidates(self.plain, self.schemes, self.token):
             self._try(each, self.schemes)
+        for each in self._learned(_best_of(self.trials, of_all)[0]):
+            self._try(each, self.schemes)
         for each in further(_best_of(self.trials, of_all)[0], self.schemes):
             self._try(each, self.schemes)
         for share in CLIPS:
@@ -353,6 +361,20 @@ class _Choosing:
         if not sure or any(each.difference[0] > 0 for each in proofs):
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
+
+    def _learned(self, best: Candidate) -> Iterator[Candidate]:
+        """Yield a candidate with rotations learned for each format in the place of its own."""
+        rounds = [each.with_scales("dynamic") for each in self.schemes if each.weights is not None]
+        if not rounds or not _possible(check_rotates, self.plain, "hadamard"):
+            return
+        plain = self._make(replace(best, rotate=""))
+        text = self.texts.calibrating
+        text = text if best.first else _after(self.texts.opening, text)
+        for loss in LOSSES + [f"rounding(scheme={str(each)!r})" for each in rounds]:
+            found = learned_of(f"learned(loss={loss})")
+            assert found is not None
+            self.told(f"learning a rotation by {loss}")
+            yield replace(best, rotate=found.learn(plain, text, seed=self.seed))
 
     def _make(self, candidate: Candidate) -> Decoder:
         return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)

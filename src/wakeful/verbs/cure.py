@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import (
+    Bases,
     check_rotates,
     choose_prefix,
     rotate,
@@ -47,6 +49,7 @@ from wakeful.surgery import (
     rotate_keys,
     store_prefix,
 )
+from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
@@ -61,7 +64,7 @@ from wakeful.verbs.result import (
     name_of,
     showing,
 )
-from wakeful.verbs.retraining import FITTED, check_retrains, retrained
+from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
 
@@ -214,7 +217,7 @@ def cure(
     """
     wanted = asked(CureOptions, options, given)
     if wanted.rotate:
-        rotation_of(wanted.rotate)
+        _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
     command = command_of("cure", name_of(model), wanted)
     schemes = [format_of(each) for each in wanted.for_]
     if wanted.out:
@@ -244,7 +247,10 @@ def cure(
         )
         read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
         if wanted.turning:
-            check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
+            check_rotates(
+                plain, "hadamard" if learned_of(wanted.rotate) else wanted.turning,
+                stream=bool(wanted.rotate),
+            )  # fmt: skip
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
@@ -254,13 +260,13 @@ def cure(
         done = [("Conversion", said)] if said else []
         done += [] if choice is None else [("Chosen", choice.said)]
         stands, base = list[int](), plain
+        rest = partial(_rest, loaded, words, text.numel(), learned, wanted)
         if wanted.trains:
             check_retrains(plain, wanted)
-            rest = _rest(loaded, words, text.numel(), learned, wanted)
             stands = _first(loaded, plain, text)
-            base, more = retrained(loaded, stands[0], text, rest, wanted, show)
+            base, more = retrained(loaded, stands[0], text, rest(), wanted, show)
             done += more
-        cured, prefix, more = _cured(loaded, base, text, wanted, show)
+        cured, prefix, more = _cured(loaded, base, text, rest, choice, wanted, show)
         done += more + _rounded(cured, plain, _stored(loaded, wanted))
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
@@ -302,6 +308,11 @@ def _cured_experts(
             f"{loaded.name} is a mixture of experts, which --rotate alone cures: leave out "
             f"--{others[0]}"
         )
+    if learned_of(wanted.rotate):
+        raise WakefulError(
+            f"{loaded.name} is a mixture of experts, on which no rotation is learned yet: use "
+            "another, such as --rotate hadamard"
+        )
     assert isinstance(loaded.module, PreTrainedModel)
     if wanted.out:
         _ = loaded.own_tokenizer  # which is written
@@ -332,10 +343,11 @@ def _cured_experts(
     return made
 
 
-def _rotation(wanted: CureOptions) -> tuple[str, str]:
+def _rotation(wanted: CureOptions, kind: Bases | str = "") -> tuple[str, str]:
+    fell = "; its loss {:.4g} → {:.4g}".format(*kind.fell) if isinstance(kind, Bases) else ""
     return (
         "Rotation",
-        f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}; "
+        f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}{fell}; "
         "scales of norms multiplied into what reads them",
     )
 
@@ -391,7 +403,7 @@ def _rest(loaded: Model, words: TextWords, skip: int, count: int, wanted: CureOp
     if len(found) < least:
         raise WakefulError(
             f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "
-            f"training needs at least {least} more "
+            f"learning needs at least {least} more "
             "(lower --num_sequences, --length or --train_length)"
         )
     return torch.tensor(found, device=loaded.device)
@@ -423,27 +435,37 @@ def _choice(
         return choice, wanted
     prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
     return choice, replace(
-        wanted, for_=(), rotate=best.rotate, rotate_inner=best.inner, rotate_keys=best.keys,
+        wanted, for_=(), rotate=str(best.rotate), rotate_inner=best.inner, rotate_keys=best.keys,
         prefix=prefix, sinks=best.first == "sinks",
     )  # fmt: skip
 
 
 def _cured(
-    loaded: Model, plain: Decoder, text: Tensor, wanted: CureOptions, show: Display
-) -> tuple[Decoder, list[int], list[tuple[str, str]]]:
-    """Return the cured decoder, the stored tokens, and what was done in words."""
+    loaded: Model, plain: Decoder, text: Tensor, rest: Callable[[], Tensor],
+    choice: Choice | None, wanted: CureOptions, show: Display,
+) -> tuple[Decoder, list[int], list[tuple[str, str]]]:  # fmt: skip
+    """Return the cured decoder, the stored tokens, and what was done in words.
+
+    A rotation that the choice did not learn is learned on the `rest` of the text.
+    """
     cured, prefix = plain, list[int]()
     done: list[tuple[str, str]] = []
+    kind: Bases | str = wanted.turning or "identity"
+    if choice is not None and isinstance(choice.best.rotate, Bases):
+        kind = choice.best.rotate
+    elif (learns := learned_of(wanted.rotate)) is not None:
+        show.note("learning a rotation")
+        rows, told = fitting_rows(loaded, rest(), wanted), partial(show.count, "learning steps")
+        kind = learns.learn(plain, rows, seed=wanted.seed, told=told)
     if wanted.turning or wanted.rotate_inner:
         show.note("rotating")
         cured = rotate(
-            plain, wanted.turning or "identity", stream=bool(wanted.rotate),
-            inner=wanted.rotate_inner, seed=wanted.seed,
-        )  # fmt: skip
+            plain, kind, stream=bool(wanted.rotate), inner=wanted.rotate_inner, seed=wanted.seed
+        )
     if wanted.rotate_values:
         done.append(("Rotation", f"every head's values, hadamard, seed {wanted.seed}"))
     if wanted.rotate:
-        done.append(_rotation(wanted))
+        done.append(_rotation(wanted, kind))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
     if wanted.rotate_inner:
@@ -515,7 +537,8 @@ def _first(loaded: Model, decoder: Decoder, text: Tensor) -> list[int]:
 def _learned(wanted: CureOptions) -> int:
     """Return how many tokens choosing, fitting and training read, after those to verify on."""
     choosing = CHOICE if wanted.for_ else 0
-    rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains or choosing else 0
+    fits = wanted.trains or choosing or learned_of(wanted.rotate)
+    rows = max(wanted.steps * wanted.batch_size, FITTED) if fits else 0
     return max(choosing, rows * wanted.train_length)
 
 

@@ -18,7 +18,7 @@ from wakeful.verbs.session import counting
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
 FITTED = 16
-"""Sequences that sinks and gates are fitted on."""
+"""Sequences that sinks and gates are fitted on, and rotations learned."""
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
@@ -33,6 +33,13 @@ def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
         )
 
 
+def fitting_rows(loaded: Model, rest: Tensor, wanted: CureOptions) -> Tensor:
+    """Return the sequences (B, L) of the rest (N,) of a text to fit something on."""
+    length = min(wanted.train_length, loaded.context - 1, len(rest))
+    rows = min(FITTED, len(rest) // length)
+    return rest[: rows * length].view(rows, length)
+
+
 def retrained(
     loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
 ) -> tuple[Decoder, list[tuple[str, str]]]:
@@ -42,11 +49,11 @@ def retrained(
     """
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
-    length = min(wanted.train_length, loaded.context - 1, len(rest))
     show.note("fitting sinks" if wanted.sinks else "fitting gates")
-    rows = min(FITTED, len(rest) // length)
     start = learned_sinks if wanted.sinks else learned_gates
-    student = start(plain, token, rest[: rows * length].view(rows, length))
+    rows = fitting_rows(loaded, rest, wanted)
+    length = rows.shape[1]
+    student = start(plain, token, rows)
     if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
