@@ -25,6 +25,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
 from wakeful.evaluation.reading import TextWords, check_text
 from wakeful.hf.weights_out import describe, export, refuse_existing, save_stock, written_as
+from wakeful.hf.whole import is_hybrid
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -224,7 +225,8 @@ def cure(
                 raise WakefulError(
                     f"{loaded.name} is quantized: cure the model it was made from, then quantize"
                 )
-            make = _cured_experts if any(map(is_fused, loaded.module.modules())) else _cured_ours
+            fused = any(map(is_fused, loaded.module.modules()))
+            make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
             made = make(_At(loaded, words, learned, wanted, schemes, show, world))
         asks = _diagnosing(wanted, made.length)
         seen = diagnose(loaded, made.model, shown=shown, options=asks)
