@@ -70,6 +70,18 @@ CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
+_RUNS = "that is done as the model runs, by our class, whose decoder holds no experts"
+_NOT_OF_EXPERTS = {
+    "for_": "what it chooses among is made of our decoder, which holds no experts",
+    "rotate_inner": _RUNS,
+    "rotate_keys": _RUNS,
+    "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
+    "cache)",
+    "sinks": "they are fitted to a token that our decoder stores, which holds no experts (a "
+    "gpt-oss has sinks of its own)",
+    "gates": "none of Transformers' own classes has them",
+}
+"""What is not done to a mixture of experts, and why."""
 CHOICE = Texts.rows * CHOOSING_LENGTH
 """Tokens that choosing a cure reads."""
 _COMPARING = 4.0
@@ -327,19 +339,20 @@ def _cured_ours(at: _At) -> _Made:
 def _cured_experts(at: _At) -> _Made:
     """Rotate a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
     loaded, wanted, world = at.loaded, at.wanted, at.world
-    given = ("for_", "rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
-    others = [name.rstrip("_") for name in given if getattr(wanted, name)]
-    if others:
-        raise WakefulError(
-            f"{loaded.name} is a mixture of experts, which --rotate alone cures: leave out "
-            f"--{others[0]}"
-        )
+    for name, why in _NOT_OF_EXPERTS.items():
+        if getattr(wanted, name):
+            raise WakefulError(
+                f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
+                f"{why}; --rotate or --rotate_values can"
+            )
     assert isinstance(loaded.module, PreTrainedModel)
     if wanted.out:
         _ = loaded.own_tokenizer  # which is written
     text = _text(at)
     at.show.note("rotating")
-    cured = rotate_experts(loaded.module, wanted.rotate, seed=wanted.seed)
+    cured = rotate_experts(
+        loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
+    )
     done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
     at.show.note("comparing logits")
     mine = text[world.part(len(text)), :COMPARED_TOKENS]
@@ -354,11 +367,10 @@ def _cured_experts(at: _At) -> _Made:
 
 
 def _rotation(wanted: CureOptions) -> tuple[str, str]:
-    return (
-        "Rotation",
-        f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}; "
-        "scales of norms multiplied into what reads them",
-    )
+    both, folded = "residual stream and ", "; scales of norms multiplied into what reads them"
+    both, folded = (both, folded) if wanted.rotate else ("", "")
+    told = f"{both}every head's values, {wanted.turning}, seed {wanted.seed}{folded}"
+    return "Rotation", told
 
 
 @torch.inference_mode()
@@ -470,9 +482,7 @@ def _cured(
             plain, wanted.turning or "identity", stream=bool(wanted.rotate),
             inner=wanted.rotate_inner, seed=wanted.seed,
         )  # fmt: skip
-    if wanted.rotate_values:
-        done.append(("Rotation", f"every head's values, hadamard, seed {wanted.seed}"))
-    if wanted.rotate:
+    if wanted.turning:
         done.append(_rotation(wanted))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
