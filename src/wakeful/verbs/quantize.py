@@ -16,7 +16,7 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
-from wakeful.evaluation.reading import Words, words_in, words_of
+from wakeful.evaluation.reading import Words, check_text, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
@@ -230,11 +230,7 @@ class _Each:
         found: list[list[int]] = []
         if total:
             found = words.sequences(loaded, length=length, num_sequences=total, bos=bos)
-        self.world.check_same(
-            [loaded.name, found],
-            f"the processes read different text for {loaded.name}: give each machine the same text "
-            "and the same model",
-        )
+        check_text(self.world, loaded, found)
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
             # and those over calibration text for each scheme that wants it.
