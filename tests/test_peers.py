@@ -33,7 +33,8 @@ def job(folder: Path, tmp_path: Path, method: str, form: str, tool: str = "wakef
     item = {"start": rows[0][:8], "right": 1, "endings": [[3, 4], [5]], "sizes": [2, 1]}
     return {
         "model": str(folder), "texts": {"a": rows[:3], "b": rows[3:6]}, "calibration": rows[6:],
-        "threads": torch.get_num_threads(), "first": 1, "tasks": {"choice": [item, item]},
+        "threads": torch.get_num_threads(), "first": 1, "steps": 2,
+        "tasks": {"choice": [item, item]},
         "tool": tool, "method": method, "format": form, "out": str(tmp_path / "found.json"),
     }  # fmt: skip
 
@@ -53,7 +54,15 @@ def test_a_plain_cell_is_what_transformers_computes(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("method", "form"), [("rtn", "w8a8-tensor"), ("gptq", "w4a16"), ("cured", "kv4")]
+    ("method", "form"),
+    [
+        ("rtn", "w8a8-tensor"),
+        ("gptq", "w4a16"),
+        ("awq", "w4a16"),
+        ("autoround", "mxfp4"),
+        ("smoothquant", "w8a8-token"),
+        ("cured", "kv4"),
+    ],
 )
 def test_a_format_costs_little_or_much(
     method: str, form: str, folder: Path, tmp_path: Path
@@ -72,7 +81,7 @@ def test_what_a_tool_cannot_do_is_said(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.peers.cell", str(tmp_path / "job.json")]
     subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[1])
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found == {"failed": "NotImplementedError: GPTQ rounds weights, and the format has none"}
+    assert found == {"failed": "NotImplementedError: gptq rounds weights, and the format has none"}
 
 
 def test_the_table_pairs_windows(tmp_path: Path) -> None:

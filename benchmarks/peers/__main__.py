@@ -22,7 +22,10 @@ ENVIRONMENTS = {
 }  # fmt: skip
 """What pip installs beside wakeful, a tool an environment: their versions of Transformers clash."""
 METHODS = {
-    "wakeful": ("rtn", "gptq", "cured", "cured, gptq"),
+    "wakeful": (
+        "rtn", "gptq", "awq", "autoround", "smoothquant", "cured", "cured, gptq",
+        "cured, autoround",
+    ),
     "llmcompressor": (
         "rtn", "gptq", "awq", "autoround", "smoothquant", "smoothquant, gptq", "rotated",
         "rotated, gptq",
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     texts, calibration = _windows(model, asked)
     shared = {
         "model": str(model.path.resolve()), "texts": texts, "calibration": calibration,
-        "threads": asked.threads, "first": model.bos,
+        "threads": asked.threads, "first": model.bos, "steps": asked.steps,
         "tasks": dict(_tasks(model, asked.piqa, asked.lambada, asked.items)),
     }  # fmt: skip
     del model
@@ -79,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--tools", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--methods", nargs="+", default=[], help="of those that a tool has")
+    parser.add_argument("--steps", type=int, default=200, help="of AutoRound, a block")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", default="runs/peers")
     parser.add_argument(

@@ -58,7 +58,8 @@ def quantized(
     if method.endswith("gptq"):
         last = GPTQModifier
     elif method == "autoround":
-        last, options = AutoRoundModifier, options | {"iters": 200, "enable_torch_compile": False}
+        last = AutoRoundModifier
+        options |= {"iters": job["steps"], "enable_torch_compile": False}
         model = model.to(torch.bfloat16)  # what it computes in on a processor
     rows = {"input_ids": [window[0].tolist() for window in calibration]}
     rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]

@@ -12,7 +12,9 @@ from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_in import decoder_of
 from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
-from wakeful.quant.schemes.methods import Gptq
+from wakeful.quant.schemes.autoround import AutoRound
+from wakeful.quant.schemes.awq import Awq
+from wakeful.quant.schemes.methods import Gptq, Method, Smooth
 from wakeful.verbs.choosing import Texts, choose
 
 HEADS = ("*head",)
@@ -32,11 +34,16 @@ def quantized(
         asked = choice.best.made(plain, rows, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
-    if method.endswith("gptq"):
+    methods: dict[str, Method] = {
+        "gptq": Gptq(), "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
+        "autoround": AutoRound(steps=job["steps"]),
+    }  # fmt: skip
+    by = methods.get(method.removeprefix("cured, "))
+    if by is not None:
         if scheme.weights is None:
-            raise NotImplementedError("GPTQ rounds weights, and the format has none")
+            raise NotImplementedError(f"{method} rounds weights, and the format has none")
         scheme = Scheme(
-            weights=scheme.weights, inputs=scheme.inputs, scales=scheme.scales, method=Gptq()
+            weights=scheme.weights, inputs=scheme.inputs, scales=scheme.scales, method=by
         )
     return quantize(
         asked, scheme, calibration=calibration if scheme.calibrated else (),

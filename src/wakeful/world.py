@@ -77,6 +77,17 @@ class World:
         """Return which of so many rows, or whatever is in order, are this process's."""
         return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 
+    def whole(self, part: Tensor, rows: int) -> Tensor:
+        """Return of so many rows what all processes have, in order, to the bit; `part` is this
+        one's. All must call it, however long each has worked.
+        """
+        if self.size == 1:
+            return part
+        self.meet()
+        found = part.new_zeros(rows, *part.shape[1:])
+        found[self.part(rows)] = part
+        return self.sum(found)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value, in order; values are what JSON can hold.
 

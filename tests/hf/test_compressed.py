@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from helpers import tiny_decoder
+from quant.test_experts import model_of
 from wakeful.errors import WakefulError
 from wakeful.hf import compressed
 from wakeful.hf.compressed import check_compressed, packed, save_compressed
@@ -38,7 +39,7 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers
+from wakeful.quant.convert import linear_layers, prepared
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quant.schemes import Absmax, Scales
 from wakeful.quant.schemes.grids import MxE2M1
@@ -461,6 +462,49 @@ def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
     save_compressed(part, tmp_path / "small", lambda _: None)
     stored = load_file(tmp_path / "small" / "model.safetensors")
     assert torch.equal(stored[name], model.get_buffer(name))
+
+
+@pytest.mark.parametrize(
+    "scheme", [EXACT[0], "scheme(weights=absmax(bits=8, per='channel'), method=gptq)"]
+)
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
+def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) -> None:
+    """As their own checkpoints have them, which is where vLLM looks for them."""
+    pytest.importorskip("compressed_tensors")
+    model, found = model_of(name), parse_scheme(scheme)
+    ours = quantize(model, found, calibration=TEXT * 2 if found.calibrated else ())
+    theirs = saved(ours, tmp_path / "small")
+    assert type(theirs) is type(model)
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
+    again = whole_model(tmp_path / "small", dtype="auto")
+    assert torch.equal(logits(again), logits(theirs))
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    block = "block_sparse_moe" if name == "Mixtral" else "mlp"
+    names = ("w1", "w3", "w2") if name == "Mixtral" else ("gate_proj", "up_proj", "down_proj")
+    for number, each in enumerate(names):
+        layer = f"model.layers.1.mlp.experts.{'down' if number == 2 else 'gate_up'}_proj.3"
+        codes = quantized_layers(ours)[layer]
+        place = f"model.layers.1.{block}.experts.3.{each}"
+        size = 48 if name == "Mixtral" else 16
+        rows = slice(0, None) if number == 2 else slice(size * number, size * (number + 1))
+        assert torch.equal(stored[f"{place}.weight_scale"], codes.scale.flatten(1)[rows])
+        assert stored[f"{place}.weight_packed"].dtype == torch.int32
+    config = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
+    assert f"model.layers.1.{block}.gate" in config["quantization_config"]["ignore"]
+
+
+def test_experts_that_have_no_place_are_refused() -> None:
+    def fails(match: str, name: str, scheme: str, skip: Sequence[str] = ()) -> None:
+        found = parse_scheme(scheme)
+        apart = prepared(model_of(name), skip)
+        with pytest.raises(WakefulError, match=match):
+            check_compressed(apart, found, linear_layers(apart, skip))
+
+    fails("in whole numbers with inputs as they are", "Mixtral", "fp8")
+    fails("in whole numbers with inputs as they are", "Qwen3Moe", FLOATS[0])
+    fails("or an expert that its files hold by itself, and .*gpt_oss", "GptOss", EXACT[0])
+    fails("--skip all or none of a layer's", "Mixtral", EXACT[0], ["*.1.mlp.experts.down_proj.2"])
 
 
 @torch.no_grad()

@@ -495,7 +495,7 @@ def edit(folder: Path, **fields: object) -> None:
         ("integers", "up_proj.weight is stored as I8"),
         ("one dimension", r"up_proj.weight has shape \(1056,\)"),
         ("architecture", "our decoder cannot be a bloom: it can be gemma2, gemma3_text, gpt2"),
-        ("linear attention", "cannot be a qwen3_5_text: most of its layers are linear attention"),
+        ("linear attention", "cannot be a qwen3_5_text: it has layers of linear attention"),
         ("unknown architecture", "config.json"),
         ("quantized", "quant_method = 'fp8'"),
         ("no configuration", "it has no config.json"),

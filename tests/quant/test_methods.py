@@ -21,8 +21,9 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.probes.running import blocks_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers, observe, plain_linear
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.norm_readers import readers_of_norms
+from wakeful.quant.observing import observe, plain_linear
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 from wakeful.quant.schemes.methods import Gptq, Smooth
 from wakeful.quant.schemes.seen import Readers, Seen
@@ -166,7 +167,7 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
         asked.append(layer)
         return real(layer, x)
 
-    monkeypatch.setattr("wakeful.quant.convert.plain_linear", counted)
+    monkeypatch.setattr("wakeful.quant.observing.plain_linear", counted)
     quantize(model, scheme, calibration=[some_tokens(1, 12)])
     assert len(asked) == again * len(linear_layers(model))
 

@@ -11,9 +11,10 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers, observe
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, matrix
+from wakeful.quant.observing import observe
 from wakeful.quant.schemes.autoround import Rounding
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 
@@ -67,6 +68,30 @@ def test_gradients_pass_a_rounding_as_if_it_were_not_there() -> None:
     torch.testing.assert_close(each.above, 0.7 - 0.1 * above.sign())
 
 
+def test_a_range_with_a_zero_point_is_the_papers_formula() -> None:
+    """Of gradients too, which the authors' code gives alike to the last digits."""
+    torch.manual_seed(0)
+    each, g = Rounding(torch.randn(6, 10), Zeropoint(bits=4, per="channel")), torch.randn(6, 10)
+    with torch.no_grad():
+        each.offset.uniform_(-0.5, 0.5)
+        each.below.uniform_(0.6, 1)
+        each.above.uniform_(0.6, 1)
+
+    def rounded(x: Tensor) -> Tensor:
+        return x + (x.round() - x).detach()
+
+    low, high = each.weight.amin(1, keepdim=True), each.weight.amax(1, keepdim=True)
+    s = (high * each.above - low * each.below) / 15
+    z = rounded(-low * each.below / s)
+    q = (rounded(each.weight / s + each.offset) + z).clamp(0, 15)
+    expected = (q - z) * s
+    torch.testing.assert_close(each.laid(), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(each.laid(), each.learned, g),
+        torch.autograd.grad(expected, each.learned, g), rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("make", "scheme"), [(llama, "nvfp4"), (gpt2, "w4"), (decoder, "w4a4")])
 def test_autoround_makes_the_models_output_better(make, scheme: str) -> None:
     model, plain = make(), parse_scheme(scheme)
@@ -80,8 +105,14 @@ def test_autoround_makes_the_models_output_better(make, scheme: str) -> None:
 
     before = {name: each.clone() for name, each in model.state_dict().items()}
     asked = f"{scheme}(method=autoround(steps=12, batch=3))"
+    told: list[tuple[int, int]] = []
     with torch.inference_mode():  # as a user may call it
-        small = quantize(model, asked, calibration=TEXT)
+        small = quantize(
+            model, asked, calibration=TEXT, passed=lambda done, of: told.append((done, of))
+        )
+    total = len(quantized_layers(small))
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
     nearest = quantize(model, plain)
     assert error(small) < 0.75 * error(nearest)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())

@@ -10,8 +10,9 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant import quantize
-from wakeful.quant.convert import linear_layers, observe
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.linear import matrix
+from wakeful.quant.observing import observe
 from wakeful.quant.schemes import parse_scheme
 from wakeful.quant.weighing import token_weights
 

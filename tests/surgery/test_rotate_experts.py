@@ -48,8 +48,11 @@ def test_the_verb_writes_the_stock_architecture(tmp_path: Path) -> None:
     read = {
         "text": str(tmp_path / "words.txt"), "length": 16, "num_sequences": 2, "device": "cpu",
     }  # fmt: skip
-    with pytest.raises(WakefulError, match=r"mixture of experts.*--prefix"):
-        wakeful.cure(folder, rotate="hadamard", prefix="1", **read)
+    for given, why in (({"prefix": "1"}, "prefix_cache"), ({"sinks": True}, "sinks of its own")):
+        with pytest.raises(
+            WakefulError, match=rf"mixture of experts.*--{next(iter(given))}.*{why}"
+        ):
+            wakeful.cure(folder, rotate="hadamard", **given, **read)
     cured = wakeful.cure(folder, rotate="hadamard", out=str(out), **read)
     plain, again = (AutoModelForCausalLM.from_pretrained(each) for each in (folder, out))
     assert type(again) is type(plain)
@@ -63,6 +66,19 @@ def test_the_verb_writes_the_stock_architecture(tmp_path: Path) -> None:
     assert json.loads((narrow / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
     rounded = AutoModelForCausalLM.from_pretrained(narrow)
     assert torch.equal(rounded.lm_head.weight, again.lm_head.weight.bfloat16())
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
+@torch.inference_mode()
+def test_values_turn_alone(name: str) -> None:
+    model = model_of(name, tie_word_embeddings=True)
+    turned = rotate_experts(model, stream=False)
+    torch.testing.assert_close(turned(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    before = dict(model.named_parameters())
+    changed = {part for part, now in turned.named_parameters() if now is not before[part]}
+    ends = {"v_proj.weight", "o_proj.weight"} | ({"v_proj.bias"} if name == "GptOss" else set())
+    assert {part.partition("self_attn.")[2] for part in changed} == ends
+    assert turned.config.tie_word_embeddings
 
 
 def test_what_is_not_known_is_refused() -> None:

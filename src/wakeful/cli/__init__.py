@@ -37,7 +37,7 @@ SUMMARIES = VERBS | {
     "data generate": "Let a model write text, as memory-mapped tokens to train on."
 }
 """Of verbs of two words too."""
-SPREAD = ("train", "diagnose", "evaluate", "inherit", "quantize")
+SPREAD = ("train", "diagnose", "evaluate", "inherit", "quantize", "cure")
 """Those that share their work out over the processes of torchrun."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, whatever was saved: the shell's."""

@@ -41,8 +41,11 @@ def open_streams() -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line as it is: a path may hold what looks like markup."""
-    OUT.print(line, highlight=False, markup=False)
+    """Print a line as it is, as a path may hold what looks like markup; of several processes the
+    first does.
+    """
+    if not another_speaks():
+        OUT.print(line, highlight=False, markup=False)
 
 
 def standard_input() -> str:

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.reading import Window, Words, words_in
+from wakeful.evaluation.reading import Window, Words, check_text, words_in
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -65,11 +65,7 @@ def perplexity(
     words = words_in(text)
     cut = words.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
-    world.check_same(
-        [loaded.name, *keys],
-        f"the processes read different text for {loaded.name}: give each machine the same text and "
-        "the same model",
-    )
+    check_text(world, loaded, keys)
     nats = np.zeros(len(cut))
     progress(0, len(cut))
     for start in range(0, len(cut), batch_size)[world.rank :: world.size]:

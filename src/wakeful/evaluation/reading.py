@@ -16,6 +16,7 @@ from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
 from wakeful.runs.run import Run
+from wakeful.world import World
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,15 @@ def own_task(loaded: Model) -> Words | None:
     run = Run.open(loaded.path)
     task = task_of(run.config.data.source) if run.header.kind == "train" else None
     return None if task is None else TaskWords(task)
+
+
+def check_text(world: World, loaded: Model, read: object) -> None:
+    """Raise `WakefulError` unless all processes read the same for a model."""
+    world.check_same(
+        [loaded.name, read],
+        f"the processes read different text for {loaded.name}: give each machine the same text and "
+        "the same model",
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ into the norm before, so that the model has no layer of another kind.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -39,6 +40,7 @@ from wakeful.paged import AT_ONCE, like
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
+from wakeful.quant.experts import is_fused, routers_of
 from wakeful.quant.linear import QuantizedLinear, matrix
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
@@ -148,17 +150,20 @@ def save_compressed(
     table = compressed_config(scheme)
     stock = _stock(model, quantized_layers(model))
     config, tensors, layers = stock.config, stock.tensors, stock.layers
-    linears, read = _checked(scheme, stock, tokenizer if isinstance(tokenizer, Tokenizer) else None)
+    ours = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    there, read = _checked(scheme, stock, ours)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     _fold(model, tensors, stock.names, stock.less)
+    tensors = {there.of(name)[0]: tensor for name, tensor in tensors.items()}
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
-        for part, each in _stored(layer).items():
-            tensors[f"{name}.{part}"] = like(layer.integers, each)
+        for place, parts in _apart(layer, there.of(name)):
+            for part, each in parts.items():
+                tensors[f"{place}.{part}"] = like(layer.integers, each)
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
-    table["ignore"] = [name for name in linears if name not in layers]
+    table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
     # vLLM's output head is of no class named Linear, so that only its own name finds it.
     table["config_groups"]["group_0"]["targets"] += [name for name in layers if "." not in name]
     if stock.turned:
@@ -238,25 +243,57 @@ class _Stock:
     """The names there of the layers that read rotated inputs."""
 
 
+@dataclass(frozen=True)
+class _There:
+    """How Transformers itself has a model."""
+
+    linears: Mapping[str, tuple[int, int]]
+    """The shape (N, K) of every `nn.Linear`."""
+    experts: Mapping[str, list[str]]
+    """Where files hold an expert's layers, each of one or two matrices that stand one below the
+    other."""
+    renamed: Mapping[str, str]
+    """Where files hold other weights, if elsewhere."""
+    routers: list[str]
+
+    def of(self, name: str) -> list[str]:
+        """Return what files call a weight or a layer."""
+        end = f"{name}.weight"
+        found = self.renamed.get(name) or self.renamed.get(end, end).removesuffix(".weight")
+        return self.experts.get(name) or [found]
+
+
 def _checked(
     scheme: Scheme, stock: _Stock, tokenizer: Tokenizer | None
-) -> tuple[dict[str, tuple[int, int]], Tokenizer | None]:
-    """Return the shape of every `nn.Linear` there, and the tokenizer as it is read there.
+) -> tuple[_There, Tokenizer | None]:
+    """Return how Transformers has the model, and the tokenizer as it is read there.
 
     Raises:
         WakefulError: a layer, or the tokenizer, has no place there.
     """
-    kind, linears = stock.config.model_type, _linears(stock.config)
+    kind, there = stock.config.model_type, _there(stock.config)
     widths: dict[str, int] = {}
     for name, layer in stock.layers.items():
         quantized = isinstance(layer, QuantizedLinear)
         shape = (layer.out_features, layer.in_features) if quantized else matrix(layer)[0].shape
-        if linears.get(name) != tuple(shape):
+        if name in there.experts:
+            if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
+                raise WakefulError(
+                    f"{name} is an expert, which Transformers reads from {NAME} in whole numbers "
+                    f"with inputs as they are alone: use --scheme w4a16, or {_OTHERWISE}"
+                )
+        elif there.linears.get(name) != tuple(shape):
             raise WakefulError(
-                f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a {kind} is "
-                f"not: {_OTHERWISE}"
+                f"{NAME} holds what is an nn.Linear in Transformers, or an expert that its files "
+                f"hold by itself, and {name} of a {kind} is neither: {_OTHERWISE}"
             )
         widths[name] = shape[1]
+    for name in (each.removesuffix(".weight") for each in stock.tensors):
+        if name in there.experts:
+            raise WakefulError(
+                f"{name} stays in full precision beside quantized experts, and {NAME} has one form "
+                f"for all of them: --skip all or none of a layer's, or {_OTHERWISE}"
+            )
     grid = scheme.weights
     short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
     if short:
@@ -275,7 +312,7 @@ def _checked(
         raise WakefulError(
             f"Transformers reads another tokenizer beside a {kind} than this model's: {_OTHERWISE}"
         )
-    return linears, read
+    return there, read
 
 
 def _spelled(scheme: Scheme, weights: Grid) -> str:
@@ -369,15 +406,54 @@ def _added(model: nn.Module) -> dict[str, float]:
     return found
 
 
-def _linears(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
-    """Return the shape (N, K) of every `nn.Linear` of the stock model, by name."""
+def _there(config: PreTrainedConfig) -> _There:
+    """Return how Transformers has the stock model."""
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return {
+    modules = dict(skeleton.named_modules())
+    linears = {
         name: (module.out_features, module.in_features)
-        for name, module in skeleton.named_modules()
+        for name, module in modules.items()
         if isinstance(module, nn.Linear)
     }
+    experts: dict[str, list[str]] = {}
+    renamed: dict[str, str] = {}
+    if any(map(is_fused, modules.values())):
+        names, numbered = list[str](), dict[str, Tensor]()
+        for name, tensor in skeleton.state_dict().items():
+            parts = [name]
+            if tensor.ndim == 3 and is_fused(modules[name.rpartition(".")[0]]):
+                halves = 2 if name.endswith("gate_up_proj") else 1
+                parts = [f"{name}.{n}" for n in range(len(tensor)) for _ in range(halves)]
+            numbers = torch.arange(len(names), len(names) + len(parts))
+            numbered[name] = numbers.view(len(tensor), -1, 1) if len(parts) > 1 else numbers
+            names += parts
+        # Numbers in the place of weights tell where Transformers writes each.
+        places = revert_weight_conversion(skeleton, numbered)
+        alone = {int(each): place for place, each in places.items() if each.numel() == 1}
+        for number, name in enumerate(names):
+            if number in alone and name in numbered:
+                renamed[name] = alone[number]
+            elif number in alone:
+                experts.setdefault(name, []).append(alone[number].removesuffix(".weight"))
+    routers = routers_of(skeleton)
+    places = [renamed[f"{n}.weight"] for n, module in modules.items() if id(module) in routers]
+    return _There(linears, experts, renamed, [each.removesuffix(".weight") for each in places])
+
+
+def _apart(
+    layer: QuantizedLinear, places: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield where a layer's tensors go, and those: of an expert, gate and up by themselves."""
+    stored, rows = _stored(layer), layer.out_features // len(places)
+    for number, place in enumerate(places):
+        found = {
+            part: each[number * rows :][:rows].clone() if len(each) == layer.out_features else each
+            for part, each in stored.items()
+        } if len(places) > 1 else stored  # fmt: skip
+        if "weight_shape" in found:
+            found["weight_shape"] = torch.tensor([rows, layer.in_features])
+        yield place, found
 
 
 def _fold(

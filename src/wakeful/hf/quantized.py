@@ -29,7 +29,7 @@ from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.cache import check_cache, with_cache
-from wakeful.quant.convert import exchange, is_linear, prepared_as, quantized_layers, scheme_of
+from wakeful.quant.convert import exchanged, is_linear, prepared_as, quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import disk_errors, read_json, save_tensors
@@ -155,7 +155,7 @@ def load_quantized(
         replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
     if scheme.cache is not None:
         check_cache(model)
-    model = with_cache(exchange(model, replaced), scheme)
+    model = with_cache(exchanged(model, replaced), scheme)
     _fill(model, folder / WEIGHTS)
     _check_codes(model, folder / WEIGHTS)
     if isinstance(model, PreTrainedModel):

@@ -16,7 +16,7 @@ from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import Shards, read_config, read_floats, shares_head
+from wakeful.hf.whole import Shards, is_hybrid, read_config, read_floats, shares_head
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -82,9 +82,12 @@ def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, Mo
         )
     kind = config.model_type
     if kind not in FAMILIES:
-        known = f"it can be {', '.join(sorted(FAMILIES))}"
-        experts = any(getattr(config, name, None) for name in _EXPERTS)
-        why = CANNOT.get(kind, "it is a mixture of experts" if experts else known)
+        why = CANNOT.get(kind, f"it can be {', '.join(sorted(FAMILIES))}")
+        as_it_is = "diagnose, quantize and export --layers take it as it is"
+        if is_hybrid(config):
+            why = f"it has layers of linear attention (layer_types); {as_it_is}"
+        elif any(getattr(config, name, None) for name in _EXPERTS):
+            why = f"it is a mixture of experts; {as_it_is}"
         raise WakefulError(f"our decoder cannot be a {kind}: {why}")
     try:
         return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)

@@ -282,6 +282,12 @@ def config_of(model: PreTrainedModel) -> PreTrainedConfig:
     return config
 
 
+def is_hybrid(config: Any) -> bool:
+    """Whether some layers of a model are linear attention, with a recurrent state for keys."""
+    text = config.get_text_config(decoder=True)
+    return "linear_attention" in (getattr(text, "layer_types", None) or ())
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
     """Keep Transformers from warning and from drawing bars, where what it says is raised here."""

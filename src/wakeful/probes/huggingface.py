@@ -269,8 +269,8 @@ class _DirectCalls(TorchFunctionMode):
         return output
 
 
-def stream_of(output: Any) -> Float[Tensor, "B L D"]:
-    """Return the states of the residual stream in what a block puts out."""
+def stream_of(output: Any) -> Float[Tensor, "*B D"]:
+    """Return the states (..., D) in what a block puts out, or a module of one output."""
     return output if isinstance(output, Tensor) else output[0]
 
 

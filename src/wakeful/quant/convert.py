@@ -1,35 +1,26 @@
 """`quantize`: a model's linear layers in whole numbers, the model itself unchanged."""
 
-import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
-from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
-from wakeful.model.hooks import hooked
-from wakeful.probes.running import logits_of, refuse_adapters
+from wakeful.probes.running import refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
-from wakeful.quant.experts import put, routers_of, unfused, with_modules
-from wakeful.quant.linear import QuantizedLinear, by_sequence, check, divisor_of, matrix, quantized
-from wakeful.quant.merging import merge
-from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.reconstruction import fit_blocks
-from wakeful.quant.schemes import Scales, Scheme, parse_scheme
-from wakeful.quant.schemes.seen import Readers, Seen
-from wakeful.quant.walking import Enough, portions
-from wakeful.quant.weighing import TokenWeights, token_weights
+from wakeful.quant.exchanging import Exchange
+from wakeful.quant.experts import routers_of, unfused, with_modules
+from wakeful.quant.linear import QuantizedLinear, by_sequence, check
+from wakeful.quant.observing import plain_linear
+from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
 from wakeful.world import ALONE, World
 
@@ -43,6 +34,7 @@ def quantize(
     skip: Sequence[str] = (),
     others: Mapping[str, Scheme | str] | None = None,
     world: World = ALONE,
+    passed: Passed = unseen,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
@@ -62,6 +54,7 @@ def quantize(
         others: schemes of weights and inputs for layers that match a pattern, the first of several,
             in place of `scheme`'s.
         world: the processes that share the calibration; each has the model, and quantizes alike.
+        passed: is told how many layers of how many are quantized.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -98,7 +91,11 @@ def quantize(
         fits = each.method is not None and each.method.fits_blocks
         by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
         share = calibration[by.part(len(calibration))]
-        _exchanged(model, part, each, arithmetic, share, replaced, by)
+        exchange = Exchange(
+            model, part, each, arithmetic, share, by, replaced,
+            lambda: passed(len(replaced), len(layers)),
+        )  # fmt: skip
+        exchange.run()
     return _with_cache(model, replaced, scheme, calibration)
 
 
@@ -137,68 +134,6 @@ def _by_scheme(
     return parts
 
 
-def _exchanged(
-    model: nn.Module,
-    layers: dict[str, nn.Module],
-    scheme: Scheme,
-    arithmetic: Arithmetic,
-    calibration: Sequence[Tensor],
-    replaced: dict[int, QuantizedLinear],
-    world: World,
-) -> None:
-    """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
-    grid, method = scheme.weights, scheme.method
-    products = method is not None and method.needs_products
-    joined = grid is not None and grid.two_scales and grid.per == "tensor"
-    limited = method is not None and method.only_after_norms
-    fed = set(layers)
-    if limited:
-        fed = {name for readers in readers_of_norms(model).values() for name in readers}
-    readers = readers_of_tensors(model) if joined else []
-    beside = {name: each for each in readers for name in each}
-    fits = method is not None and method.fits_blocks
-    looks = (method is not None and not fits) or scheme.scales == "static"
-    asked = {
-        "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
-    }  # fmt: skip
-    weighs = products and method is not None and method.weighs_tokens
-    weights = token_weights(model, layers, calibration) if weighs else None
-    follows = method is not None and method.follows
-    walked = portions(model, layers, calibration, follows=follows) if products else [layers]
-    with _standing(model, layers):
-        for part in walked:
-            seen = observe(model, part, calibration, weights=weights, **asked) if looks else {}
-            merge(seen, world)
-            for name, shown in seen.items():
-                shown.of_norm = name in fed
-            largest = {
-                name: _largest(layers, beside[name], scheme, seen)
-                for name in part
-                if name in beside
-            }
-
-            def make(
-                name: str, rounded: tuple[Tensor, Scales] | None = None, seen=seen, largest=largest
-            ) -> QuantizedLinear:
-                beside = seen.get(name), largest.get(name)
-                return quantized(layers[name], scheme, arithmetic, *beside, rounded)
-
-            made = fit_blocks(model, part, scheme, calibration, make) if fits else {}
-            made |= {name: make(name) for name in part if name not in made}
-            replaced.update((id(layers[name]), each) for name, each in made.items())
-            if follows:
-                put(model, made)
-
-
-@contextmanager
-def _standing(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put these layers back into a model in which others stand in their places meanwhile."""
-    try:
-        yield
-    finally:
-        put(model, layers)
-
-
 def _with_cache(
     model: nn.Module,
     replaced: dict[int, QuantizedLinear],
@@ -206,23 +141,10 @@ def _with_cache(
     calibration: Sequence[Tensor],
 ) -> nn.Module:
     """Return a copy with layers exchanged and a cache on its grid."""
-    made = with_cache(exchange(model, replaced), scheme)
+    made = with_cache(exchanged(model, replaced), scheme)
     if scheme.caches_by_text:
         calibrate_cache(made, calibration)
     return made
-
-
-def _largest(
-    layers: Mapping[str, nn.Module], names: Sequence[str], scheme: Scheme, seen: Mapping[str, Seen]
-) -> Tensor:
-    """Return the largest |W| of layers that share a scale, (1, 1)."""
-    found: list[Tensor] = []
-    for name in names:
-        if name in layers:
-            weight = matrix(layers[name])[0].detach().float()
-            divisor = divisor_of(scheme, seen[name]) if name in seen else None
-            found.append((weight if divisor is None else weight * divisor).abs().max())
-    return torch.stack(found).max().reshape(1, 1)
 
 
 def _check_all(layers: Mapping[str, nn.Module]) -> None:
@@ -317,89 +239,6 @@ def _refuse_quantized(model: nn.Module) -> None:
             raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
 
 
-@torch.no_grad()
-def observe(
-    model: nn.Module,
-    layers: dict[str, nn.Module],
-    calibration: Sequence[Tensor],
-    *,
-    products: bool = False,
-    weights: TokenWeights | None = None,
-    outputs: bool = False,
-) -> dict[str, Seen]:
-    """Return what calibration tokens show of each layer in the full-precision model.
-
-    Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
-    matrices, with `weights` of tokens for each layer's own; `outputs` asks for the largest outputs,
-    which multiplies every layer a second time.
-    """
-    found: dict[str, Seen] = {}
-    turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
-    read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
-
-    def see(name: str, args: tuple[Any, ...], _output: object) -> None:
-        layer, x = layers[name], args[0]
-        shared = next((seen for each, seen in read if each() is x), None)
-        seen = found.get(name)
-        if seen is None:
-            seen = _unseen(layer, shared, products=products, own=weights is not None)
-        rows = x.detach().reshape(-1, x.shape[-1]).float()
-        weighed = next(turns[name]) if weights is not None else None
-        if weighed is not None and seen.products is not None:
-            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
-        if shared is None or shared.channels is not seen.channels:
-            size = rows.abs()
-            torch.maximum(seen.channels, size.amax(0), out=seen.channels)
-            seen.sums += size.sum(0)
-            if seen.products is not None and weights is None:
-                seen.products += rows.T @ rows
-        if outputs:
-            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
-        found[name] = seen
-        read[:] = [entry for entry in read if entry[0]() is not None]
-        if shared is None:
-            read.append((weakref.ref(x), seen))
-
-    with hooked(layers, after=see), evaluating(model):
-        for number, tokens in enumerate(calibration):
-            read.clear()
-            turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})
-            with suppress(Enough):
-                logits_of(model, tokens)
-    unread = [name for name in layers if name not in found]
-    if unread:
-        others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
-        raise WakefulError(
-            f"calibration text never reaches {unread[0]}{others}: give more "
-            "--calibration_sequences, or skip it with --skip"
-        )
-    return found
-
-
-def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool) -> Seen:
-    """Return what a layer's first input is noted in: in the notes of another that read it too.
-
-    The tensors are then the same objects, but for products that are its `own`.
-    """
-    weight = matrix(layer)[0].detach()
-    top = weight.float().abs().amax(0)
-    gram = top.new_zeros(len(top), len(top)) if products and (own or shared is None) else None
-    if shared is None:
-        found = Seen(torch.zeros_like(top), torch.zeros_like(top), 0.0, gram, Readers(top))
-    else:
-        torch.maximum(shared.readers.weights, top, out=shared.readers.weights)
-        gram = shared.products if gram is None else gram
-        found = replace(shared, outputs=0.0, products=gram)
-    found.readers.layers.append((weight, found))
-    return found
-
-
-def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b, the product alone where the layer does more with it."""
-    weight, bias = matrix(layer)
-    return torch.nn.functional.linear(x, weight, bias)
-
-
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer whose product is all it does, or our heads."""
     if type(module) is Heads or isinstance(module, Conv1D):
@@ -444,7 +283,7 @@ def _refuse_matrices(name: str, module: nn.Module) -> None:
         )
 
 
-def exchange(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
+def exchanged(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
     """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
     made = with_modules(model, replaced)
     padded = any(layer.sees_padding for layer in replaced.values())

@@ -23,8 +23,9 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
-from wakeful.quant.convert import plain_linear, prepared_as, quantized_layers
+from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.experts import Experts
+from wakeful.quant.observing import plain_linear
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""

@@ -29,15 +29,15 @@ def fit_blocks(
     scheme: Scheme,
     text: Sequence[Tensor],
     make: Callable[[str, Rounded | None], QuantizedLinear],
-) -> dict[str, QuantizedLinear]:
-    """Return the quantized forms of those layers that lie in blocks, and leave them in the model.
+) -> None:
+    """Make the quantized forms of those layers that lie in blocks, and leave them in the model.
 
     Args:
         model: its blocks are fitted in order, each to what it gave in full precision.
         layers: those to quantize, by name.
         scheme: whose method is `AutoRound`.
         text: token ids (B, L) that the blocks read.
-        make: gives a layer's quantized form, by its name and the codes to take, or to round anew.
+        make: gives a layer's quantized form, by its name and the codes to take, or to nearest.
 
     Raises:
         WakefulError: a block reads more than what the one before it gave.
@@ -47,7 +47,6 @@ def fit_blocks(
     names = {id(module): name for name, module in model.named_modules()}
     blocks = {names[id(block)]: block for block in blocks_of(model)}
     heard = token_weights(model, blocks, text) if method.weighs_tokens else None
-    found: dict[str, QuantizedLinear] = {}
     for turn in turns(model, text):
         inside = [name for name in layers if name.startswith(f"{turn.name}.")]
         weights = None
@@ -55,9 +54,7 @@ def fit_blocks(
             weights = [torch.zeros(()) if each is None else each for (each,) in heard[turn.name]]
         nearest = {name: make(name, None) for name in inside}
         rounded = _fitted(turn, {name: layers[name] for name in inside}, nearest, method, weights)
-        found |= {name: make(name, each) for name, each in rounded.items()}
-        put(model, {name: found[name] for name in inside})
-    return found
+        put(model, {name: make(name, each) for name, each in rounded.items()})
 
 
 def _fitted(

@@ -24,13 +24,16 @@ from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.prefix import store_prefix
+from wakeful.world import ALONE, World
 
 _SMALLEST = 1e-6
 """The least mean weight: that of none has no logarithm."""
 
 
 class SeenAttention(NamedTuple):
-    """One layer's attention over a text with the stored token as its first key."""
+    """One layer's attention over a text with the stored token as its first key: of this process's
+    share of `rows` sequences.
+    """
 
     layer: int
     x: Float[Tensor, "B L D"]
@@ -38,13 +41,15 @@ class SeenAttention(NamedTuple):
     q: Float[Tensor, "B L H d"]
     k: Float[Tensor, "B P G d"]
     scale: float
+    rows: int
+    world: World
 
     def ends(
         self, shift: "Float[Tensor, '#1 L G d'] | None" = None
     ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
         """Return of every query the first key's logit, and the log-sum-exp of all others it sees.
 
-        The others are less `shift`. Both are float64, N = B · L queries.
+        The others are less `shift`. Both are float64, N = rows · L queries, of all processes.
         """
         repeats = self.q.shape[2] // self.k.shape[2]
         length = self.q.shape[1]
@@ -56,7 +61,13 @@ class SeenAttention(NamedTuple):
             logits = torch.einsum("lhd,shd->hls", queries, spread) * self.scale
             first.append(logits[..., 0])
             rest.append(logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1))
-        return torch.cat(first, 1), torch.cat(rest, 1)
+        both = torch.stack([torch.stack(first), torch.stack(rest)], 1)  # (B, 2, H, L)
+        first, rest = self.world.whole(both, self.rows).movedim(0, 2).flatten(2)
+        return first, rest
+
+    def inputs(self) -> Float[Tensor, "N D"]:
+        """Return the inputs of all queries, of all processes, in float64."""
+        return self.world.whole(self.x, self.rows).flatten(0, 1).double()
 
 
 Learn = Callable[[SeenAttention], tuple[Tensor | float, dict[str, Tensor]]]
@@ -86,12 +97,20 @@ def check_absorbs(decoder: Decoder, what: str) -> None:
 
 @torch.no_grad()
 def absorb(
-    decoder: Decoder, token: int, text: Int[Tensor, "B L"], learn: Learn, **changes: str
+    decoder: Decoder,
+    token: int,
+    text: Int[Tensor, "B L"],
+    learn: Learn,
+    world: World,
+    **changes: str,
 ) -> Decoder:
     """Return a decoder with `changes` and a stored token's values in the attention's biases.
 
-    All other weights are shared with `decoder`, which stays as it is.
+    All other weights are shared with `decoder`, which stays as it is. Each process reads its share
+    of the text; where there are more of them than sequences, all of it.
     """
+    rows = len(text)
+    world = world if rows >= world.size else ALONE
     prefixed = store_prefix(decoder, [token])
     shape = decoder.config.shape
     inputs: dict[int, Tensor] = {}
@@ -102,7 +121,7 @@ def absorb(
 
     def see(layer: int, dot: DotProduct, heads: tuple[Tensor, Tensor, Tensor]) -> None:
         q, k, v = heads
-        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, dot.scale))
+        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, dot.scale, rows, world))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         attention = cast(Block, decoder.blocks[layer]).attention
@@ -121,7 +140,7 @@ def absorb(
         hooks.append(attention.query.register_forward_pre_hook(partial(note, layer)))
         hooks.append(attention.dot.register_forward_pre_hook(partial(see, layer)))
     try:
-        prefixed.hidden(text)
+        prefixed.hidden(text[world.part(rows)])
     finally:
         for hook in hooks:
             hook.remove()

@@ -20,6 +20,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
+from wakeful.world import ALONE, World
 
 ROUTE = "output_gate"
 _RIDGE = 0.1
@@ -29,7 +30,9 @@ _FURTHEST = 8.0
 
 
 @torch.no_grad()
-def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
+def learned_gates(
+    decoder: Decoder, token: int, text: Int[Tensor, "B L"], world: World = ALONE
+) -> Decoder:
     """Return a decoder with gates that reads a text nearly as `decoder` after `token`.
 
     All weights but those of the attention's biases are shared with `decoder`, which stays as it is.
@@ -38,6 +41,7 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         decoder: with the ordinary softmax over each layer's own keys and values.
         token: stands before every sequence in what the gates are made of.
         text: sequences to fit the gates on.
+        world: the processes that share the text.
 
     Raises:
         WakefulError: another normalizer or route, a stored prefix, or a token that is none.
@@ -47,7 +51,7 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     def learn(seen: SeenAttention) -> tuple[float, dict[str, Tensor]]:
         first, rest = seen.ends()
         odds = rest - first  # (H, N)
-        x = seen.x.flatten(0, 1).double()
+        x = seen.inputs()
         aim = odds.clamp(-_FURTHEST, _FURTHEST).T
         centered = x - x.mean(0)
         covariance = centered.T @ centered
@@ -58,7 +62,7 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         name = f"route.gates.{seen.layer}"
         return 0.0, {f"{name}.weight": weight, f"{name}.bias": bias}
 
-    return absorb(decoder, token, text, learn, route=ROUTE)
+    return absorb(decoder, token, text, learn, world, route=ROUTE)
 
 
 @torch.no_grad()

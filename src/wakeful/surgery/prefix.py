@@ -19,6 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
+from wakeful.world import ALONE, World
 
 
 @torch.no_grad()
@@ -58,19 +59,22 @@ def choose_prefix(
     candidates: Sequence[int],
     *,
     num_tokens: int = 1,
+    world: World = ALONE,
 ) -> list[int]:
     """Return the tokens that, stored, leave the text without outliers, one added at a time.
 
     Each is the candidate with the least mean over blocks of log max |x|, x the block's output over
-    the whole text.
+    the whole text. The processes share the candidates.
     """
     chosen: list[int] = []
+    tokens = [*dict.fromkeys(candidates)]
     for _ in range(num_tokens):
-        heights = {
-            token: _height(store_prefix(decoder, [*chosen, token]), text)
-            for token in dict.fromkeys(candidates)
-        }
-        chosen.append(min(heights, key=heights.__getitem__))
+        heights = [
+            _height(store_prefix(decoder, [*chosen, token]), text)
+            for token in tokens[world.part(len(tokens))]
+        ]
+        of_all = world.whole(torch.tensor(heights, dtype=torch.float64), len(tokens))
+        chosen.append(tokens[int(of_all.argmin())])
     return chosen
 
 

@@ -42,10 +42,14 @@ _BLOCK = re.compile(r"model\.(?:layers\.\d+\.)?")
 
 @torch.no_grad()
 def rotate_experts(
-    model: PreTrainedModel, rotation: Rotation | str = "hadamard", *, seed: int = 0
+    model: PreTrainedModel,
+    rotation: Rotation | str = "hadamard",
+    *,
+    stream: bool = True,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Return a model with the same logits whose residual stream lies in a random basis, and every
-    head's values in another; its head is its own.
+    head's values in another; its head is its own. Without `stream` the values alone turn.
 
     It shares what stays with `model`, which stays as it is.
 
@@ -57,12 +61,13 @@ def rotate_experts(
         raise WakefulError(f"{kind} is learned from gradients: use another, such as hadamard")
     turned: Any = copy.deepcopy(model, {id(each): each for each in model.parameters()}).eval()
     head, table = turned.get_output_embeddings(), turned.get_input_embeddings()
-    if head.weight is table.weight:
+    if stream and head.weight is table.weight:
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
         turned.config.tie_word_embeddings = False
     named = dict(turned.named_parameters())
     ends = {name: _BLOCK.sub("", name, count=1) for name in named}
-    _check_names(ends, type(model).__name__)
+    if stream:
+        _check_names(ends, type(model).__name__)
     config = turned.config
     head_width = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -77,13 +82,13 @@ def rotate_experts(
     }  # fmt: skip
     for name, parameter in named.items():
         end, block = ends[name], name.removesuffix(ends[name])
-        norm = next((each for each in _READS if re.fullmatch(_READS[each], end)), None)
-        reads = norm is not None or end == _TABLE
+        norm = next((each for each in _READS if stream and re.fullmatch(_READS[each], end)), None)
+        reads = norm is not None or (stream and end == _TABLE)
         steps: list[Callable[[Tensor], Tensor]] = []
         if norm is not None:
             scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
             steps.append(partial(_scaled, axis=_axis(turned, name, reads=True), scale=scale))
-        if reads or re.fullmatch(_WRITES, end):
+        if reads or (stream and re.fullmatch(_WRITES, end)):
             axis = _axis(turned, name, reads=reads)
             steps.append(
                 partial(_along, axis=axis, rotation=bases["stream"], width=widths["stream"])
@@ -93,7 +98,7 @@ def rotate_experts(
             steps.append(
                 partial(_along, axis=axis, rotation=bases["values"], width=widths["values"])
             )
-        if end in _READS:
+        if stream and end in _READS:
             steps.append(torch.ones_like)
         if steps:
             _put(turned, name, parameter, steps)
@@ -155,5 +160,5 @@ def _compare(before: Any, after: Any, kind: Rotation) -> None:
     if not apart <= CLOSE[before.dtype] * size:
         raise WakefulError(
             f"the logits of this {type(before).__name__} change by {apart:.1e} of {size:.1e} under "
-            f"{kind}: it does more with the residual stream than the names of its parameters say"
+            f"{kind}: it does more with them than the names of its parameters say"
         )

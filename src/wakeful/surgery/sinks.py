@@ -19,12 +19,15 @@ from torch import Tensor
 from wakeful.model.decoder import Decoder
 from wakeful.model.positions import turn_pairs
 from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
+from wakeful.world import ALONE, World
 
 NORMALIZER = "softmax1(learned=True)"
 
 
 @torch.no_grad()
-def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
+def learned_sinks(
+    decoder: Decoder, token: int, text: Int[Tensor, "B L"], world: World = ALONE
+) -> Decoder:
     """Return a decoder with learned sinks that reads a text nearly as `decoder` after `token`.
 
     Without rotary positions and normalized keys it is that function exactly. All weights but those
@@ -34,6 +37,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         decoder: with the ordinary softmax over each layer's own keys and values.
         token: stands before every sequence in what the sinks are made of.
         text: sequences to take the sinks' weights from.
+        world: the processes that share the text.
 
     Raises:
         WakefulError: another normalizer or route, a stored prefix, or a token that is none.
@@ -48,7 +52,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         name = f"blocks.{seen.layer}.attention.dot.normalizer.log_sinks"
         return -shift.flatten(), {name: sink}
 
-    return absorb(decoder, token, text, learn, normalizer=NORMALIZER)
+    return absorb(decoder, token, text, learn, world, normalizer=NORMALIZER)
 
 
 def _shift(

@@ -21,6 +21,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
 from wakeful.training.chunked_distillation import distillation_in_rows
+from wakeful.world import ALONE, World
 
 MATCHING_PASSES = 4
 """Forward passes that a step is worth: the teacher's, and the student's with its backward."""
@@ -54,11 +55,13 @@ def match(
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
 
     `fast` are parameters that learn at `speed` times the rate. The student is left without
-    gradients, and both models in evaluation mode.
+    gradients, and both models in evaluation mode. The processes share every batch, whose size is a
+    multiple of their number, and end with the same weights.
     """
     slow = [p for p in student.parameters() if all(p is not each for each in fast)]
     student.train().requires_grad_(True)
@@ -84,13 +87,16 @@ def match(
             starts = torch.randint(
                 len(text) - length + 1, (plan.batch_size * parts, 1), generator=generator
             )
+            starts = starts[world.part(len(starts))]
             tokens = text[(starts + torch.arange(length)).to(text.device)]
             optimizer.zero_grad()
             loss = _loss(student, teacher, tokens)
             loss.backward()
+            for each in student.parameters() if world.size > 1 else ():
+                each.grad = None if each.grad is None else world.sum(each.grad) / world.size
             torch.nn.utils.clip_grad_norm_(student.parameters(), _LONGEST_GRADIENT)
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(world.sum(loss.detach()).item() / world.size)
             progress(step + 1, plan.steps)
     finally:
         student.eval().requires_grad_(False).zero_grad()
@@ -124,10 +130,15 @@ def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def divergence(student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"]) -> float:
-    """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions."""
-    found = [float(_divergence(student(row[None]), teacher(row[None]))) for row in text]
-    return sum(found) / len(found)
+def divergence(
+    student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"], world: World = ALONE
+) -> float:
+    """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions; the processes
+    share the text.
+    """
+    mine = text[world.part(len(text))]
+    found = [float(_divergence(student(row[None]), teacher(row[None]))) for row in mine]
+    return float(world.whole(torch.tensor(found, dtype=torch.float64), len(text)).mean())
 
 
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from wakeful.surgery import (
     store_prefix,
 )
 from wakeful.surgery.learning import learned_of
+from wakeful.world import ALONE, World
 
 CHOOSING, PROVING = 4, 8
 """Sequences that candidates are measured on, and that the best one is proved on."""
@@ -71,8 +72,9 @@ class Candidate:
         return ", ".join(filter(None, parts)) or "no cure"
 
     def made(
-        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0
-    ) -> Decoder:
+        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0,
+        world: World = ALONE,
+    ) -> Decoder:  # fmt: skip
         """Return the cured decoder; the plain one where nothing is to be done.
 
         Args:
@@ -80,11 +82,12 @@ class Candidate:
             calibrating: sequences (B, L) that sinks are fitted on.
             token: what a prefix stores and sinks are fitted to.
             seed: of the rotations.
+            world: the processes that share those sequences.
         """
         made = plain
         if self.first == "sinks":
             assert token is not None
-            made = learned_sinks(made, token, calibrating)
+            made = learned_sinks(made, token, calibrating, world)
         if self.rotate or self.inner:
             made = rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
         if self.keys:
@@ -308,6 +311,7 @@ def choose(
     token: int | None,
     seed: int = 0,
     told: Callable[[str], None] = lambda _: None,
+    world: World = ALONE,
 ) -> Choice:
     """Return what is best done to a model before it is quantized by schemes, its head left alone.
 
@@ -318,8 +322,9 @@ def choose(
         token: what a prefix stores and sinks are fitted to; None tries neither.
         seed: of the rotations.
         told: what each candidate is told to before it is measured.
+        world: the processes that share the sequences; each makes every candidate.
     """
-    return _Choosing(plain, tuple(schemes), texts, token, seed, told).choose()
+    return _Choosing(plain, tuple(schemes), texts, token, seed, told, world).choose()
 
 
 @dataclass
@@ -332,6 +337,7 @@ class _Choosing:
     token: int | None
     seed: int
     told: Callable[[str], None]
+    world: World
     trials: list[Trial] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
 
@@ -376,10 +382,10 @@ class _Choosing:
             found = learned_of(f"learned(loss={loss}, steps={STEPS})")
             assert found is not None
             self.told(f"learning a rotation by {loss}")
-            yield replace(best, rotate=found.learn(plain, text, seed=self.seed))
+            yield replace(best, rotate=found.learn(plain, text, seed=self.seed, world=self.world))
 
     def _make(self, candidate: Candidate) -> Decoder:
-        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)
+        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed, self.world)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
@@ -395,11 +401,11 @@ class _Choosing:
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize(
             made, scheme, arithmetic="integer", skip=skip,
-            calibration=given if scheme.calibrated else (),
+            calibration=given if scheme.calibrated else (), world=self.world,
         )  # fmt: skip
         if id(text) not in self.full:
-            self.full[id(text)] = _losses(self.plain, text, self.texts.opening)
-        return _losses(small, text, before) - self.full[id(text)]
+            self.full[id(text)] = _losses(self.plain, text, self.texts.opening, self.world)
+        return _losses(small, text, before, self.world) - self.full[id(text)]
 
 
 def _after(opening: Sequence[int], text: Tensor) -> Tensor:
@@ -409,8 +415,12 @@ def _after(opening: Sequence[int], text: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
+def _losses(model: nn.Module, text: Tensor, opening: Sequence[int], world: World) -> Tensor:
     """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
-    logits = model(_after(opening, text))[:, len(opening) : -1].float()
-    each = cross_entropy(logits.transpose(1, 2), text[:, 1:], reduction="none")
-    return each.double().mean(1)
+    mine = text[world.part(len(text))]
+    found = torch.zeros(len(mine), dtype=torch.float64, device=text.device)
+    if len(mine):
+        logits = model(_after(opening, mine))[:, len(opening) : -1].float()
+        each = cross_entropy(logits.transpose(1, 2), mine[:, 1:], reduction="none")
+        found = each.double().mean(1)
+    return world.whole(found, len(text))

@@ -24,8 +24,9 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
-from wakeful.evaluation.reading import TextWords
+from wakeful.evaluation.reading import TextWords, check_text
 from wakeful.hf.weights_out import describe, export, refuse_existing, save_stock, written_as
+from wakeful.hf.whole import is_hybrid
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -66,12 +67,24 @@ from wakeful.verbs.result import (
 )
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
 from wakeful.verbs.session import foretell
-from wakeful.world import ALONE
+from wakeful.world import ALONE, World, joined
 
 CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
+_RUNS = "that is done as the model runs, by our class, whose decoder holds no experts"
+_NOT_OF_EXPERTS = {
+    "for_": "what it chooses among is made of our decoder, which holds no experts",
+    "rotate_inner": _RUNS,
+    "rotate_keys": _RUNS,
+    "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
+    "cache)",
+    "sinks": "they are fitted to a token that our decoder stores, which holds no experts (a "
+    "gpt-oss has sinks of its own)",
+    "gates": "none of Transformers' own classes has them",
+}
+"""What is not done to a mixture of experts, and why."""
 CHOICE = Texts.rows * CHOOSING_LENGTH
 """Tokens that choosing a cure reads."""
 _COMPARING = 4.0
@@ -220,94 +233,128 @@ def cure(
         _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
     command = command_of("cure", name_of(model), wanted)
     schemes = [format_of(each) for each in wanted.for_]
-    if wanted.out:
-        refuse_existing(Path(wanted.out))
-    choose_device(wanted.device)
-    with evaluating(*in_memory([model])), showing(shown, "cure", ALONE) as show:
-        learned = _learned(wanted)
-        words = TextWords(
-            beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned)
-        )
-        loaded = next(each_model([model], wanted, tokenizer, show, ALONE))
-        if loaded.is_quantized:
-            raise WakefulError(
-                f"{loaded.name} is quantized: cure the model it was made from, then quantize"
-            )
-        if any(map(is_fused, loaded.module.modules())):
-            return _cured_experts(loaded, words, wanted, name_of(model), command, shown, show)
-        ours = as_ours(loaded, show)
-        plain, said = ours.decoder(), str(ours.agreement or "")
-        text = _text(loaded, words, wanted)
-        _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
-        choice, wanted = _choice(loaded, plain, schemes, words, text, wanted, show)
+    with joined() as world:
         if wanted.out:
-            _ = loaded.own_tokenizer  # which is written
-        begins = (wanted.prefix or wanted.trains) and (
-            loaded.adds_bos or loaded.tokenizer.chat_template
-        )
-        read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
-        if wanted.turning:
-            check_rotates(
-                plain, "hadamard" if learned_of(wanted.rotate) else wanted.turning,
-                stream=bool(wanted.rotate),
-            )  # fmt: skip
-        choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
-        foretell(
-            show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-            passes=choosing + 2 * DIAGNOSIS_PASSES
-            + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
+            refuse_existing(Path(wanted.out))
+        choose_device(wanted.device, world)
+        with evaluating(*in_memory([model])), showing(shown, "cure", world) as show:
+            learned = _learned(wanted)
+            most = (wanted.length or LENGTH) * wanted.num_sequences + learned
+            words = world.leader_first(lambda: TextWords(beginning_of(wanted.source, most)))
+            loaded = next(each_model([model], wanted, tokenizer, show, world))
+            if loaded.is_quantized:
+                raise WakefulError(
+                    f"{loaded.name} is quantized: cure the model it was made from, then quantize"
+                )
+            fused = any(map(is_fused, loaded.module.modules()))
+            make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
+            made = make(_At(loaded, words, learned, wanted, schemes, show, world))
+        asks = _diagnosing(wanted, made.length)
+        seen = diagnose(loaded, made.model, shown=shown, options=asks)
+        cure = Cure(
+            before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
+            done=tuple(made.done), stock=made.stock, differences=made.differences,
+            source=name_of(model), choice=made.choice, command=command, figures=wanted.figures,
         )  # fmt: skip
-        done = [("Conversion", said)] if said else []
-        done += [] if choice is None else [("Chosen", choice.said)]
-        stands, base = list[int](), plain
-        rest = partial(_rest, loaded, words, text.numel(), learned, wanted)
-        if wanted.trains:
-            check_retrains(plain, wanted)
-            stands = _first(loaded, plain, text)
-            base, more = retrained(loaded, stands[0], text, rest(), wanted, show)
-            done += more
-        cured, prefix, more = _cured(loaded, base, text, rest, choice, wanted, show)
-        done += more + _rounded(cured, plain, _stored(loaded, wanted))
-        result = replace(
-            loaded, name=f"{loaded.name} cured", module=cured, path=None,
-            context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
-            stored=_stored(loaded, wanted), read_tokenizer=read, generates_as=loaded,
-        )  # fmt: skip
-        show.note("comparing logits")
-        stands = prefix or stands
-        found = cure_differences(loaded.module, plain, cured, text[:, :COMPARED_TOKENS], stands)
-    done += [(f"Logits in {kind}", _said(each, stands)) for kind, each in found.items()]
-    seen = diagnose(
-        loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
-    )  # fmt: skip
-    told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
-    cure = Cure(
-        before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
-        stock=told[0], differences=found, source=name_of(model), choice=choice,
-        command=command, figures=wanted.figures,
-    )  # fmt: skip
-    if wanted.out:
-        cure.save(wanted.out)
+        if wanted.out and world.first:
+            cure.save(wanted.out)
     return cure
 
 
-def _cured_experts(
-    loaded: Model,
-    words: TextWords,
-    wanted: CureOptions,
-    source: str,
-    command: str,
-    shown: Shown | None,
-    show: Display,
-) -> Cure:
+@dataclass(frozen=True)
+class _At:
+    """A model to cure, on every process that takes part."""
+
+    loaded: Model
+    words: TextWords
+    learned: int
+    """Tokens that choosing, fitting and training read, after those to verify on."""
+    wanted: CureOptions
+    schemes: list[Scheme]
+    """The formats that a cure is chosen for."""
+    show: Display
+    world: World
+
+    def cured(self, module: nn.Module, **changes: Any) -> Model:
+        """Return a cured module as the model it was."""
+        loaded, wanted = self.loaded, self.wanted
+        return replace(
+            loaded, name=f"{loaded.name} cured", module=module, path=None,
+            architecture=_words(loaded, wanted), stored=_stored(loaded, wanted),
+            generates_as=loaded, **changes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A cured model, and what is told of it."""
+
+    model: Model
+    done: list[tuple[str, str]]
+    stock: str
+    differences: dict[str, Difference]
+    length: int
+    """Tokens of a sequence to verify on."""
+    prefix: Sequence[int] = ()
+    choice: Choice | None = None
+
+
+def _cured_ours(at: _At) -> _Made:
+    """Cure a model that our decoder can be."""
+    loaded, show, world = at.loaded, at.show, at.world
+    ours = as_ours(loaded, show)
+    plain, said = ours.decoder(), str(ours.agreement or "")
+    text = _text(at)
+    _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
+    choice, wanted = _choice(at, plain, text)
+    at = replace(at, wanted=wanted)
+    if wanted.out:
+        _ = loaded.own_tokenizer  # which is written
+    begins = loaded.adds_bos or loaded.tokenizer.chat_template
+    begins = begins and (wanted.prefix or wanted.trains)
+    read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
+    if wanted.turning:
+        drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
+        check_rotates(plain, drawn, stream=bool(wanted.rotate))
+    choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
+    foretell(
+        show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
+        passes=choosing + 2 * DIAGNOSIS_PASSES
+        + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
+    )  # fmt: skip
+    done = [("Conversion", said)] if said else []
+    done += [] if choice is None else [("Chosen", choice.said)]
+    stands, base = list[int](), plain
+    if wanted.trains:
+        check_retrains(plain, wanted, world)
+        stands = _first(at, plain, text)
+        rest = _rest(at, text.numel())
+        base, more = retrained(loaded, stands[0], text, rest, wanted, show, world)
+        done += more
+    cured, prefix, more = _cured(at, base, text, choice)
+    done += more + _rounded(cured, plain, _stored(loaded, wanted))
+    context = min(loaded.context, cured.config.context)
+    result = at.cured(cured, context=context, read_tokenizer=read)
+    show.note("comparing logits")
+    stands, compared = prefix or stands, text[:, :COMPARED_TOKENS]
+    found = cure_differences(loaded.module, plain, cured, compared, stands, world)
+    done += [(f"Logits in {kind}", _said(each, stands)) for kind, each in found.items()]
+    told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
+    return _Made(
+        model=result, done=done, stock=told[0], differences=found, length=text.shape[1],
+        prefix=prefix, choice=choice,
+    )  # fmt: skip
+
+
+def _cured_experts(at: _At) -> _Made:
     """Rotate a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
-    given = ("for_", "rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
-    others = [name.rstrip("_") for name in given if getattr(wanted, name)]
-    if others:
-        raise WakefulError(
-            f"{loaded.name} is a mixture of experts, which --rotate alone cures: leave out "
-            f"--{others[0]}"
-        )
+    loaded, wanted, world = at.loaded, at.wanted, at.world
+    for name, why in _NOT_OF_EXPERTS.items():
+        if getattr(wanted, name):
+            raise WakefulError(
+                f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
+                f"{why}; --rotate or --rotate_values can"
+            )
     if learned_of(wanted.rotate):
         raise WakefulError(
             f"{loaded.name} is a mixture of experts, on which no rotation is learned yet: use "
@@ -316,40 +363,30 @@ def _cured_experts(
     assert isinstance(loaded.module, PreTrainedModel)
     if wanted.out:
         _ = loaded.own_tokenizer  # which is written
-    text = _text(loaded, words, wanted)
-    show.note("rotating")
-    cured = rotate_experts(loaded.module, wanted.rotate, seed=wanted.seed)
+    text = _text(at)
+    at.show.note("rotating")
+    cured = rotate_experts(
+        loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
+    )
     done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
-    result = replace(
-        loaded, name=f"{loaded.name} cured", module=cured, path=None,
-        architecture=_words(loaded, wanted), stored=_stored(loaded, wanted), generates_as=loaded,
-    )  # fmt: skip
-    show.note("comparing logits")
-    rows = text[:, :COMPARED_TOKENS].split(1)
+    at.show.note("comparing logits")
+    mine = text[world.part(len(text)), :COMPARED_TOKENS]
     with torch.inference_mode():
-        expected, found = ([logits_of(m, row) for row in rows] for m in (loaded.module, cured))
-    apart = _difference(expected, found)
+        expected, found = ([logits_of(m, r[None]) for r in mine] for m in (loaded.module, cured))
+        apart = _difference(expected, found, len(text), world)
     kind = dtype_of(loaded)
-    made = Cure(
-        before=loaded, model=result, prefix=(), stock=cured.config.model_type, source=source,
-        diagnosis=diagnose(
-            loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
-        ),
-        done=(*done, (f"Logits in {kind}", _said(apart, ()))), differences={kind: apart},
-        command=command, figures=wanted.figures,
+    return _Made(
+        model=at.cured(cured), done=[*done, (f"Logits in {kind}", _said(apart, ()))],
+        stock=cured.config.model_type, differences={kind: apart}, length=text.shape[1],
     )  # fmt: skip
-    if wanted.out:
-        made.save(wanted.out)
-    return made
 
 
 def _rotation(wanted: CureOptions, kind: Bases | str = "") -> tuple[str, str]:
+    both, folded = "residual stream and ", "; scales of norms multiplied into what reads them"
+    both, folded = (both, folded) if wanted.rotate else ("", "")
     fell = "; its loss {:.4g} → {:.4g}".format(*kind.fell) if isinstance(kind, Bases) else ""
-    return (
-        "Rotation",
-        f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}{fell}; "
-        "scales of norms multiplied into what reads them",
-    )
+    told = f"{both}every head's values, {wanted.turning}, seed {wanted.seed}{fell}{folded}"
+    return "Rotation", told
 
 
 @torch.inference_mode()
@@ -382,8 +419,9 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
     return lambda: tokenizer
 
 
-def _text(loaded: Model, words: TextWords, wanted: CureOptions) -> Tensor:
+def _text(at: _At) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
+    loaded, words, wanted = at.loaded, at.words, at.wanted
     stands = bool(wanted.prefix) or wanted.trains or bool(wanted.for_)
     room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(stands)
     if room > loaded.context - 2:
@@ -393,43 +431,50 @@ def _text(loaded: Model, words: TextWords, wanted: CureOptions) -> Tensor:
         )
     length = min(wanted.length_for(loaded.context), loaded.context - room)
     found = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
+    check_text(at.world, loaded, [words.sha256, found])
     return torch.tensor(found, device=loaded.device)
 
 
-def _rest(loaded: Model, words: TextWords, skip: int, count: int, wanted: CureOptions) -> Tensor:
+def _rest(at: _At, skip: int) -> Tensor:
     """Return the tokens (N,) to fit and train on: those after the ones to verify on."""
-    least = min(wanted.train_length, loaded.context - 1)
-    found = words.beginning.tokens(loaded.plain, skip + count)[skip:]
+    least = min(at.wanted.train_length, at.loaded.context - 1)
+    found = at.words.beginning.tokens(at.loaded.plain, skip + at.learned)[skip:]
     if len(found) < least:
         raise WakefulError(
             f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "
             f"learning needs at least {least} more "
             "(lower --num_sequences, --length or --train_length)"
         )
-    return torch.tensor(found, device=loaded.device)
+    return torch.tensor(found, device=at.loaded.device)
 
 
-def _choice(
-    loaded: Model, plain: Decoder, schemes: list[Scheme], words: TextWords, text: Tensor,
-    wanted: CureOptions, show: Display,
-) -> tuple[Choice | None, CureOptions]:  # fmt: skip
+def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureOptions]:
     """Return the cure that is best for formats by the text after the one to verify on, and the
     options to carry it out; no choice and those given where none is to be made.
     """
-    if not schemes:
+    loaded, wanted = at.loaded, at.wanted
+    if not at.schemes:
         return None, wanted
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
     count = Texts.rows * length
-    found = words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
+    found = at.words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
     if len(found) < count:
         raise WakefulError(
             f"the text has {text.numel() + len(found):,} tokens: choosing a cure needs "
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
     rows = torch.tensor(found, device=loaded.device).view(-1, length)
-    token = _first(loaded, plain, text)[0]
+    token = _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
-    choice = choose(plain, schemes, texts, token=token, seed=wanted.seed, told=show.note)
+    choice = choose(
+        plain,
+        at.schemes,
+        texts,
+        token=token,
+        seed=wanted.seed,
+        told=at.show.note,
+        world=at.world,
+    )
     best = choice.best
     if best == Candidate():
         return choice, wanted
@@ -441,30 +486,28 @@ def _choice(
 
 
 def _cured(
-    loaded: Model, plain: Decoder, text: Tensor, rest: Callable[[], Tensor],
-    choice: Choice | None, wanted: CureOptions, show: Display,
-) -> tuple[Decoder, list[int], list[tuple[str, str]]]:  # fmt: skip
+    at: _At, plain: Decoder, text: Tensor, choice: Choice | None
+) -> tuple[Decoder, list[int], list[tuple[str, str]]]:
     """Return the cured decoder, the stored tokens, and what was done in words.
 
-    A rotation that the choice did not learn is learned on the `rest` of the text.
+    A rotation that the choice did not learn is learned on the text after the one to verify on.
     """
-    cured, prefix = plain, list[int]()
-    done: list[tuple[str, str]] = []
-    kind: Bases | str = wanted.turning or "identity"
+    wanted, kind = at.wanted, at.wanted.turning or "identity"
     if choice is not None and isinstance(choice.best.rotate, Bases):
         kind = choice.best.rotate
     elif (learns := learned_of(wanted.rotate)) is not None:
-        show.note("learning a rotation")
-        rows, told = fitting_rows(loaded, rest(), wanted), partial(show.count, "learning steps")
-        kind = learns.learn(plain, rows, seed=wanted.seed, told=told)
+        at.show.note("learning a rotation")
+        rows = fitting_rows(at.loaded, _rest(at, text.numel()), wanted)
+        told = partial(at.show.count, "learning steps")
+        kind = learns.learn(plain, rows, seed=wanted.seed, told=told, world=at.world)
+    cured, prefix = plain, list[int]()
+    done: list[tuple[str, str]] = []
     if wanted.turning or wanted.rotate_inner:
-        show.note("rotating")
+        at.show.note("rotating")
         cured = rotate(
             plain, kind, stream=bool(wanted.rotate), inner=wanted.rotate_inner, seed=wanted.seed
         )
-    if wanted.rotate_values:
-        done.append(("Rotation", f"every head's values, hadamard, seed {wanted.seed}"))
-    if wanted.rotate:
+    if wanted.turning:
         done.append(_rotation(wanted, kind))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
@@ -476,10 +519,10 @@ def _cured(
         cured = rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if wanted.prefix:
-        show.note("storing a prefix")
-        prefix = _chosen(loaded, cured, text, wanted)
+        at.show.note("storing a prefix")
+        prefix = _chosen(at, cured, text)
         cured = store_prefix(cured, prefix)
-        shown = " ".join(repr(_piece(loaded, token)) for token in prefix)
+        shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
 
@@ -519,19 +562,21 @@ def _rounded(
     return [("Weights", f"those that changed are rounded to {kind}, the type written")] * found
 
 
-def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) -> list[int]:
-    if wanted.prefix == "bos":
+def _chosen(at: _At, decoder: Decoder, text: Tensor) -> list[int]:
+    loaded, prefix = at.loaded, at.wanted.prefix
+    if prefix == "bos":
         if loaded.bos is None:
             raise WakefulError(
                 f"{loaded.name} has no BOS token; choose a prefix by --prefix 1 instead"
             )
         return loaded.begin("on")
-    return _best(loaded, decoder, text, int(wanted.prefix))
+    return _best(at, decoder, text, int(prefix))
 
 
-def _first(loaded: Model, decoder: Decoder, text: Tensor) -> list[int]:
+def _first(at: _At, decoder: Decoder, text: Tensor) -> list[int]:
     """Return the token to stand before a text: BOS, or else the best that the text has."""
-    return loaded.begin("on") if loaded.bos is not None else _best(loaded, decoder, text, 1)
+    loaded = at.loaded
+    return loaded.begin("on") if loaded.bos is not None else _best(at, decoder, text, 1)
 
 
 def _learned(wanted: CureOptions) -> int:
@@ -542,11 +587,12 @@ def _learned(wanted: CureOptions) -> int:
     return max(choosing, rows * wanted.train_length)
 
 
-def _best(loaded: Model, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
+def _best(at: _At, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
     counts = torch.bincount(text.flatten())
     frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
-    special = [] if loaded.bos is None else loaded.begin("on")
-    return choose_prefix(decoder, text, [*special, *frequent], num_tokens=num_tokens)
+    special = [] if at.loaded.bos is None else at.loaded.begin("on")
+    tokens = [*special, *frequent]
+    return choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
 
 
 def _piece(loaded: Model, token: int) -> str:
@@ -559,26 +605,28 @@ def _piece(loaded: Model, token: int) -> str:
 
 @torch.inference_mode()
 def cure_differences(
-    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
-) -> dict[str, Difference]:
+    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int],
+    world: World = ALONE,
+) -> dict[str, Difference]:  # fmt: skip
     """Return how far the cured model is from the one before, which reads the prefix as text.
 
     In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
-    `plain` decoder, from the one before in its own.
+    `plain` decoder, from the one before in its own. The processes share the text's rows.
     """
     first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
+    rows, text = len(text), text[world.part(len(text))]
     after = [torch.cat([first, row[None]], dim=1) for row in text]
     expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")
-    found = {kind: _difference(expected, (cured(row[None]) for row in text))}
+    found = {kind: _difference(expected, (cured(row[None]) for row in text), rows, world)}
     if own != torch.bfloat16:
         rounded = _bfloat16(cured)
-        found["bfloat16, cured"] = _difference(expected, (rounded(row[None]) for row in text))
+        short = (rounded(row[None]) for row in text)
+        found["bfloat16, cured"] = _difference(expected, short, rows, world)
         rounded = _bfloat16(plain)
-        found["bfloat16, not cured"] = _difference(
-            expected, (rounded(row)[:, len(prefix) :] for row in after)
-        )
+        long = (rounded(row)[:, len(prefix) :] for row in after)
+        found["bfloat16, not cured"] = _difference(expected, long, rows, world)
     return found
 
 
@@ -610,16 +658,19 @@ class Widened(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _difference(expected: Sequence[Tensor], found: Iterable[Tensor]) -> Difference:
-    largest = square = variance = kl = 0.0
-    for one, other in zip(expected, found, strict=True):
+def _difference(
+    expected: Sequence[Tensor], found: Iterable[Tensor], rows: int, world: World
+) -> Difference:
+    """Return how far logits are apart, given this process's of all rows."""
+    figures = torch.zeros(len(expected), 4, dtype=torch.float64)
+    for each, one, other in zip(figures, expected, found, strict=True):
         apart = other.float() - one.float()
-        largest = max(largest, float(apart.abs().max()))
-        square += float(apart.square().mean())
-        variance += float(one.float().var())
         p, q = one.float().log_softmax(-1), other.float().log_softmax(-1)
-        kl += float((p.exp() * (p - q)).sum(-1).mean())
-    return Difference(largest=largest, relative=(square / variance) ** 0.5, kl=kl / len(expected))
+        kl = (p.exp() * (p - q)).sum(-1).mean()
+        each[:] = torch.stack([apart.abs().max(), apart.square().mean(), one.float().var(), kl])
+    of_all = world.whole(figures, rows)
+    _, square, variance, kl = of_all.mean(0).tolist()
+    return Difference(largest=float(of_all[:, 0].max()), relative=(square / variance) ** 0.5, kl=kl)
 
 
 def _said(each: Difference, prefix: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import summary
-from wakeful.evaluation.reading import Words, words_of
+from wakeful.evaluation.reading import Words, check_text, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.diagnosis import diagnosis_report
@@ -134,11 +134,7 @@ def _diagnosed(
     sequences = words.sequences(
         model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
     )
-    world.check_same(
-        [model.name, sequences],
-        f"the processes read different text for {model.name}: give each machine the same text and "
-        "the same model",
-    )
+    check_text(world, model, sequences)
     return diagnose_model(
         model,
         sequences,

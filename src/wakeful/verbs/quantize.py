@@ -16,7 +16,7 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
-from wakeful.evaluation.reading import Words, words_in, words_of
+from wakeful.evaluation.reading import Words, check_text, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
@@ -230,15 +230,13 @@ class _Each:
         found: list[list[int]] = []
         if total:
             found = words.sequences(loaded, length=length, num_sequences=total, bos=bos)
-        self.world.check_same(
-            [loaded.name, found],
-            f"the processes read different text for {loaded.name}: give each machine the same text "
-            "and the same model",
-        )
+        check_text(self.world, loaded, found)
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
-            # and one pass over calibration text for each scheme that wants it.
-            looks = sum(each.calibrated for each in self.schemes) * self.extra / self.count
+            # and those over calibration text for each scheme that wants it.
+            methods = [each.method for each in self.schemes if each.calibrated]
+            looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
+            looks *= self.extra / self.count
             foretell(
                 self.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
                 passes=2 * (1 + len(self.schemes)) + looks,
@@ -256,7 +254,7 @@ class _Each:
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
             calibration=calibration if looks else (),
             skip=() if scheme.weights is None else self.wanted.skip, others=others,
-            world=self.world,
+            world=self.world, passed=partial(self.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
         return replace(
             loaded, name=f"{loaded.name} {name}", module=module, path=None,

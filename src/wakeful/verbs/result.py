@@ -91,7 +91,8 @@ class Result(ABC):
         Raises:
             WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
         """
-        save_figures(self.charts(), folder, formats)
+        if formats:  # all charts of a page take seconds to draw
+            save_figures(self.charts(), folder, formats)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

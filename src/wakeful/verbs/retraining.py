@@ -14,6 +14,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
 from wakeful.training.matching import MATCHING_PASSES, Matching, divergence, match
 from wakeful.verbs.session import counting
+from wakeful.world import World
 
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
@@ -22,7 +23,7 @@ FITTED = 16
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
-def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
+def check_retrains(plain: Decoder, wanted: CureOptions, world: World) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
     check_absorbs(plain, "sinks" if wanted.sinks else "gates")
     dtype = plain.embed.weight.dtype
@@ -30,6 +31,11 @@ def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
         raise WakefulError(
             f"the model is in {str(dtype).removeprefix('torch.')}, too coarse to train sinks and "
             "gates: load it with dtype float32"
+        )
+    if wanted.steps and wanted.batch_size % world.size:
+        raise WakefulError(
+            f"batch_size is {wanted.batch_size}: it must be a multiple of the {world.size} "
+            "processes"
         )
 
 
@@ -41,11 +47,12 @@ def fitting_rows(loaded: Model, rest: Tensor, wanted: CureOptions) -> Tensor:
 
 
 def retrained(
-    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
-) -> tuple[Decoder, list[tuple[str, str]]]:
+    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display,
+    world: World,
+) -> tuple[Decoder, list[tuple[str, str]]]:  # fmt: skip
     """Return the decoder with sinks or gates and what was done in words.
 
-    It learns on `rest` (N,); its divergence is measured on `text` (B, L).
+    It learns on `rest` (N,); its divergence is measured on `text` (B, L). The processes share both.
     """
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
@@ -53,11 +60,11 @@ def retrained(
     start = learned_sinks if wanted.sinks else learned_gates
     rows = fitting_rows(loaded, rest, wanted)
     length = rows.shape[1]
-    student = start(plain, token, rows)
+    student = start(plain, token, rows, world)
     if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
-    before = after = divergence(student, teacher, text)
+    before = after = divergence(student, teacher, text, world)
     plan = Matching(
         steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
         seed=wanted.seed,
@@ -69,8 +76,8 @@ def retrained(
         ]  # fmt: skip
         tokens = wanted.batch_size * length
         told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
-        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
-        after = divergence(student, teacher, text)
+        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told, world=world)
+        after = divergence(student, teacher, text, world)
         if not math.isfinite(after):
             raise Diverged(f"lr = {wanted.lr:g}: a loss is not finite: lower it")
     return student, _said(wanted, plan, token, before, after)

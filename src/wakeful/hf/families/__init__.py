@@ -16,8 +16,6 @@ FAMILIES: dict[str, Family] = {
 
 CANNOT = {
     "gemma3": "it reads pictures too; its text part alone, a gemma3_text, can be read",
-    "qwen3_5": "most of its layers are linear attention (layer_types)",
-    "qwen3_5_text": "most of its layers are linear attention (layer_types)",
 }
 """Why our decoder cannot be some that might be looked for here, by `model_type`."""
 

@@ -48,6 +48,9 @@ class AutoRound(Method):
     def fits_blocks(self) -> bool:
         return True
 
+    def passes(self, sequences: int) -> float:
+        return super().passes(sequences) + 3 * self.steps * min(self.batch, sequences) / sequences
+
 
 class Rounding:
     """A matrix W (N, K) on its way to a grid: the V, α and β that are learned."""
@@ -72,15 +75,19 @@ class Rounding:
 
     def laid(self) -> Float[Tensor, "N K"]:
         """Return Ŵ, with gradients to V, α and β as if rounding were not there."""
-        scales = self.scales
-        step, zero = scales.over(self.weight.shape[1])
+        scales, width = self.scales, self.weight.shape[1]
+        step, zero = scales.over(width)
         exact = self.weight / step + self.offset
         codes = self.grid.levels((self.weight + self.offset * step).detach(), scales)
-        low, high = (torch.full_like(exact, end) for end in (self.grid.low, self.grid.high))
-        if zero is not None:
-            codes, low, high = (each - zero for each in (codes, low, high))
-        soft = exact.clamp(low, high)
-        return (codes + (soft - soft.detach())) * step
+        low, high = self.grid.low - 0.5, self.grid.high + 0.5  # what is past them is clipped
+        if zero is None:
+            return (codes + torch.where((exact > low) & (exact < high), _slope(exact), 0.0)) * step
+        # z follows the range, and a clipped number follows z; within the range it cancels.
+        exact_zero = -self.smallest * self.below / scales.scale
+        exact_zero = Scales(exact_zero, group=scales.group).over(width)[0]
+        inside = (exact + zero > low) & (exact + zero < high)
+        slope = torch.where(inside, _slope(exact), -_slope(exact_zero))
+        return (codes - zero + slope) * step
 
     @torch.no_grad()
     def move(self, gradients: Sequence[Tensor], by: float) -> None:
@@ -95,3 +102,8 @@ class Rounding:
         scales = self.scales
         step, _ = scales.over(self.weight.shape[1])
         return self.grid.quantize(self.weight + self.offset * step, scales), scales
+
+
+def _slope(x: Tensor) -> Tensor:
+    """Return zero, with the gradient of x."""
+    return x - x.detach()

@@ -43,6 +43,12 @@ class Method(Variant, ABC):
         """Whether a block's layers are rounded together, by what the block puts out."""
         return False
 
+    def passes(self, sequences: int) -> float:
+        """Return how many forwards of the model a sequence of calibration text takes, of so many;
+        one forward and back is three.
+        """
+        return 4.0 if self.weighs_tokens else 1.0
+
     @property
     def only_after_norms(self) -> bool:
         """Whether layers that no norm comes before keep their inputs undivided."""

@@ -30,6 +30,7 @@ from wakeful.optim.rotations.base import Identity, generator_for, rotation_of
 from wakeful.surgery.learning.losses import Local, Loss, NextToken, Whip, straight
 from wakeful.surgery.rotate import Bases, check_rotates, exchanged, rotate, stream_readers, turning
 from wakeful.variants import Variant, build
+from wakeful.world import ALONE, World
 
 Site = Mapping[str, Tensor]
 """Rows (B, M, K) that a matrix each turns: `inputs` of linear layers, and their `weights`."""
@@ -70,11 +71,13 @@ class Learned(Variant):
         self.start: Literal["hadamard", "pca"] = start
 
     def learn(
-        self, decoder: Decoder, text: Int[Tensor, "B L"], *, seed: int = 0, told: Passed = unseen
-    ) -> Bases:
+        self, decoder: Decoder, text: Int[Tensor, "B L"], *, seed: int = 0, told: Passed = unseen,
+        world: World = ALONE,
+    ) -> Bases:  # fmt: skip
         """Return the bases that lower the loss on token ids, for `rotate` of this decoder.
 
         `seed` is of the start, the samples and their order; `told` hears of steps that are done.
+        Processes of a world take the bases that its first one found.
 
         Raises:
             WakefulError: see `check_rotates`; or the loss is not finite.
@@ -100,6 +103,8 @@ class Learned(Variant):
 
         keeps = plain.norm.centers
         found = minimized(some, start, steps=self.steps, lr=self.lr, keeps=keeps, told=told)
+        if world.size > 1:
+            found = [world.sum(each if world.first else torch.zeros_like(each)) for each in found]
         with torch.no_grad():
             fell = float(whole(start)), float(whole(found))
         values = found[1].expand(len(plain.blocks), *found[1].shape[1:])

@@ -1,0 +1,121 @@
+"""Linear layers of one scheme in a model, looked at and quantized part by part."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.quant.arithmetic import Arithmetic
+from wakeful.quant.experts import put
+from wakeful.quant.linear import QuantizedLinear, divisor_of, matrix, quantized
+from wakeful.quant.merging import merge
+from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
+from wakeful.quant.observing import observe
+from wakeful.quant.reconstruction import Rounded, fit_blocks
+from wakeful.quant.schemes import Scheme
+from wakeful.quant.schemes.seen import Seen
+from wakeful.quant.walking import portions
+from wakeful.quant.weighing import TokenWeights, token_weights
+from wakeful.world import World
+
+
+@dataclass(eq=False)
+class Exchange:
+    """Puts the quantized forms of layers into `replaced`, by what calibration text shows of them.
+
+    The model is as it was when that is done.
+    """
+
+    model: nn.Module
+    layers: Mapping[str, nn.Module]
+    scheme: Scheme
+    arithmetic: Arithmetic
+    text: Sequence[Tensor]
+    """This process's share of it."""
+    world: World
+    replaced: dict[int, QuantizedLinear]
+    """By the ids of the layers in full precision."""
+    passed: Callable[[], None]
+    """Is told of every layer."""
+    seen: dict[str, Seen] = field(default_factory=dict)
+    """What the text shows of the layers that are quantized now."""
+    beside: dict[str, list[str]] = field(default_factory=dict)
+    """The layers that share a scale with each, where they do."""
+
+    def run(self) -> None:
+        """Quantize all of the layers."""
+        model, layers, scheme, text = self.model, self.layers, self.scheme, self.text
+        grid, method = scheme.weights, scheme.method
+        joined = grid is not None and grid.two_scales and grid.per == "tensor"
+        self.beside = {
+            name: each for each in (readers_of_tensors(model) if joined else []) for name in each
+        }
+        if method is not None and method.fits_blocks:
+            self.seen = self._looked(layers)
+            with _standing(model, layers):
+                fit_blocks(model, layers, scheme, text, self.make)
+                for name in layers:
+                    if id(layers[name]) not in self.replaced:
+                        self.make(name)
+            return
+        weights, parts = None, iter([layers])
+        if method is not None and method.needs_products:
+            weights = token_weights(model, layers, text) if method.weighs_tokens else None
+            parts = portions(model, layers, text, follows=method.follows)
+        fed = None
+        if method is not None and method.only_after_norms:
+            fed = {name for readers in readers_of_norms(model).values() for name in readers}
+        with _standing(model, layers):
+            for part in parts:
+                self.seen = self._looked(part, weights)
+                for name, shown in self.seen.items():
+                    shown.of_norm = fed is None or name in fed
+                made = {name: self.make(name) for name in part}
+                if method is not None and method.follows:
+                    put(model, made)
+
+    def make(self, name: str, rounded: Rounded | None = None) -> QuantizedLinear:
+        """Return a layer's quantized form, of codes that are known where they are given."""
+        layer = self.layers[name]
+        largest = self._largest(self.beside[name]) if name in self.beside else None
+        made = quantized(layer, self.scheme, self.arithmetic, self.seen.get(name), largest, rounded)
+        self.replaced[id(layer)] = made
+        self.passed()
+        return made
+
+    def _looked(
+        self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None
+    ) -> dict[str, Seen]:
+        """Return what all processes' text shows of some layers, where that is asked for."""
+        method, static = self.scheme.method, self.scheme.scales == "static"
+        if not static and (method is None or method.fits_blocks):
+            return {}
+        seen = observe(
+            self.model, dict(part), self.text, weights=weights,
+            products=method is not None and method.needs_products,
+            outputs=static and self.scheme.outputs is not None,
+        )  # fmt: skip
+        merge(seen, self.world)
+        return seen
+
+    def _largest(self, names: Sequence[str]) -> Tensor:
+        """Return the largest |W| of layers that share a scale, (1, 1)."""
+        found: list[Tensor] = []
+        for name in names:
+            if name in self.layers:
+                weight = matrix(self.layers[name])[0].detach().float()
+                seen = self.seen.get(name)
+                divisor = None if seen is None else divisor_of(self.scheme, seen)
+                found.append((weight if divisor is None else weight * divisor).abs().max())
+        return torch.stack(found).max().reshape(1, 1)
+
+
+@contextmanager
+def _standing(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put these layers back into a model in which others stand in their places meanwhile."""
+    try:
+        yield
+    finally:
+        put(model, layers)

@@ -1,0 +1,102 @@
+"""What calibration text shows of linear layers, as hooks see it."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.model.evaluating import evaluating
+from wakeful.model.hooks import hooked
+from wakeful.probes.running import logits_of
+from wakeful.quant.linear import matrix
+from wakeful.quant.schemes.seen import Readers, Seen
+from wakeful.quant.walking import Enough
+from wakeful.quant.weighing import TokenWeights
+
+
+@torch.no_grad()
+def observe(
+    model: nn.Module,
+    layers: dict[str, nn.Module],
+    calibration: Sequence[Tensor],
+    *,
+    products: bool = False,
+    weights: TokenWeights | None = None,
+    outputs: bool = False,
+) -> dict[str, Seen]:
+    """Return what calibration tokens show of each layer in the full-precision model.
+
+    Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
+    matrices, with `weights` of tokens for each layer's own; `outputs` asks for the largest outputs,
+    which multiplies every layer a second time.
+    """
+    found: dict[str, Seen] = {}
+    turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
+    read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
+
+    def see(name: str, args: tuple[Any, ...], _output: object) -> None:
+        layer, x = layers[name], args[0]
+        shared = next((seen for each, seen in read if each() is x), None)
+        seen = found.get(name)
+        if seen is None:
+            seen = _unseen(layer, shared, products=products, own=weights is not None)
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        weighed = next(turns[name]) if weights is not None else None
+        if weighed is not None and seen.products is not None:
+            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
+        if shared is None or shared.channels is not seen.channels:
+            size = rows.abs()
+            torch.maximum(seen.channels, size.amax(0), out=seen.channels)
+            seen.sums += size.sum(0)
+            if seen.products is not None and weights is None:
+                seen.products += rows.T @ rows
+        if outputs:
+            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
+        found[name] = seen
+        read[:] = [entry for entry in read if entry[0]() is not None]
+        if shared is None:
+            read.append((weakref.ref(x), seen))
+
+    with hooked(layers, after=see), evaluating(model):
+        for number, tokens in enumerate(calibration):
+            read.clear()
+            turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})
+            with suppress(Enough):
+                logits_of(model, tokens)
+    unread = [name for name in layers if name not in found]
+    if unread:
+        others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
+        raise WakefulError(
+            f"calibration text never reaches {unread[0]}{others}: give more "
+            "--calibration_sequences, or skip it with --skip"
+        )
+    return found
+
+
+def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool) -> Seen:
+    """Return what a layer's first input is noted in: in the notes of another that read it too.
+
+    The tensors are then the same objects, but for products that are its `own`.
+    """
+    weight = matrix(layer)[0].detach()
+    top = weight.float().abs().amax(0)
+    gram = top.new_zeros(len(top), len(top)) if products and (own or shared is None) else None
+    if shared is None:
+        found = Seen(torch.zeros_like(top), torch.zeros_like(top), 0.0, gram, Readers(top))
+    else:
+        torch.maximum(shared.readers.weights, top, out=shared.readers.weights)
+        gram = shared.products if gram is None else gram
+        found = replace(shared, outputs=0.0, products=gram)
+    found.readers.layers.append((weight, found))
+    return found
+
+
+def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x Wᵀ + b, the product alone where the layer does more with it."""
+    weight, bias = matrix(layer)
+    return torch.nn.functional.linear(x, weight, bias)
