@@ -26,6 +26,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
+from wakeful.surgery.learning import learned_of
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
 from wakeful.verbs.cure import Widened
@@ -396,7 +397,10 @@ def test_a_cure_is_chosen_for_a_format(
         assert given["token"] == 256
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
-        tried = Candidate("block_diagonal(size=8)", True, True, "prefix")
+        learns = learned_of("learned(steps=2)")
+        assert learns is not None
+        bases = learns.learn(plain, texts.calibrating)
+        tried = Candidate(bases, True, True, "prefix")
         trials = [
             Trial(each, scheme, (loss, 0.1))
             for each, loss in ((Candidate(), 0.2), (tried, 0.1))
@@ -421,8 +425,8 @@ def test_a_cure_is_chosen_for_a_format(
     config = wakeful.load(out).decoder().config
     assert config.stored_prefix == config.mlp_rotation == config.qk_rotation == outlier
     if outlier:
-        assert "rotate block_diagonal(size=8), rotate_inner, rotate_keys, prefix" in done["Chosen"]
-        assert "block_diagonal(size=8)" in done["Rotation"]
+        assert "rotate learned(steps=2), rotate_inner, rotate_keys, prefix" in done["Chosen"]
+        assert "values, learned(steps=2), seed 0; its loss" in done["Rotation"]
     else:
         assert done["Chosen"].startswith("no cure: none is surely better")
         assert "Rotation" not in done

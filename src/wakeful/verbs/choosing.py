@@ -45,6 +45,8 @@ CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
 LOSSES = ["whip"]
 """What a rotation is learned by, besides the rounding of each format."""
+STEPS = 50
+"""Steps that it is learned in."""
 _FEW_BITS = 4
 HEAD = "head"
 _CALLED = {"int8": "w8a8"}
@@ -377,7 +379,7 @@ class _Choosing:
         text = self.texts.calibrating
         text = text if best.first else _after(self.texts.opening, text)
         for loss in LOSSES + [f"rounding(scheme={str(each)!r})" for each in rounds]:
-            found = learned_of(f"learned(loss={loss})")
+            found = learned_of(f"learned(loss={loss}, steps={STEPS})")
             assert found is not None
             self.told(f"learning a rotation by {loss}")
             yield replace(best, rotate=found.learn(plain, text, seed=self.seed, world=self.world))

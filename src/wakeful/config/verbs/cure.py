@@ -16,8 +16,8 @@ class CureOptions(Reading):
     """Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4, w4a16, kv4,
     or any scheme of quantize."""
     rotate: How[str] = ""
-    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8 bits and int4
-    inputs, and hurts NVFP4: see --for. Empty: leave it."""
+    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64), learned. It helps 8 bits
+    and int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""
     rotate_values: How[bool] = False
     """Rotate every head's values alone, by Hadamard: exact wherever a model's norms stand."""
     rotate_inner: How[bool] = False

@@ -83,7 +83,7 @@ class Learned(Variant):
             WakefulError: see `check_rotates`; or the loss is not finite.
         """
         check_rotates(decoder, "hadamard")
-        plain = rotate(decoder, _Here(), values=False).requires_grad_(False)
+        plain = rotate(decoder, _Here(), values=False)
         sites = _sampled(plain, text, generator_for(seed, "sampled", len(text)))
         start = [
             self._start(plain, part, site["inputs"], seed)
@@ -134,6 +134,7 @@ def learned_of(expression: str) -> Learned | None:
     return build("surgery.learning", expression, imports=True) if name == "learned" else None
 
 
+@torch.enable_grad()
 def minimized(
     objective: Callable[[Matrices], Tensor], start: Matrices, *, steps: int, lr: float,
     keeps: bool = False, told: Passed = unseen,

@@ -47,7 +47,7 @@ class Whip(Local):
 
 class Kurtosis(Local):
     """Mean over tokens of |κ − 1.8|, κ = mean (x − μ)⁴ / (mean (x − μ)²)² over a token's channels,
-    1.8 that of a uniform distribution (KurTail, 2503.01483).
+    1.8 that of a uniform distribution (after KurTail, 2503.01483).
     """
 
     examples = ("kurtosis",)
@@ -87,7 +87,7 @@ class Rounding(Local):
 
 class NextToken(Loss):
     """The model's own next-token loss, its linear layers' inputs on a scheme's grid, its weights as
-    they are (SpinQuant, 2405.16406, section 3.2): end to end, a forward and a backward pass a step.
+    they are (SpinQuant, 2405.16406): end to end, a forward and a backward pass a step.
     """
 
     name = "loss"
@@ -105,7 +105,7 @@ def straight(x: Float[Tensor, "M K"], grid: Grid) -> Float[Tensor, "M K"]:
     """Return x̂ of x, float32, on a grid, with a gradient that rounding lets through.
 
     With the step s and the zero point z, x̂ = s (clip(x/s + z) + r − z), r what rounding adds, a
-    constant to the gradient (Learned Step Size Quantization, 1902.08153, equation 3). s grows with
+    constant to the gradient (Learned Step Size Quantization, 1902.08153). s grows with
     the range that it is fitted to, whose ends are numbers of x.
     """
     low, high = grid.bounds(x)
