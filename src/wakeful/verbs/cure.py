@@ -301,8 +301,8 @@ def _cured_ours(at: _At) -> _Made:
     at = replace(at, wanted=wanted)
     if wanted.out:
         _ = loaded.own_tokenizer  # which is written
-    begins = loaded.adds_bos or loaded.tokenizer.chat_template
-    begins = begins and (wanted.prefix or wanted.trains)
+    begins = wanted.prefix or wanted.trains
+    begins = begins and (loaded.adds_bos or loaded.tokenizer.chat_template)
     read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
     if wanted.turning:
         check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
@@ -367,9 +367,9 @@ def _cured_experts(at: _At) -> _Made:
 
 
 def _rotation(wanted: CureOptions) -> tuple[str, str]:
-    both, folded = "residual stream and ", "; scales of norms multiplied into what reads them"
-    both, folded = (both, folded) if wanted.rotate else ("", "")
-    told = f"{both}every head's values, {wanted.turning}, seed {wanted.seed}{folded}"
+    told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
+    if wanted.rotate:
+        told = f"residual stream and {told}; scales of norms multiplied into what reads them"
     return "Rotation", told
 
 
