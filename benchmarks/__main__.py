@@ -13,7 +13,8 @@ from wakeful.runs.run import environment
 
 NAMES = (
     "softmax1", "memory", "training", "losses", "growth", "optimizer", "diagnose", "inspectors",
-    "loading", "generation", "quantize", "cure", "evaluation", "peaks", "waits", "speed", "gpu",
+    "loading", "generation", "quantize", "cure", "evaluation", "peaks", "waits",
+    "processes", "speed", "gpu",
 )  # fmt: skip
 
 

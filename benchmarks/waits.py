@@ -42,14 +42,19 @@ def _waited(name: str, run: Callable[[], object], rounds: int, target: str) -> R
     return Ratio(name, "one second", middle, low, high, middle, 1.0, target)
 
 
+def write_text(folder: Path, documents: int = 60) -> Path:
+    """Write documents of a few words at random into a new folder; return it."""
+    folder.mkdir()
+    chooser = random.Random(0)
+    for number in range(documents):
+        words = chooser.choices(WORDS, k=80)
+        (folder / f"{number:03d}.txt").write_text(f"{' '.join(words)} {number}\n")
+    return folder
+
+
 def _run(place: Path) -> Path:
     """Train a tiny model and return its run directory."""
-    text = place / "text"
-    text.mkdir()
-    chooser = random.Random(0)
-    for number in range(60):
-        words = chooser.choices(WORDS, k=80)
-        (text / f"{number:03d}.txt").write_text(f"{' '.join(words)} {number}\n")
+    text = write_text(place / "text")
     table = {
         "model": {"num_layers": 2, "num_heads": 2, "width": 16, "mlp_width": 24, "max_length": 32},
         "data": {"source": str(text), "vocab_size": 280, "validation_fraction": 0.1},

@@ -8,7 +8,7 @@ into the norm before, so that the model has no layer of another kind.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,12 +156,17 @@ def save_compressed(
     dtype = stored or next(model.parameters()).dtype
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     _fold(model, tensors, stock.names, stock.less)
-    tensors = {there.of(name)[0]: tensor for name, tensor in tensors.items()}
+    tensors = {there.places.get(name, [name])[0]: tensor for name, tensor in tensors.items()}
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
-        for place, parts in _apart(layer, there.of(name)):
-            for part, each in parts.items():
-                tensors[f"{place}.{part}"] = like(layer.integers, each)
+        places = there.places.get(name, [name])
+        rows = layer.out_features // len(places)
+        for part, each in _stored(layer).items():
+            for number, place in enumerate(places):
+                piece = each if len(places) == 1 else each[number * rows :][:rows].clone()
+                if part == "weight_shape":
+                    piece = torch.tensor([rows, layer.in_features])
+                tensors[f"{place}.{part}"] = like(layer.integers, piece)
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
     # vLLM's output head is of no class named Linear, so that only its own name finds it.
@@ -245,22 +250,14 @@ class _Stock:
 
 @dataclass(frozen=True)
 class _There:
-    """How Transformers itself has a model."""
+    """How Transformers itself has a model, in modules and in files."""
 
     linears: Mapping[str, tuple[int, int]]
     """The shape (N, K) of every `nn.Linear`."""
-    experts: Mapping[str, list[str]]
-    """Where files hold an expert's layers, each of one or two matrices that stand one below the
-    other."""
-    renamed: Mapping[str, str]
-    """Where files hold other weights, if elsewhere."""
+    places: Mapping[str, list[str]]
+    """Where files hold weights and layers, if elsewhere; an expert's gate and up by themselves."""
+    experts: Collection[str]
     routers: list[str]
-
-    def of(self, name: str) -> list[str]:
-        """Return what files call a weight or a layer."""
-        end = f"{name}.weight"
-        found = self.renamed.get(name) or self.renamed.get(end, end).removesuffix(".weight")
-        return self.experts.get(name) or [found]
 
 
 def _checked(
@@ -416,44 +413,29 @@ def _there(config: PreTrainedConfig) -> _There:
         for name, module in modules.items()
         if isinstance(module, nn.Linear)
     }
-    experts: dict[str, list[str]] = {}
-    renamed: dict[str, str] = {}
+    places: dict[str, list[str]] = {}
+    experts: set[str] = set()
     if any(map(is_fused, modules.values())):
         names, numbered = list[str](), dict[str, Tensor]()
         for name, tensor in skeleton.state_dict().items():
-            parts = [name]
+            parts, numbers = [name], torch.tensor([len(names)])
             if tensor.ndim == 3 and is_fused(modules[name.rpartition(".")[0]]):
                 halves = 2 if name.endswith("gate_up_proj") else 1
                 parts = [f"{name}.{n}" for n in range(len(tensor)) for _ in range(halves)]
-            numbers = torch.arange(len(names), len(names) + len(parts))
-            numbered[name] = numbers.view(len(tensor), -1, 1) if len(parts) > 1 else numbers
-            names += parts
+                numbers = torch.arange(len(names), len(names) + len(parts)).view(-1, halves, 1)
+            names, numbered[name] = names + parts, numbers
         # Numbers in the place of weights tell where Transformers writes each.
-        places = revert_weight_conversion(skeleton, numbered)
-        alone = {int(each): place for place, each in places.items() if each.numel() == 1}
-        for number, name in enumerate(names):
-            if number in alone and name in numbered:
-                renamed[name] = alone[number]
-            elif number in alone:
-                experts.setdefault(name, []).append(alone[number].removesuffix(".weight"))
+        written = revert_weight_conversion(skeleton, numbered).items()
+        alone = {int(each): place for place, each in written if each.numel() == 1}
+        experts = {names[number] for number in alone} - numbered.keys()
+        for number in sorted(alone):
+            places.setdefault(names[number], []).append(alone[number])
+        for name, found in [*places.items()]:
+            layer = name.removesuffix(".weight")
+            places[layer] = [each.removesuffix(".weight") for each in found]
     routers = routers_of(skeleton)
-    places = [renamed[f"{n}.weight"] for n, module in modules.items() if id(module) in routers]
-    return _There(linears, experts, renamed, [each.removesuffix(".weight") for each in places])
-
-
-def _apart(
-    layer: QuantizedLinear, places: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield where a layer's tensors go, and those: of an expert, gate and up by themselves."""
-    stored, rows = _stored(layer), layer.out_features // len(places)
-    for number, place in enumerate(places):
-        found = {
-            part: each[number * rows :][:rows].clone() if len(each) == layer.out_features else each
-            for part, each in stored.items()
-        } if len(places) > 1 else stored  # fmt: skip
-        if "weight_shape" in found:
-            found["weight_shape"] = torch.tensor([rows, layer.in_features])
-        yield place, found
+    routing = [places[name][0] for name, module in modules.items() if id(module) in routers]
+    return _There(linears, places, experts, routing)
 
 
 def _fold(

@@ -310,8 +310,8 @@ def _cured_ours(at: _At) -> _Made:
     at = replace(at, wanted=wanted)
     if wanted.out:
         _ = loaded.own_tokenizer  # which is written
-    begins = loaded.adds_bos or loaded.tokenizer.chat_template
-    begins = begins and (wanted.prefix or wanted.trains)
+    begins = wanted.prefix or wanted.trains
+    begins = begins and (loaded.adds_bos or loaded.tokenizer.chat_template)
     read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
     if wanted.turning:
         drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
@@ -382,10 +382,11 @@ def _cured_experts(at: _At) -> _Made:
 
 
 def _rotation(wanted: CureOptions, kind: Bases | str = "") -> tuple[str, str]:
-    both, folded = "residual stream and ", "; scales of norms multiplied into what reads them"
-    both, folded = (both, folded) if wanted.rotate else ("", "")
-    fell = "; its loss {:.4g} → {:.4g}".format(*kind.fell) if isinstance(kind, Bases) else ""
-    told = f"{both}every head's values, {wanted.turning}, seed {wanted.seed}{fell}{folded}"
+    told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
+    if isinstance(kind, Bases):
+        told += "; its loss {:.4g} → {:.4g}".format(*kind.fell)
+    if wanted.rotate:
+        told = f"residual stream and {told}; scales of norms multiplied into what reads them"
     return "Rotation", told
 
 
