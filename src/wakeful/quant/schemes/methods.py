@@ -99,7 +99,7 @@ class Gptq(Method):
 
     examples = (
         "gptq", "gptq(damping=0.05)", "gptq(act_order=False)", "gptq(weighting='none')",
-        "gptq(sequential=True)", "gptq(clip=True)", "gptq(clip=True, act_order=False)",
+        "gptq(sequential=True)", "gptq(clip=True)", "gptq(act_order=False, clip=True)",
     )  # fmt: skip
     needs_products = True
     damping: float = 0.01
