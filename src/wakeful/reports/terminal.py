@@ -8,6 +8,9 @@ from rich.text import Text as Line
 
 from wakeful.reports.value import Cell, Facts, Findings, Fold, Listed, Part, Report, Table, Text
 
+_LONGEST = 48
+"""Characters of a row's name: a longer expression folds, so that its figures have room."""
+
 
 def terminal(report: Report) -> RenderableType:
     """Return what a terminal shows of a report."""
@@ -52,8 +55,12 @@ def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
 def _table(table: Table) -> Grid:
     grid = Grid(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     columns = list(table.for_terminal)
-    for number, (name, _) in enumerate(columns):
-        grid.add_column(_line(name), justify="right" if number else "left", no_wrap=number == 0)
+    for number, (name, cells) in enumerate(columns):
+        if number:
+            grid.add_column(_line(name), justify="right")
+        else:
+            fits = all(len(cell.text) <= _LONGEST for cell in cells)
+            grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
     under = table.kind == ""
     for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*(_told(cell, under=under) for cell in row))
