@@ -341,18 +341,17 @@ class _Choosing:
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
-        of_all = len(self.schemes)
         for each in candidates(self.plain, self.schemes, self.token):
             self._try(each, self.schemes)
-        if (learned := self._learned(_best_of(self.trials, of_all)[0])) is not None:
+        if (learned := self._learned(self._best[0])) is not None:
             self._try(learned, self.schemes)
-        for each in further(_best_of(self.trials, of_all)[0], self.schemes):
+        for each in further(self._best[0], self.schemes):
             self._try(each, self.schemes)
         for share in CLIPS:
             fine = tuple(clipped(each, share) for each in self.schemes)
             if fine != self.schemes:
-                self._try(_best_of(self.trials, of_all)[0], fine)
-        best, schemes = _best_of(self.trials, of_all)
+                self._try(self._best[0], fine)
+        best, schemes = self._best
         made, proofs = self._make(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
@@ -367,6 +366,10 @@ class _Choosing:
         if not sure or any(each.difference[0] > 0 for each in proofs):
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
+
+    @property
+    def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
+        return _best_of(self.trials, len(self.schemes))
 
     def _learned(self, best: Candidate) -> Candidate | None:
         """Return a candidate with a learned rotation in the place of its own, where one can be."""

@@ -126,7 +126,7 @@ class Measured(Result):
     def write_page(self, folder: Path, told: Report) -> None:
         """Write a page into a folder, and the charts that were asked for into `figures` there."""
         write(told, folder / "report.html")
-        self.save_figures(folder / "figures", self.figures)
+        save_figures(told.charts(), folder / "figures", self.figures)  # drawn once, for the page
 
 
 def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:

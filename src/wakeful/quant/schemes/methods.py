@@ -203,17 +203,19 @@ def shrunk(
 ) -> Scales:
     """Return the scales of a narrower range of W where it has the smaller Σ_k h_k (w_k − ŵ_k)²."""
     weight = weight.detach().float()
-    bounds, best, least = grid.bounds(weight), scales, None
-    for share in torch.linspace(1, 0.5, 26).tolist():
+    bounds = grid.bounds(weight)
+
+    def error(tried: Scales) -> Tensor:
+        away = weight - grid.fake_quantize(weight, tried)
+        return grid.shared_sum(away.square() * importance)
+
+    best, least = scales, error(scales)
+    for share in torch.linspace(1, 0.5, 26).tolist()[1:]:
         low, high = (share * each for each in bounds)
         tried = grid.scales_between(low, high, scales.outer)
-        error = (weight - grid.fake_quantize(weight, tried)).square() * importance
-        error = grid.shared_sum(error)
-        if least is None:
-            best, least = tried, error
-            continue
-        better = error < least
-        least = torch.where(better, error, least)
+        found = error(tried)
+        better = found < least
+        least = torch.where(better, found, least)
         zero = None
         if tried.zero is not None and best.zero is not None:
             zero = torch.where(better, tried.zero, best.zero)
