@@ -22,6 +22,7 @@ from wakeful.training import loop
 from wakeful.training.deferred import Unread
 from wakeful.training.loop import fastest_tokens, train
 from wakeful.training.prefetch import read_ahead
+from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
 from wakeful.world import World
 
@@ -54,7 +55,7 @@ def test_between_readings_nothing_waits_for_the_device(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     waits = Waits()
-    steps, finish, moved = loop._gradients, loop.finish_run, loop._moved
+    steps, finish, moved = Training.gradients, loop.finish_run, loop._moved
     counts: list[int] = []
 
     def gradients(*arguments: Any) -> Tensor:
@@ -74,7 +75,7 @@ def test_between_readings_nothing_waits_for_the_device(
         waits.step = -1
         finish(*arguments)
 
-    monkeypatch.setattr(loop, "_gradients", gradients)
+    monkeypatch.setattr(Training, "gradients", gradients)
     monkeypatch.setattr(loop, "_moved", move)
     monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])

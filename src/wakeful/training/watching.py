@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import IGNORED, Decoder
@@ -22,11 +21,10 @@ from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.run import TRAJECTORIES, Run
-from wakeful.training.events import Write
-from wakeful.training.parallel import Alone, Parallel
+from wakeful.training.parallel import Parallel
 from wakeful.training.records import HeadWeights
-from wakeful.training.setup import AS_IT_IS, autocast
-from wakeful.world import ALONE, World
+from wakeful.training.setup import AS_IT_IS, Training
+from wakeful.world import World
 
 WATCHED = {
     **{
@@ -72,16 +70,6 @@ class _Layers(Probe):
         return self.probe.rows()
 
 
-def precision_of(config: Config, parallel: Parallel) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a pass that probes watch: the weights' own precision.
-
-    Blocks in shares get theirs in that of training, which asks for its context.
-    """
-    if not parallel.in_shares:
-        return AS_IT_IS
-    return autocast(config.train, parallel.decoder.head.weight.device)
-
-
 def watched(
     model: Decoder | Parallel,
     windows: ValidationWindows,
@@ -110,7 +98,7 @@ def observed(
 
     Those of `ranks`, which take longer than all others, may be left out.
     """
-    parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
+    parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     sequences = torch.cat(whole_windows(windows, num_sequences))
@@ -133,25 +121,20 @@ def observed(
 
 
 @torch.no_grad()
-def logged_weights(
-    parallel: Parallel,
-    windows: ValidationWindows,
-    size: int,
-    step: int,
-    autocast: contextlib.AbstractContextManager[object],
-) -> list[HeadWeights]:
-    """Return every head's weights among the first `size` tokens of the first window.
+def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
+    """Return every head's weights among the first tokens of the first window.
 
     Every process calls it. A causal model's weights do not depend on the tokens after them.
     """
-    decoder = parallel.decoder
-    tokens = whole_windows(windows, 1)[0][:, :size]
+    parallel, decoder = training.parallel, training.decoder
+    size = training.config.train.diagnose.attention
+    tokens = whole_windows(training.windows, 1)[0][:, :size]
     config = decoder.config
     probe = AttentionPictures(
         layers=range(config.num_layers), heads=range(config.num_heads), size=size
     )
-    with evaluating(decoder), autocast, watch(decoder, probe):
-        parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
+    with evaluating(decoder), training.as_watched, watch(decoder, probe):
+        parallel.call(decoder.hidden, tokens.to(training.device))
     parallel.settle()
     ids = tuple(tokens[0].tolist())
     return [
@@ -199,28 +182,20 @@ def _figures(rows: Frame) -> dict[str, float]:
     return found
 
 
-def record_diagnosis(
-    config: Config,
-    run: Run,
-    parallel: Parallel,
-    windows: ValidationWindows,
-    step: int,
-    write_scalars: Write,
-) -> None:
+def record_diagnosis(training: Training, step: int) -> None:
     """Measure the chosen figures and record them; before the first step those of heads alone."""
-    settings = config.train.diagnose
-    if settings.attention:
-        precision = precision_of(config, parallel)
-        for weights in logged_weights(parallel, windows, settings.attention, step, precision):
-            run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
-    precision = precision_of(config, parallel)
-    seen = observed(parallel, windows, settings.num_sequences, autocast=precision)
+    settings, run = training.config.train.diagnose, training.run
+    for weights in _logged_weights(training, step) if settings.attention else ():
+        run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
+    seen = observed(
+        training.parallel, training.windows, settings.num_sequences, autocast=training.as_watched
+    )
     if settings.heads:
         run.append(*_followed(seen, step), log="trajectories.jsonl")
     if step:
         row = {"kind": "diagnosis", "step": step, **_figures(seen)}
         run.append(row)
-        write_scalars(row)
+        training.write(row)
 
 
 def logged(run: Run, step: int) -> dict[str, float]:
