@@ -26,7 +26,7 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
-from wakeful.training.cluster import Call, Ended, RunRow, cluster_of, deal, train_row
+from wakeful.training.cluster import Call, Ended, Work, cluster_of, deal, run_work, train_row
 from wakeful.training.comparison import train_variants
 from wakeful.training.loop import train
 
@@ -108,9 +108,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit
     return made
 
 
-def rows(text: Path, tmp_path: Path, count: int) -> list[RunRow]:
+def rows(text: Path, tmp_path: Path, count: int) -> list[Work]:
     config = tiny(text, train=SHORT, sample={"prompts": []})
-    return [RunRow(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
+    return [run_work(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
 
 
 def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
@@ -118,7 +118,7 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
 ) -> None:
     three = rows(text, tmp_path, 3)
     made = stand_in(monkeypatch, {str(three[0].place): 1})
-    train(three[2].config, three[2].place)  # is there already
+    train_row(*three[2].call[1:])  # is there already
     notes = Notes()
     deal(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)

@@ -6,6 +6,7 @@
 
 import collections
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
@@ -80,64 +81,33 @@ class Cluster:
     """Of submitit's executor."""
 
 
-@runtime_checkable
-class Work(Protocol):
+@dataclass(frozen=True)
+class Work:
     """A piece of work, which goes on in another job where one ended before it was done."""
 
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        ...
-
-    @property
-    def place(self) -> Path:
-        """The folder that its checkpoints are below."""
-        ...
-
-    @property
-    def after(self) -> Collection[str]:
-        """The labels of what must have ended before it begins."""
-        ...
-
-    @property
-    def operations(self) -> float:
-        """Floating-point operations that it takes, very roughly; inf has a job of its own."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        ...
-
-    @property
-    def call(self) -> Call:
-        """The function that the job calls, and its arguments."""
-        ...
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run to be trained."""
-
     label: str
-    config: Config
+    """Its name in messages."""
     place: Path
+    """The folder that its checkpoints are below."""
+    call: Call
+    """The function that the job calls, and its arguments."""
     after: Collection[str] = ()
-
-    @property
-    def operations(self) -> float:
-        """Those of its training."""
-        return run_operations(self.config)
+    """The labels of what must have ended before it begins."""
+    operations: float = math.inf
+    """Floating-point operations that it takes, very roughly; inf has a job of its own."""
+    said: bool = True
+    """Whether the run in its place says when nothing is left to do; else only its job does."""
 
     @property
     def done(self) -> bool:
-        """Whether it is finished."""
-        return is_done(self.place)
+        """Whether nothing is known to be left to do."""
+        return self.said and is_done(self.place)
 
-    @property
-    def call(self) -> Call:
-        """Its training, or what is left of it."""
-        return train_row, config_to_table(self.config), str(self.place)
+
+def run_work(label: str, config: Config, place: Path) -> Work:
+    """Return a run to be trained, or what is left of it."""
+    call = train_row, config_to_table(config), str(place)
+    return Work(label, place, call, operations=run_operations(config))
 
 
 def cluster_of(expression: str) -> Cluster:
@@ -182,47 +152,33 @@ def deal(
             they had saved a step, or another command's workers are at it.
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
-    with _held(folder / _LOGS / _COMMAND):
-        return _deal(rows, cluster, folder, show, may_diverge, may_fail)
-
-
-def _deal(
-    rows: Sequence[Work],
-    cluster: Cluster,
-    folder: Path,
-    show: Display,
-    may_diverge: Container[str],
-    may_fail: bool,
-) -> dict[str, str]:
-    submitit = _submitit()
-    executor = _executor(submitit, cluster, folder / _LOGS)
-    dealing = _Dealing(
-        [row for row in rows if not row.done], cluster.workers, folder / _LOGS, may_diverge,
-        may_fail,
-    )  # fmt: skip
-    running = dict[int, tuple[list[Work], Any]]()
-    before = on_signal(signal.SIGTERM, _stop)
-    try:
-        while dealing.waiting or running:
-            for slot in range(cluster.workers):
-                batch = [] if slot in running else dealing.batch()
-                if batch:
-                    command = folder / _LOGS / _COMMAND
-                    running[slot] = batch, _submitted(executor, cluster, slot, batch, command)
-            for slot, (batch, job) in list(running.items()):
-                if not job.done():
-                    for row in itertools.takewhile(lambda row: row.done, batch):
-                        dealing.trained(row, show)
-                    continue
-                del running[slot]
-                for row, came in zip(batch, _result(submitit, job, batch), strict=False):
-                    dealing.ended(row, came, show)
-                again = [row for row in batch if row.label in dealing.left]
-                dealing.waiting = again + dealing.waiting
-            time.sleep(_PAUSE[cluster.engine] if running else 0)
-    finally:
-        _end([job for _, job in running.values()], cluster)
-        on_signal(signal.SIGTERM, before)
+    submitit, logs = _submitit(), folder / _LOGS
+    with _held(logs / _COMMAND):
+        executor = _executor(submitit, cluster, logs)
+        left = [row for row in rows if not row.done]
+        dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
+        running = dict[int, tuple[list[Work], Any]]()
+        before = on_signal(signal.SIGTERM, _stop)
+        try:
+            while dealing.waiting or running:
+                for slot in range(cluster.workers):
+                    if slot not in running and (batch := dealing.batch()):
+                        job = _submitted(executor, cluster, slot, batch, logs / _COMMAND)
+                        running[slot] = batch, job
+                for slot, (batch, job) in list(running.items()):
+                    if not job.done():
+                        for row in itertools.takewhile(lambda row: row.done, batch):
+                            dealing.trained(row, show)
+                        continue
+                    del running[slot]
+                    for row, came in zip(batch, _result(submitit, job, batch), strict=False):
+                        dealing.ended(row, came, show)
+                    again = [row for row in batch if row.label in dealing.left]
+                    dealing.waiting = again + dealing.waiting
+                time.sleep(_PAUSE[cluster.engine] if running else 0)
+        finally:
+            _end([job for _, job in running.values()], cluster)
+            on_signal(signal.SIGTERM, before)
     return dealing.faults
 
 

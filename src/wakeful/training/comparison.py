@@ -11,7 +11,7 @@ from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import Run, is_done, refuse_link
-from wakeful.training.cluster import RunRow, cluster_of, deal
+from wakeful.training.cluster import cluster_of, deal, run_work
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import check_run
@@ -81,7 +81,7 @@ def train_variants(
     try:
         if dealt is not None:
             rows = [
-                RunRow(f"{name}, seed {seed}", config, places[name, seed].absolute())
+                run_work(f"{name}, seed {seed}", config, places[name, seed].absolute())
                 for (name, seed), config in runs.items()
             ]
             with shown("compare") as show:
