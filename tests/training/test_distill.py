@@ -169,12 +169,6 @@ def test_what_is_refused() -> None:
     student = tiny_decoder()
     with pytest.raises(WakefulError, match="of 28 tokens is smaller than the student's of 29"):
         Distillation(student, tiny_decoder(vocab_size=28), alpha=0.6, temperature=1.0, over="sum")
-    for options in ({"alpha": 1.1}, {"temperature": 0.0}):
-        given = {"alpha": 0.6, "temperature": 1.0, "over": "sum"} | options
-        with pytest.raises(WakefulError, match="alpha must be between 0 and 1"):
-            Distillation(student, tiny_decoder(), **given)
-    with pytest.raises(WakefulError, match="over must be one of sum, mean"):
-        Distillation(student, tiny_decoder(), alpha=0.6, temperature=1.0, over="max")
 
 
 def streams_apart(student: Decoder, teacher: Decoder, layers: tuple[int, ...]) -> torch.Tensor:
@@ -274,7 +268,7 @@ def test_fields_that_would_do_nothing_are_refused() -> None:
     for given in ({"hidden": 1.0}, {"top_k": 3}, {"layers": [0]}, {"hidden": 1.0, "layers": [0]}):
         with pytest.raises(WakefulError, match="does nothing without a teacher"):
             check(**given)
-    with pytest.raises(WakefulError, match=r"train\.distill\.hidden = 0 matches none"):
+    with pytest.raises(WakefulError, match=r"distill\.layers 0 1 needs --train\.distill\.hidden"):
         check(teacher="x", layers=[0, 1])
 
 

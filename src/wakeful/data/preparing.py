@@ -1,11 +1,9 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
-import hashlib
 import inspect
 import os
 import re
 import shutil
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,12 @@ from wakeful.data.tokens import (
     building_beside,
     data_info,
     existing_data,
-    finish_split,
     move_in,
     opened,
     token_dtype,
-    tokens_path,
+    write_split,
 )
-from wakeful.digests import json_digest
+from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, moved_in
 
@@ -155,7 +152,12 @@ def prepare(
         info = data_info(
             tokenizer,
             {
-                name: _write_split(building, name, sides[name], tokenizer, progress)
+                name: write_split(
+                    building,
+                    name,
+                    _encoded(sides[name], tokenizer, progress),
+                    sides[name].num_bytes,
+                )
                 for name in SPLITS
             },
             source=single_sources(source),
@@ -168,9 +170,8 @@ def prepare(
         if not keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
-            found = drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
+            drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
             progress("comparing", side.num_bytes, side.num_bytes)
-            info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
         tokenizer.save(building)
         shutil.rmtree(scratch)
         move_in(building, folder, info)
@@ -306,8 +307,8 @@ def _shared_tokenizer(
         with building_beside(folder) as building:
             sides: list[Side] = []
             for number, each in enumerate(domains):
-                scratch = building / f"part-{number}"
-                scratch.mkdir()
+                scratch = building / "scratch" / str(number)
+                scratch.mkdir(parents=True)
                 spool = _spool(
                     each.source, scratch / "source", config.max_bytes or None, config.text_field,
                     progress,
@@ -317,8 +318,7 @@ def _shared_tokenizer(
                 sides.append(split.train)
             texts = (text for side in sides for text in _texts(side, "tokenizer", progress))
             tokenizer = Tokenizer.train(texts, config.vocab_size)
-            for number in range(len(domains)):
-                shutil.rmtree(building / f"part-{number}")
+            shutil.rmtree(building / "scratch")
             tokenizer.save(building)
             moved_in(building, folder, "tokenizer.json")
     return Tokenizer.load(folder)
@@ -329,7 +329,7 @@ def data_manifest(
 ) -> str:
     """Return a hash that changes when a file of either source does; see `source_manifest`."""
     sources = [source] if validation_source is None else [source, validation_source]
-    return hashlib.sha256(":".join(map(source_manifest, sources)).encode()).hexdigest()
+    return joined_sha256(*map(source_manifest, sources))
 
 
 def _chosen_tokenizer(
@@ -398,25 +398,19 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     progress(stage, done, done)
 
 
-def _write_split(
-    folder: Path, split: SplitName, side: Side, tokenizer: Tokenizer, progress: Progress
-) -> dict[str, Any]:
-    """Write the tokens and the documents of one split and return its facts for `data.json`."""
+def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
+    """Yield the ids of each document, (tokens,), the end of text behind them."""
     dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
-    starts, num_tokens = array("q"), 0
-    with tokens_path(folder, split).open("wb") as file:
-        new = True
-        for batch in _batches(_texts(side, "encoding", progress), tokenizer):
-            encoded = tokenizer.encode_batch([piece for piece, _ in batch])
-            for ids, (_, last) in zip(encoded, batch, strict=True):
-                if new:
-                    starts.append(num_tokens)
-                if last:
-                    ids.append(tokenizer.end_of_text)
-                file.write(np.asarray(ids, dtype).tobytes())
-                num_tokens += len(ids)
-                new = last
-    return finish_split(folder, split, starts, num_tokens, side.num_bytes)
+    parts: list[np.ndarray] = []
+    for batch in _batches(_texts(side, "encoding", progress), tokenizer):
+        encoded = tokenizer.encode_batch([piece for piece, _ in batch])
+        for ids, (_, last) in zip(encoded, batch, strict=True):
+            if last:
+                ids.append(tokenizer.end_of_text)
+            parts.append(np.asarray(ids, dtype))
+            if last:
+                yield np.concatenate(parts)
+                parts = []
 
 
 def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

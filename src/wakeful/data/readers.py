@@ -92,9 +92,14 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         else:
             yield Document(name, decoded(path.read_bytes(), path))
     except OSError as error:
-        raise WakefulError(
-            f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str | Path, error: OSError) -> WakefulError:
+    """Return the error for what the operating system does not let us read."""
+    return WakefulError(
+        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
+    )
 
 
 def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:

@@ -27,10 +27,9 @@ from wakeful.data.tokens import (
     changed_settings,
     data_info,
     existing_data,
-    finish_split,
     move_in,
     token_dtype,
-    tokens_path,
+    write_split,
 )
 from wakeful.errors import WakefulError
 
@@ -188,13 +187,8 @@ def _built(
     num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
     splits: dict[SplitName, dict[str, Any]] = {}
     for split, side in zip(SPLITS, (~kept, kept), strict=True):
-        mine = [row for row, here in zip(rows, side, strict=True) if here]
-        lengths = np.array([len(row) for row in mine])
-        np.concatenate(mine).tofile(tokens_path(building, split))
-        starts = np.cumsum(lengths) - lengths
-        splits[split] = finish_split(
-            building, split, starts, int(lengths.sum()), int(num_bytes[side].sum())
-        )
+        mine = itertools.compress(rows, side)
+        splits[split] = write_split(building, split, mine, int(num_bytes[side].sum()))
     info = data_info(
         tokenizer,
         splits,
@@ -205,10 +199,9 @@ def _built(
         split_rule=f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
     )
     try:
-        found = drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
+        drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
     except NothingHeldOut:
         raise _alike(name) from None
-    info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
     return info
 
 

@@ -12,7 +12,6 @@ A source is one string, or a list of them read one after another:
 import fnmatch
 import glob
 import hashlib
-import io
 import itertools
 import logging
 import math
@@ -28,11 +27,13 @@ from wakeful.data.readers import (
     Document,
     checked_text,
     read_file,
+    unreadable,
     without,
 )
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
 from wakeful.plain_text import PACKED_ENDINGS
+from wakeful.plugins import optional
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
@@ -115,7 +116,7 @@ def source_manifest(source: str | Sequence[str]) -> str:
             try:
                 stat = path.stat()
             except OSError as error:
-                raise _unreadable(str(path), error) from error
+                raise unreadable(path, error) from error
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
     return lines.hexdigest()
@@ -146,7 +147,7 @@ def _files(source: str) -> list[tuple[str, Path]]:
             raise WakefulError(f"no file of the standard library matches {pattern}")
         return found
     except OSError as error:  # a folder that may not be entered, a path that is too long
-        raise _unreadable(source[:200], error) from error
+        raise unreadable(source[:200], error) from error
 
 
 def _is_stdlib(source: str) -> bool:
@@ -246,12 +247,6 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _unreadable(path: str, error: OSError) -> WakefulError:
-    return WakefulError(
-        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
-    )
-
-
 def _is_pattern(text: str) -> bool:
     return any(character in text for character in "*?[")
 
@@ -266,16 +261,14 @@ def read_python(path: Path) -> str | None:
         WakefulError: the file cannot be read.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = data.decode(encoding)
+        with tokenize.open(path) as file:
+            text = file.read()
         text.encode("utf-8")
+    except OSError as error:
+        raise unreadable(path, error) from error
     except (SyntaxError, UnicodeError, LookupError):
         return None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text
 
 
 def parse_hub(source: str) -> tuple[str, str | None, str]:
@@ -323,15 +316,11 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     """
     source, field, wanted = _parse_filter(source)
     name, config, split = parse_hub(source)
-    try:
-        from datasets import load_dataset  # noqa: PLC0415 - optional, and slow to import
-    except ImportError as error:
-        raise WakefulError(
-            f"{source} needs the datasets package: pip install 'wakeful[datasets]'"
-        ) from error
+    datasets = optional("datasets", extra="datasets", wants=source)
     label = ":".join([name, config or "", split])
     try:
-        for number, row in enumerate(load_dataset(name, config, split=split, streaming=True)):
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(rows):
             if field and str(_field(row, field)) != wanted:
                 continue
             if text_field not in row:

@@ -13,10 +13,10 @@ import contextlib
 import functools
 import json
 import os
-import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -31,6 +31,7 @@ from wakeful.data.order import Tokens
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
+from wakeful.paths import part_beside
 
 FORMAT, VERSION = "wakeful.tokens", 1
 TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -247,16 +248,27 @@ def documents_path(folder: Path, split: SplitName) -> Path:
     return folder / f"{split}.documents.npy"
 
 
-def finish_split(
-    folder: Path, split: SplitName, starts: Sequence[int] | np.ndarray, tokens: int, num_bytes: int
+def write_split(
+    folder: Path, split: SplitName, documents: Iterable[np.ndarray], num_bytes: int
 ) -> dict[str, Any]:
-    """Write where a split's documents begin, beside its tokens; return its facts in `data.json`."""
-    np.save(documents_path(folder, split), np.asarray(starts, "<i8"), allow_pickle=False)
+    """Write a split's documents, (tokens,) each, in the place of those that are there.
+
+    Return its facts in `data.json`; `num_bytes` are those of the text.
+    """
+    path, lengths = tokens_path(folder, split), array("q")
+    part = part_beside(path)  # the documents may be read from the file that is there
+    with part.open("wb") as file:
+        for document in documents:
+            file.write(document.tobytes())
+            lengths.append(len(document))
+    part.replace(path)
+    ends = np.cumsum(lengths, dtype="<i8")
+    np.save(documents_path(folder, split), ends - lengths, allow_pickle=False)
     return {
-        "documents": len(starts),
-        "tokens": tokens,
+        "documents": len(lengths),
+        "tokens": int(ends[-1]),
         "bytes": num_bytes,
-        "sha256": file_sha256(tokens_path(folder, split)),
+        "sha256": file_sha256(path),
         "documents_sha256": file_sha256(documents_path(folder, split)),
     }
 
@@ -405,8 +417,7 @@ def building_beside(folder: Path) -> Iterator[Path]:
     Raises:
         WakefulError: the disk is full or cannot be written.
     """
-    name = f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
-    building = folder.parent / name
+    building = part_beside(folder)
     try:
         building.mkdir(parents=True)
         yield building

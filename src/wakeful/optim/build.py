@@ -224,36 +224,17 @@ def sgd_momentum(
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-def muon(
-    groups: Groups,
-    *,
-    lr: float = 1e-3,
-    momentum: float = 0.95,
-    ns_steps: int = 5,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    adamw_lr: float = 0.0,
-) -> torch.optim.Optimizer:
-    """Return Muon for the hidden matrices and AdamW for the rest, as one optimizer.
-
-    `adamw_lr` is AdamW's learning rate where Muon's is `lr`, and rises and falls with it; 0: `lr`.
-    """
-    return MuonAdamW(
-        groups, lr=lr, momentum=momentum, ns_steps=ns_steps, betas=betas, eps=eps, adamw_lr=adamw_lr
-    )
-
-
 BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adamw,
     "orthoadam": OrthoAdam,
     "rmsprop": rmsprop,
     "sgd": sgd,
     "sgd_momentum": sgd_momentum,
-    "muon": muon,
+    "muon": MuonAdamW,
     "soap": soap,
     "shampoo": shampoo,
 }
-"""By name. The class of OrthoAdam is its own builder."""
+"""By name. The classes of OrthoAdam and Muon are their own builders."""
 
 
 def warmup_cosine(

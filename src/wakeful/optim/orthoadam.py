@@ -21,9 +21,9 @@ from torch.optim.optimizer import ParamsT
 
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
-from wakeful.optim.recipe import RotatedParameter, RotationRecipe, as_now, moment_dtype
+from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
-from wakeful.optim.sharding import is_sharded, whole
+from wakeful.optim.sharding import whole
 from wakeful.optim.step import ParameterStep, take_step
 
 KERNELS = ("auto", "chunked", "foreach")
@@ -140,7 +140,7 @@ class OrthoAdam(torch.optim.Optimizer):
         for parameter in new if self._recipe.rotates else ():
             place = self._places[parameter]
             place.axes, place.why = found[place.name]
-            if place.axes and self._recipe.learns and is_sharded(parameter):
+            if place.axes and self._recipe.learns and isinstance(parameter, DTensor):
                 raise WakefulError(
                     f"{place.name} is sharded; {self._recipe.rotation} takes whole parameters"
                 )
@@ -202,7 +202,7 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def _refuse_bad_gradients(self, parameters: list[Tensor]) -> None:
-        """One norm a gradient; only one whose norm is not finite is read again: it may overflow."""
+        """One norm a gradient; they are read again where one is not finite: it may overflow."""
         dense: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             grad = cast(Tensor, parameter.grad)
@@ -215,12 +215,7 @@ class OrthoAdam(torch.optim.Optimizer):
             dense.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
         for some in dense.values() if self._check_finite else ():
             norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in some]))
-            norms = whole(norms)
-            if norms.isfinite().all():
-                continue
-            for parameter, norm in zip(some, norms.tolist(), strict=True):
-                if math.isfinite(norm):
-                    continue
+            for parameter in () if whole(norms).isfinite().all() else some:
                 grad = whole(cast(Tensor, parameter.grad))
                 if not grad.isfinite().all():
                     what = "NaN" if grad.isnan().any() else "an infinite value"
@@ -267,7 +262,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 saved["params"], parameters, saved["rotations"], rotations, strict=True
             ):
                 place = self._places[parameter]
-                if as_now(theirs) != mine:
+                if theirs != mine:
                     raise WakefulError(
                         f"the state of {place.name} is of another rotation: {_written(theirs)} "
                         f"saved, {_written(mine)} here"

@@ -24,6 +24,7 @@ from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
+from wakeful.plugins import optional
 from wakeful.runs.run import disk_errors, is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
@@ -413,13 +414,7 @@ def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[Ended]:
 
 
 def _submitit() -> Any:
-    try:
-        import submitit  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise WakefulError(
-            "--cluster needs the package submitit: pip install 'wakeful[cluster]'"
-        ) from None
-    return submitit
+    return optional("submitit", extra="cluster", wants="--cluster")
 
 
 def _local(_written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0) -> Cluster:

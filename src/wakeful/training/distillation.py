@@ -6,7 +6,6 @@ kept of a stored prediction.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -126,15 +125,8 @@ class Distillation:
         hidden: float = 0.0,
         layers: Sequence[int] = (),
     ) -> None:
-        """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
+        """Raises `WakefulError` where the two cannot see the same tokens or match streams."""
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
-        if over not in get_args(Over):
-            raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
-        if not 0 <= alpha <= 1 or not temperature > 0:
-            raise WakefulError(
-                f"alpha must be between 0 and 1 and temperature positive, got {alpha} and "
-                f"{temperature}"
-            )
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
         self._tokens = student.config.vocab_size

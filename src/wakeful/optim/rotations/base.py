@@ -66,7 +66,6 @@ class Rotation(Variant, ABC):
 
     def making_memory(self, width: int, itemsize: int) -> int:
         """Return the bytes that making one of this width needs for a moment, on top of those."""
-        del width, itemsize
         return 0
 
 
@@ -128,8 +127,7 @@ class Identity(Rotation):
 
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        del width, generator, device, dtype
+    ) -> None: ...
 
     def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return grad
