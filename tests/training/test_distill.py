@@ -10,8 +10,13 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.training.chunked_distillation import Over, Rest
-from wakeful.training.distillation import Distillation, StoredDistillation, distillation_loss
+from wakeful.training.distillation import (
+    Distillation,
+    Over,
+    Rest,
+    StoredDistillation,
+    distillation_loss,
+)
 from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.stored import About, Store
 

@@ -78,15 +78,12 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
             text, or a source holds no text at all.
     """
     for one in single_sources(source):
-        documents = (each for each in _read_one(one, text_field) if _visible(each.text))
+        read = _read_one(one, text_field)
+        documents = (each for each in read if each.text and not each.text.isspace())
         first = next(documents, None)
         if first is None:
             raise WakefulError(f"{one} holds no text: it is empty; pass a source with text in it")
         yield from itertools.chain([first], documents)
-
-
-def _visible(text: str) -> bool:
-    return bool(text) and not text.isspace()
 
 
 def single_sources(source: str | Sequence[str]) -> list[str]:

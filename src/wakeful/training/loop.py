@@ -92,7 +92,12 @@ def _train(
     show: Display,
     world: World,
 ) -> Run:
-    config = _begun(Run.open(path), steps) if resume else _fresh(config, path, world)
+    if resume:
+        config = _begun(Run.open(path), steps)
+    else:
+        if world.first:
+            Run(path).refuse_existing("train")
+        admit_parts(config)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
@@ -118,8 +123,10 @@ def _train(
         world.gather("locked")
         run.set_status("running")
         forget_peak(device)
-        if steps:
-            _lengthen(run, config)
+        if steps and run.config != config:
+            run.write_text("config.toml", config_to_toml(config))
+            for name in ("summary.json", "validation.parquet", "metrics.parquet"):
+                run.remove(name)  # what it wrote at its old end
         progress = checkpoint.RunProgress()
         if resume and checkpoint.steps(run.checkpoints):
             progress = _continued(training)
@@ -161,13 +168,6 @@ def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> 
     return config
 
 
-def _fresh(config: Config, path: str | Path, world: World) -> Config:
-    if world.first and Path(path).exists():
-        Run(path).refuse_existing("train")
-    admit_parts(config)
-    return config
-
-
 def _begun(run: Run, steps: int) -> Config:
     """Return a run's configuration, which fits its newest checkpoint, with its `steps` if given."""
     config = run.config
@@ -181,15 +181,6 @@ def _begun(run: Run, steps: int) -> Config:
             "only be lengthened"
         )
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
-
-
-def _lengthen(run: Run, config: Config) -> None:
-    """Record a run's new length; what it wrote at its old end is of no use to the new one."""
-    if run.config == config:
-        return
-    run.write_text("config.toml", config_to_toml(config))
-    for name in ("summary.json", "validation.parquet", "metrics.parquet"):
-        run.remove(name)
 
 
 def _create(training: Training, path: str | Path, initial: Initial | None) -> None:

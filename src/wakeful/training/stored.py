@@ -96,7 +96,8 @@ class Store:
             WakefulError: the folder holds predictions of another teacher, or of another form.
         """
         self.about = about
-        self.path = Path(folder) if folder else _in_cache(about)
+        cached = default_cache_dir() / "predictions" / json_digest(to_table(about))
+        self.path = Path(folder) if folder else cached
         self._check()
         self._own = self.path / f"{uuid.uuid4().hex}.rows"
         self._places: dict[bytes, tuple[Path, int]] = {}
@@ -178,7 +179,3 @@ def row_digest(row: Tensor) -> bytes:
     """Return 32 hexadecimal digits of a row of tokens, which no padding of a record looks like."""
     content = row.cpu().numpy().astype("<i8").tobytes()
     return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
-
-
-def _in_cache(about: About) -> Path:
-    return default_cache_dir() / "predictions" / json_digest(to_table(about))
