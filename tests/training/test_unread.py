@@ -19,9 +19,8 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.deferred import Unread
+from wakeful.training.deferred import Unread, read_ahead
 from wakeful.training.loop import fastest_tokens, train
-from wakeful.training.prefetch import read_ahead
 from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
 from wakeful.world import World

@@ -5,6 +5,7 @@
 """
 
 import collections
+import fcntl
 import itertools
 import math
 import os
@@ -31,11 +32,6 @@ from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
 from wakeful.world import on_signal
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 TRIES = 3
 """Jobs of one run that may end one after another without having saved a step."""
@@ -261,27 +257,22 @@ def _held(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WakefulError(
-                    f"another command distributes work in {path.parent.parent}, or the workers of "
-                    "one that was killed are saving their step: wait a minute, then give the "
-                    "command again"
-                ) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WakefulError(
+                f"another command distributes work in {path.parent.parent}, or the workers of one "
+                "that was killed are saving their step: wait a minute, then give the command again"
+            ) from None
         yield
 
 
 def _end_with(command: str) -> None:
     """Let this worker save its step and end once nobody holds the file of its command."""
-    if fcntl is None:
-        return
-    flock, shared = fcntl.flock, fcntl.LOCK_SH
 
     def watch() -> None:
         with Path(command).open() as file:
-            flock(file, shared)  # which the next command sees until this process ends
+            fcntl.flock(file, fcntl.LOCK_SH)  # which the next command sees until this process ends
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)

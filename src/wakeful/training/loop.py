@@ -27,11 +27,10 @@ from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
-from wakeful.training.deferred import Fault, Unread
+from wakeful.training.deferred import Fault, Unread, read_ahead
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.objective import loss_name
-from wakeful.training.prefetch import read_ahead
 from wakeful.training.records import check_rows, check_same_data, data_facts
 from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
