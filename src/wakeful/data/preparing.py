@@ -39,6 +39,7 @@ from wakeful.data.tokens import (
     write_split,
 )
 from wakeful.digests import joined_sha256, json_digest
+from wakeful.display import Silent
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, moved_in
 
@@ -93,7 +94,7 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = Path(folder).expanduser().absolute(), progress or _no_progress
+    folder, progress = Path(folder).expanduser().absolute(), progress or Silent().stage
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
@@ -269,7 +270,7 @@ def mixed(
     if tokenizer is None and there:
         tokenizer = next(iter(there.values())).tokenizer
     if tokenizer is None:
-        tokenizer = _shared_tokenizer(domains, config, progress or _no_progress)
+        tokenizer = _shared_tokenizer(domains, config, progress or Silent().stage)
     for name, data in there.items():
         if not data.tokenizer.same_tokens(tokenizer):
             raise WakefulError(
@@ -352,10 +353,6 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
                 f"{folder} lies inside its source {one}, and would be read as text the next time: "
                 "choose a folder outside it"
             )
-
-
-def _no_progress(_stage: str, _done: int, _total: int | None) -> None:
-    """Tell nobody."""
 
 
 def _steps(stage: str, total: int | None, progress: Progress) -> Callable[[int], None]:

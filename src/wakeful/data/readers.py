@@ -1,10 +1,9 @@
-"""Documents, the hash that names a corpus of them, and files read as documents.
+"""Documents, and files read as documents.
 
 Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
 by file and place.
 """
 
-import hashlib
 import itertools
 import json
 import re
@@ -39,37 +38,6 @@ class Document:
 
     name: str
     text: str
-
-
-class DocumentsHasher:
-    """SHA-256 of a stream of documents: over every name and the SHA-256 of every text.
-
-    Both parts are of known length where they are fed, so no two different corpora can feed the
-    same bytes. The texts' own digests are handed back because splitting and the search for
-    duplicates need them too, and hashing a corpus once is enough.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, document: Document) -> bytes:
-        """Feed one document and return the SHA-256 of its text (32 bytes)."""
-        name = document.name.encode("utf-8", "surrogateescape")
-        digest = hashlib.sha256(document.text.encode("utf-8")).digest()
-        self._hash.update(len(name).to_bytes(8, "little") + name + digest)
-        return digest
-
-    def hexdigest(self) -> str:
-        """Return the hash so far as hexadecimal digits."""
-        return self._hash.hexdigest()
-
-
-def documents_hash(documents: Iterable[Document]) -> str:
-    """Return the SHA-256 of documents in their order, in hexadecimal; see `DocumentsHasher`."""
-    hasher = DocumentsHasher()
-    for document in documents:
-        hasher.update(document)
-    return hasher.hexdigest()
 
 
 def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
