@@ -29,14 +29,12 @@ from wakeful.data.tokens import (
     TOKEN_DTYPES,
     VERSION,
     PreparedData,
-    SplitName,
     building_beside,
-    data_info,
     existing_data,
     move_in,
     opened,
     token_dtype,
-    write_split,
+    write_splits,
 )
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.display import Silent
@@ -148,19 +146,12 @@ def prepare(
         if tokenizer is None:
             assert vocab_size is not None
             tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
-        held = validation_source
-        sides: dict[SplitName, Side] = {"train": split.train, "validation": split.validation}
-        info = data_info(
+        held, sides = validation_source, (split.train, split.validation)
+        encoded = [(_encoded(side, tokenizer, progress), side.num_bytes) for side in sides]
+        info = write_splits(
+            building,
             tokenizer,
-            {
-                name: write_split(
-                    building,
-                    name,
-                    _encoded(sides[name], tokenizer, progress),
-                    sides[name].num_bytes,
-                )
-                for name in SPLITS
-            },
+            dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
             validation_source=[] if held is None else single_sources(held),
             manifest=manifest,

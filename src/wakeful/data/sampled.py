@@ -22,14 +22,12 @@ from wakeful.data.tokens import (
     SPLITS,
     TOKEN_DTYPES,
     PreparedData,
-    SplitName,
     building_beside,
     changed_settings,
-    data_info,
     existing_data,
     move_in,
     token_dtype,
-    write_split,
+    write_splits,
 )
 from wakeful.errors import WakefulError
 
@@ -185,13 +183,11 @@ def _built(
     if kept is None:
         raise _alike(name)
     num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
-    splits: dict[SplitName, dict[str, Any]] = {}
-    for split, side in zip(SPLITS, (~kept, kept), strict=True):
-        mine = itertools.compress(rows, side)
-        splits[split] = write_split(building, split, mine, int(num_bytes[side].sum()))
-    info = data_info(
+    sides = [(itertools.compress(rows, side), int(num_bytes[side].sum())) for side in (~kept, kept)]
+    info = write_splits(
+        building,
         tokenizer,
-        splits,
+        dict(zip(SPLITS, sides, strict=True)),
         source=[f"samples of {name}"],
         validation_source=[],
         corpora_sha256=[whole.hexdigest()],

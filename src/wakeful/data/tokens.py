@@ -16,7 +16,7 @@ import os
 import shutil
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -273,10 +273,16 @@ def write_split(
     }
 
 
-def data_info(
-    tokenizer: Tokenizer, splits: dict[SplitName, dict[str, Any]], **about: Any
+def write_splits(
+    folder: Path,
+    tokenizer: Tokenizer,
+    sides: Mapping[SplitName, tuple[Iterable[np.ndarray], int]],
+    **about: Any,
 ) -> dict[str, Any]:
-    """Return what `data.json` says of splits that are written: `about` is where they are from."""
+    """Write splits, each of documents with so many bytes of text; return what `data.json` says.
+
+    `about` is where they are from.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -287,7 +293,7 @@ def data_info(
             "end_of_text": tokenizer.end_of_text,
         },
         "dtype": token_dtype(tokenizer.vocab_size),
-        "splits": splits,
+        "splits": {name: write_split(folder, name, *side) for name, side in sides.items()},
     }
 
 
