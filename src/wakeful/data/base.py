@@ -44,11 +44,7 @@ class Data:
         return [self]
 
     def batches(self, config: Config, world: World = ALONE) -> Batches:
-        """Return this process's training batches.
-
-        Raises:
-            WakefulError: as `Batches` and `first` do.
-        """
+        """Return this process's training batches; raise what `Batches` and `first` raise."""
         data, train = config.data, config.train
         return self.batches_type(
             self.first(data, train.length) if data.max_tokens else self.train,

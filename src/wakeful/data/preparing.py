@@ -182,9 +182,6 @@ def prepared(
     `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
     path, size and time of change, so a second call reads no text, and changed files are prepared
     anew beside the old.
-
-    Raises:
-        WakefulError: as `prepare` does.
     """
     known = list(inspect.signature(prepare).parameters.values())[2:]
     options = {option.name: option.default for option in known} | options | {"progress": progress}
@@ -216,9 +213,6 @@ def load_data(
 
     With a `tokenizer` text is prepared with it, and a task, which has one of its own, is not looked
     for. `imports` lets a task's module be imported: only for a source that the user wrote.
-
-    Raises:
-        WakefulError: as `prepare`, `mixed` and `task_of` do.
     """
     source = config.source
     task = task_of(source, imports=imports) if tokenizer is None else None

@@ -148,11 +148,7 @@ def without(name: str, place: str, there: Iterable[str], kind: str = "column") -
 
 
 def checked_text(value: object, place: str, text_field: str) -> str:
-    """Return `value`, which must be text that UTF-8 can hold.
-
-    Raises:
-        WakefulError: it is not; `place` is named.
-    """
+    """Return `value`, which must be text that UTF-8 can hold; an error names `place`."""
     if not isinstance(value, str):
         raise WakefulError(
             f"{place}: field {text_field!r} holds {type(value).__name__}, not text: "

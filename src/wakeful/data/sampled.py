@@ -41,11 +41,7 @@ class Parts:
     """The documents that were written so far."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Find the parts that are for `folder`; nothing is written yet.
-
-        Raises:
-            WakefulError: they were begun with other settings.
-        """
+        """Find the parts that are for `folder`; refuse those begun with other settings."""
         self.path = folder.parent / f".{folder.name}.sampling"
         self._folder, self._settings = folder, settings
         file = self.path / _SETTINGS
@@ -67,11 +63,7 @@ class Parts:
             yield self._documents(file)
 
     def write(self, number: int, documents: Documents) -> None:
-        """Add a part.
-
-        Raises:
-            WakefulError: the disk is full or cannot be written.
-        """
+        """Add a part, or raise `WakefulError` where the disk cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / _SETTINGS).is_file():

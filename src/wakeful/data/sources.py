@@ -87,11 +87,7 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
 
 
 def single_sources(source: str | Sequence[str]) -> list[str]:
-    """Return `source` as a list of single sources.
-
-    Raises:
-        WakefulError: it names none.
-    """
+    """Return `source` as a list of single sources, or raise `WakefulError` if it names none."""
     sources = [source] if isinstance(source, str) else [str(one) for one in source]
     if not sources or not all(one.strip() for one in sources):
         raise WakefulError(

@@ -177,11 +177,7 @@ class Tokenizer:
 
     @property
     def end_of_text(self) -> int:
-        """The token that ends a text, which something needs.
-
-        Raises:
-            WakefulError: there is none.
-        """
+        """The token that ends a text, or a `WakefulError` where there is none."""
         if self.end is None:
             raise WakefulError(
                 "the tokenizer names no token that ends a text: name its eos_token in its "
@@ -313,11 +309,7 @@ class Tokenizer:
         return ours == theirs and self.end == other.end
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, with no special ids.
-
-        Raises:
-            WakefulError: it holds half a character.
-        """
+        """Return the ids of `text`, with no special ids; half a character is refused."""
         return self.encode_batch([text])[0]
 
     def encode_marked(self, text: str) -> list[int]:

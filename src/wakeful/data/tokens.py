@@ -60,21 +60,13 @@ class TokenFile(Tokens):
         return len(self.tokens)
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return rows of the tokens as a circle, closed from the end to the beginning.
-
-        Raises:
-            WakefulError: an id is past the vocabulary.
-        """
+        """Return rows of the tokens as a circle, closed from end to beginning; see `check`."""
         rows = np.stack([self._row(int(start), count) for start in starts])
         self.check(rows)
         return rows.astype(np.int64)
 
     def beginning(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens as a row of their own, whose last one ends the text.
-
-        Raises:
-            WakefulError: there are fewer.
-        """
+        """Return the first `count` tokens, if there are as many, as a row that ends the text."""
         if count > self.num_tokens:
             raise WakefulError(
                 f"data.max_tokens = {count:,} is more than the {self.num_tokens:,} "
@@ -93,11 +85,7 @@ class TokenFile(Tokens):
         return row
 
     def check(self, tokens: np.ndarray) -> None:
-        """Check ids of the file.
-
-        Raises:
-            WakefulError: one of them is past the vocabulary.
-        """
+        """Raise `WakefulError` where one of the ids of the file is past the vocabulary."""
         highest = int(tokens.max())
         if highest >= self.vocab_size:
             raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
@@ -197,11 +185,7 @@ class PreparedData(Data):
         return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
-        """Map one split.
-
-        Raises:
-            WakefulError: its files are not as `data.json` has them.
-        """
+        """Map one split, or raise `WakefulError` where its files are not as `data.json` says."""
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
@@ -223,11 +207,7 @@ class PreparedData(Data):
         )
 
     def verify(self) -> None:
-        """Read every file.
-
-        Raises:
-            WakefulError: a file's SHA-256 is not the recorded one.
-        """
+        """Raise `WakefulError` where a file has another SHA-256 than the recorded one."""
         expected = {"tokenizer.json": self.info["tokenizer"]["fingerprint"]}
         for split in SPLITS:
             facts = self.info["splits"][split]
@@ -382,11 +362,7 @@ def _damaged(path: Path, what: str) -> WakefulError:
 
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Return the data in `folder`, or None where it is free.
-
-    Raises:
-        WakefulError: it holds something else, or was prepared with other settings.
-    """
+    """Return the data in `folder`, None where it is free; refuse anything else there."""
     try:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None

@@ -127,9 +127,6 @@ def configured(
     RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`. An option of another form
     than its field, such as three betas, is the expression's. Each group keeps what it was made
     with, for checkpoints, and the ratio of its learning rate to `lr`, which every schedule keeps.
-
-    Raises:
-        WakefulError: see `build_optimizer`.
     """
     build = optimizer_of(config.name)
     fields = {
@@ -178,9 +175,6 @@ def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any
     """Return what an expression names, with its options, to be called with groups.
 
     `imports` lets the module of `my_module:MyOptimizer` be imported: only for what the user wrote.
-
-    Raises:
-        WakefulError: see `wakeful.variants.build_call`.
     """
     if not isinstance(given, str):
         return partial(given)

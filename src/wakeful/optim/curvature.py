@@ -78,11 +78,7 @@ class Curved(torch.optim.Optimizer):
         return {**packed, "state": entries}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load what `state_dict` gave.
-
-        Raises:
-            ValueError: a tensor's shape differs from its parameter's side.
-        """
+        """Load what `state_dict` gave, or raise `ValueError` where a side has another shape."""
         super().load_state_dict(state_dict)
         for parameter, entry in self.state.items():
             _check_sides(parameter, entry)

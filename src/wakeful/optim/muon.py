@@ -72,11 +72,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._link()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a group: which of the two parts it belongs to is decided once, for all of them.
-
-        Raises:
-            WakefulError: always, once the optimizer is made.
-        """
+        """Refuse a group: which part it belongs to is decided once, for all groups together."""
         if getattr(self, "_whole", False):
             raise WakefulError("muon takes no further group: give it all parameters at once")
         super().add_param_group(param_group)

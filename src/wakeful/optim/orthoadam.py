@@ -108,11 +108,7 @@ class OrthoAdam(torch.optim.Optimizer):
         return {**super().__getstate__(), **{k: getattr(self, k) for k in private}, "_axes": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters.
-
-        Raises:
-            WakefulError: it does not fit; the group was not added.
-        """
+        """Add a group of parameters; one that does not fit is refused and left out."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         names = group.get("param_names")

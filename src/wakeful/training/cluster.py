@@ -223,11 +223,7 @@ class _Dealing:
             show.note(f"{row.label} is done ({self.total - len(self.left)} of {self.total})")
 
     def ended(self, row: Work, came: Ended, show: Display) -> None:
-        """Take the outcome of a row in a job that has ended.
-
-        Raises:
-            WakefulError: what was wrong, where the others do not go on without it.
-        """
+        """Take the outcome of a row in a job that has ended; raise it if others need that row."""
         fault = came.fault
         if not fault or row.done:  # a signal may come after the last step
             self.trained(row, show)
