@@ -73,9 +73,8 @@ def unreadable(path: str | Path, error: OSError) -> WakefulError:
 def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:
     offset = 0
     with path.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_LINE_BYTES + 1):
-            number += 1
+        whole = iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(whole, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise WakefulError(
                     f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB: "

@@ -1,6 +1,7 @@
 """The figures of a diagnosis, measured while a model trains."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -148,23 +149,16 @@ def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
-    rows: list[Tensor] = []
-    for inputs, targets in windows:
-        whole = inputs[targets[:, -1] != IGNORED][: number - len(rows)]
-        rows += whole.split(1) if len(whole) else ()
-        if len(rows) == number:
-            break
-    return rows or [windows.batch(0)[0][:1]]
+    whole = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
+    return list(itertools.islice(whole, number)) or [windows.batch(0)[0][:1]]
 
 
-def window_rows(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of the first `number` windows, one row each."""
-    for inputs, targets in windows:
-        for row in range(min(number, len(inputs))):
-            yield inputs[row : row + 1], targets[row : row + 1]
-        number -= len(inputs)
-        if number <= 0:
-            return
+def window_rows(
+    windows: ValidationWindows, number: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of the first `number` windows, or of all, one row each."""
+    batches = (zip(inputs.split(1), targets.split(1), strict=True) for inputs, targets in windows)
+    return itertools.islice(itertools.chain.from_iterable(batches), number)
 
 
 def _figures(rows: Frame) -> dict[str, float]:
