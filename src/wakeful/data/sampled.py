@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Parts:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         """Find the parts that are for `folder`; refuse those begun with other settings."""
         self.path = folder.parent / f".{folder.name}.sampling"
-        self._folder, self._settings = folder, settings
+        self._settings = settings
         file = self.path / _SETTINGS
         if not file.is_file():
             return
@@ -54,33 +54,31 @@ class Parts:
                 f"{self.path} to begin anew"
             )
 
-    def __iter__(self) -> Iterator[Documents]:
-        """Yield the parts that are there, from the first on."""
-        for number in itertools.count():
-            file = self._file(number)
-            if not file.is_file():
-                return
-            yield self._documents(file)
+    def part(self, number: int, write: Callable[[int], Documents]) -> Documents:
+        """Return a part: the one that is there, or what `write` gives, which then is.
 
-    def write(self, number: int, documents: Documents) -> None:
-        """Add a part, or raise `WakefulError` where the disk cannot be written."""
+        Raises:
+            WakefulError: it is damaged, or the disk cannot be written.
+        """
+        file = self.path / f"part-{number:06d}.json"
+        if file.is_file():
+            return self._documents(file)
+        documents = write(number)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / _SETTINGS).is_file():
                 _replace(self.path / _SETTINGS, self._settings)
-            _replace(self._file(number), documents)
+            _replace(file, documents)
         except OSError as error:
             raise WakefulError(
                 f"cannot write {self.path}: {error.strerror or error}: free some space, and the "
                 "same command goes on"
             ) from error
+        return documents
 
     def remove(self) -> None:
         """Forget all parts."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _file(self, number: int) -> Path:
-        return self.path / f"part-{number:06d}.json"
 
     def _documents(self, file: Path) -> Documents:
         found = _read(file)
@@ -123,11 +121,8 @@ def sampled(
     parts, wanted = Parts(folder, settings), settings["tokens"]
     documents: Documents = []
     size = cut = empty = 0
-    for number, there in enumerate(itertools.chain(parts, itertools.repeat(None))):
-        part = there
-        if part is None:
-            part = write(number)
-            parts.write(number, part)
+    for number in itertools.count():
+        part = parts.part(number, write)
         empty = 0 if part else empty + settings["batch_size"]
         if empty >= _MOST_EMPTY:
             raise WakefulError(
