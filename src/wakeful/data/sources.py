@@ -170,7 +170,7 @@ def _find(source: str) -> list[tuple[str, Path]]:
         return found
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
-    if not _is_pattern(source):
+    if not glob.has_magic(source):
         known = [PYTHON_STDLIB, *variants("data.tasks")]
         raise WakefulError(
             f"no such file or folder: {source}{nearest(source, known) or nearest_path(source)}: "
@@ -180,7 +180,7 @@ def _find(source: str) -> list[tuple[str, Path]]:
     matches = [match for match in matches if match.is_file()]
     if not matches:
         raise WakefulError(f"no file matches {source}: check the pattern")
-    fixed = Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts[:-1]))
+    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
     return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
 
 
@@ -238,10 +238,6 @@ def _below(
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _is_pattern(text: str) -> bool:
-    return any(character in text for character in "*?[")
 
 
 def read_python(path: Path) -> str | None:

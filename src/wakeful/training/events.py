@@ -19,13 +19,8 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 """Fields of a row that nobody draws a curve of."""
 
 
-def check_installed(config: Config) -> None:
-    """Raise `WakefulError` where copies are wanted and the package that writes them is missing."""
-    _wanted(config)
-
-
-def _wanted(config: Config) -> dict[str, Any]:
-    """Return the packages that write the copies that are wanted, by name."""
+def wanted_packages(config: Config) -> dict[str, Any]:
+    """Return the packages, by name, that write the copies that are wanted; refuse missing ones."""
     return {
         name: optional(name, extra=name, wants=f"train.{name}", module=module)
         for name, (module, _) in _PACKAGES.items()
@@ -43,7 +38,7 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
     $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
     """
-    wanted = _wanted(config) if enabled else {}
+    wanted = wanted_packages(config) if enabled else {}
     with ExitStack() as stack:
         logs = [_PACKAGES[name][1](wanted[name], config, run, first, stack) for name in wanted]
 

@@ -22,7 +22,7 @@ from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import Run
 from wakeful.training.distillation import check_vocabulary
-from wakeful.training.events import Write, check_installed
+from wakeful.training.events import Write, wanted_packages
 from wakeful.training.objective import check_distill, check_same_tokens, make_loss, open_store
 from wakeful.training.parallel import Parallel, check_shares, distribute
 from wakeful.training.records import Evaluation, Step, record
@@ -58,7 +58,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
     The model is made on the meta device, where weights take no memory.
     """
-    check_installed(config)
+    wanted_packages(config)
     _check_schemes(config)
     check_distill(config)
     check_shares(config, world)
