@@ -165,10 +165,7 @@ def _figures(rows: Frame) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (metric, variant, position) in WATCHED.items():
         chosen = rows.filter(
-            rows["head"].is_null()
-            & (rows["metric"] == metric)
-            & (rows["variant"] == variant)
-            & (rows["position"] == position)
+            pl.col("head").is_null(), metric=metric, variant=variant, position=position
         )
         mean = mean_over_layers(chosen)
         if mean is not None and math.isfinite(mean):
