@@ -261,14 +261,11 @@ def read_python(path: Path) -> str | None:
 
 
 def parse_hub(source: str) -> tuple[str, str | None, str]:
-    """Return `hf:owner/name[:config][:split]` as (name, config or None, split).
+    """Return `hf:owner/name[:config][:split]` as (name, config or None, split); refuse all else.
 
     The split is "train" unless given. Where only one of the two is there it is a split if it is
     called like one (train, validation, valid, dev, test), and a config otherwise;
     `hf:owner/name::split` says split whatever its name.
-
-    Raises:
-        WakefulError: it is not of this form.
     """
     name, *rest = source.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2:

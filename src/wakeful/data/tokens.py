@@ -392,12 +392,9 @@ def changed_settings(theirs: object, settings: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def building_beside(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` that is gone afterwards, whatever happens.
+    """Give a folder beside `folder` that is gone afterwards; a disk that is full is refused.
 
     So a prepared folder appears whole or not at all, and never over something else.
-
-    Raises:
-        WakefulError: the disk is full or cannot be written.
     """
     building = part_beside(folder)
     try:

@@ -177,12 +177,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; return the closure's loss, if there is a closure.
-
-        Raises:
-            WakefulError: a gradient is sparse, or NaN or infinite where that is checked; no
-                parameter or moment changed.
-        """
+        """Take one step; return the closure's loss, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -242,9 +237,6 @@ class OrthoAdam(torch.optim.Optimizer):
 
         Moments keep their precision even where the parameters are bfloat16. Parameters without
         names go by their order, as in torch's optimizers: only a shape that differs is noticed.
-
-        Raises:
-            WakefulError: any of them differs; nothing has changed.
         """
         saved_groups = state_dict["param_groups"]
         ours = [(group["params"], group["rotations"]) for group in self.param_groups]

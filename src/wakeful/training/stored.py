@@ -90,11 +90,7 @@ class Store:
     """The stored predictions of one teacher; nothing is written before the first `put`."""
 
     def __init__(self, about: About, folder: str | Path = "") -> None:
-        """Open `folder`; empty: the one in the cache that is named by all of `about`.
-
-        Raises:
-            WakefulError: the folder holds predictions of another teacher, or of another form.
-        """
+        """Open `folder`, or the cache's of all of `about`; refuse another teacher's or form's."""
         self.about = about
         cached = default_cache_dir() / "predictions" / json_digest(to_table(about))
         self.path = Path(folder) if folder else cached

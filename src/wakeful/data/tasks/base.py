@@ -143,9 +143,6 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
 
     None where it names a text: a file is meant by what is neither a task's name nor a call.
     `imports` is as for `build`.
-
-    Raises:
-        WakefulError: the expression names no task or no option, or a value is out of its range.
     """
     found = _EXPRESSION.fullmatch(source)
     if found is None or source.startswith(HUB_PREFIX) or found[1] == MIXTURE:

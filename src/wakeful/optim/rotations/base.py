@@ -86,11 +86,7 @@ class Learned(Rotation):
 
 
 def rotation_of(given: str | Rotation) -> Rotation:
-    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`.
-
-    Raises:
-        WakefulError: the expression names no rotation, or an option that it does not have.
-    """
+    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`."""
     return given if isinstance(given, Rotation) else build("optim.rotations", given)
 
 
