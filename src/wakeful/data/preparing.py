@@ -1,5 +1,6 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
+import inspect
 import os
 import re
 import shutil
@@ -182,7 +183,8 @@ def prepared(
     path, size and time of change, so a second call reads no text, and changed files are prepared
     anew beside the old.
     """
-    options = (prepare.__kwdefaults__ or {}) | options | {"progress": progress}
+    known = list(inspect.signature(prepare).parameters.values())[2:]
+    options = {option.name: option.default for option in known} | options | {"progress": progress}
     tokenizer = options["tokenizer"]
     if isinstance(tokenizer, str | Path):
         options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
