@@ -10,6 +10,7 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.runs.run import read_record
 from wakeful.training.distillation import (
     Distillation,
     Over,
@@ -261,7 +262,7 @@ def test_a_teachers_padded_rows_are_left_out(over: str, tmp_path: Path) -> None:
     expected = by_hand(ours, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
     if over == "bucket":
-        assert Store.about_in(tmp_path).vocabulary == 29
+        assert read_record(About, tmp_path / "about.json").vocabulary == 29
 
 
 def test_fields_that_would_do_nothing_are_refused() -> None:

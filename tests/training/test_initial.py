@@ -23,12 +23,12 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, read_record
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
 from wakeful.training.setup import autocast, check_run, make_decoder
-from wakeful.training.stored import Store
+from wakeful.training.stored import About
 from wakeful.training.validation import mean_loss, window_losses
 
 ORIGIN = {"reference": "a run", "layers": [0]}
@@ -274,7 +274,7 @@ def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
     def size() -> int:
         return sum(file.stat().st_size for file in (tmp_path / "store").glob("*.rows"))
 
-    record = Store.about_in(tmp_path / "store").record.itemsize
+    record = read_record(About, tmp_path / "store" / "about.json").record.itemsize
     assert size() == windows * record
     other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=3))
     train(other, tmp_path / "other")

@@ -101,11 +101,6 @@ class Store:
         for path in sorted(self.path.glob("*.rows")):
             self._index(path)
 
-    @staticmethod
-    def about_in(folder: Path) -> About:
-        """Return the facts about a folder's predictions."""
-        return read_record(About, folder / _ABOUT)
-
     def __contains__(self, row: Int[Tensor, "L"]) -> bool:
         return row_digest(row) in self._places
 
@@ -161,7 +156,7 @@ class Store:
                     "predictions: name a new one"
                 )
             return
-        there = self.about_in(self.path)
+        there = read_record(About, self.path / _ABOUT)
         for name in (field.name for field in fields(About)):
             ours, theirs = getattr(self.about, name), getattr(there, name)
             if ours != theirs:
