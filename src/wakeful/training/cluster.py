@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,32 +150,29 @@ def deal(
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
     submitit, logs = _submitit(), folder / _LOGS
-    with _held(logs / _COMMAND):
+    running = dict[int, tuple[list[Work], Any]]()
+    with _held(logs / _COMMAND), ExitStack() as ends:
         executor = _executor(submitit, cluster, logs)
         left = [row for row in rows if not row.done]
         dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
-        running = dict[int, tuple[list[Work], Any]]()
-        before = on_signal(signal.SIGTERM, _stop)
-        try:
-            while dealing.waiting or running:
-                for slot in range(cluster.workers):
-                    if slot not in running and (batch := dealing.batch()):
-                        job = _submitted(executor, cluster, slot, batch, logs / _COMMAND)
-                        running[slot] = batch, job
-                for slot, (batch, job) in list(running.items()):
-                    if not job.done():
-                        for row in itertools.takewhile(lambda row: row.done, batch):
-                            dealing.trained(row, show)
-                        continue
-                    del running[slot]
-                    for row, came in zip(batch, _result(submitit, job, batch), strict=False):
-                        dealing.ended(row, came, show)
-                    again = [row for row in batch if row.label in dealing.left]
-                    dealing.waiting = again + dealing.waiting
-                time.sleep(_PAUSE[cluster.engine] if running else 0)
-        finally:
-            _end([job for _, job in running.values()], cluster)
-            on_signal(signal.SIGTERM, before)
+        ends.callback(on_signal, signal.SIGTERM, on_signal(signal.SIGTERM, _stop))
+        ends.callback(lambda: _end([job for _, job in running.values()], cluster))
+        while dealing.waiting or running:
+            for slot in range(cluster.workers):
+                if slot not in running and (batch := dealing.batch()):
+                    job = _submitted(executor, cluster, slot, batch, logs / _COMMAND)
+                    running[slot] = batch, job
+            for slot, (batch, job) in list(running.items()):
+                if not job.done():
+                    for row in itertools.takewhile(lambda row: row.done, batch):
+                        dealing.trained(row, show)
+                    continue
+                del running[slot]
+                for row, came in zip(batch, _result(submitit, job, batch), strict=False):
+                    dealing.ended(row, came, show)
+                again = [row for row in batch if row.label in dealing.left]
+                dealing.waiting = again + dealing.waiting
+            time.sleep(_PAUSE[cluster.engine] if running else 0)
     return dealing.faults
 
 

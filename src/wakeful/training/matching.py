@@ -9,13 +9,14 @@ student's: layers far from the head are told directly where they went wrong, so 
 enough. Every other batch is of short sequences, whose first tokens count for more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from wakeful.display import Passed, unseen
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
 from wakeful.training.distillation import distance, distillation_in_rows, stream_outputs
@@ -52,7 +53,7 @@ def match(
     *,
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Passed = unseen,
     world: World = ALONE,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
