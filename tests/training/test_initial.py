@@ -292,7 +292,7 @@ def test_what_stored_predictions_refuse(text: Path, tmp_path: Path, reference: R
     for distill, words in (
         (stored(reference, top_k=10**6), "tokens to choose from"),
         (stored(reference, over="mean"), "leave out one"),
-        (stored(reference, top_k=0, rest="renormalize"), "give train.distill.top_k too"),
+        (stored(reference, top_k=0, rest="renormalize"), "needs --train.distill.top_k"),
         (stored(reference, store=store, temperature=2.0), "with temperature = 1.0, and 2.0"),
         (stored(reference, store=store, teacher=str(tmp_path / "first")), "with teacher = "),
     ):
