@@ -120,7 +120,7 @@ def test_mfu_is_the_share_of_what_the_peaks_of_known_gpus_allow(
     assert fastest == 4 * 989e12 / operations_of(config.model, config.train.length)
     assert fastest_tokens(config, decoder, torch.device("cpu"), world) is None
     assert fastest_tokens(tiny(text), decoder, gpu, world) is None
-    unread = Unread(1, 0, 0.0, fastest=1e9)
+    unread = Unread(0, 0.0, fastest=1e9)
     unread.begin()
     unread.add(1, 0.1, 1000, torch.ones(()), torch.ones(()), None)
     unread.read()

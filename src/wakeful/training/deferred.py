@@ -60,14 +60,11 @@ class Fault(NamedTuple):
 class Unread:
     """The steps since the last reading, and how long they take together."""
 
-    def __init__(
-        self, every: int, tokens: int, seconds: float, fastest: float | None = None
-    ) -> None:
-        """Read once in a number of steps, after `tokens` and `seconds` of training.
+    def __init__(self, tokens: int, seconds: float, fastest: float | None = None) -> None:
+        """Begin after `tokens` and `seconds` of training.
 
         `fastest` is the tokens a second that the devices' peak would allow, where it is known.
         """
-        self.every = every
         self.fastest = fastest
         self.tokens = tokens
         self.seconds = seconds
@@ -87,10 +84,6 @@ class Unread:
         """Note step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
         self.tokens += tokens
         self._taken.append(_Taken(step, lr, self.tokens, loss, norm, best))
-
-    def due(self, step: int) -> bool:
-        """Whether the steps up to this one are to be read, by their number alone."""
-        return step % self.every == 0
 
     def read(self) -> Fault | None:
         """Wait for the device; return the first step with a figure that is not finite.

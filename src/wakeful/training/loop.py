@@ -229,7 +229,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     fastest = fastest_tokens(config, decoder, device, world)
-    unread = Unread(every, progress.tokens, progress.seconds, fastest)
+    unread = Unread(progress.tokens, progress.seconds, fastest)
     coming = read_ahead(training.batches, range(first, settings.steps), device)
     decoder.train()
     _announce(training, first)
@@ -258,7 +258,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         due = _falls(done, settings.checkpoint_every) or last
         # A single process sees its own signal; several have to ask each other.
         asks = bool(training.stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
-        reads = unread.due(done) or evaluates or diagnoses or due or asks
+        reads = _falls(done, every) or evaluates or diagnoses or due or asks
         fault = unread.read() if reads else None
         if fault is None:
             fault = _moved(optimizer, unread)
