@@ -401,7 +401,7 @@ def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[
     size = 0
     for text in texts:
         left = len(text)
-        for piece in tokenizer.pieces(text):
+        for piece in tokenizer.encoder.pieces(text):
             left -= len(piece)
             batch.append((piece, left == 0))
             size += len(piece)

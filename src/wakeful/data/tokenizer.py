@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -335,10 +335,6 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""
         return self.encoder.encode_batch(texts)
-
-    def pieces(self, text: str) -> Iterator[str]:
-        """Return `text` in parts whose ids, one after the other, are its ids."""
-        return self.encoder.pieces(text)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
