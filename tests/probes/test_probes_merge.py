@@ -16,16 +16,21 @@ from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.evaluation.diagnosis import share
-from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
+from wakeful.probes.attention import (
+    Entropy,
+    Importance,
+    Leading,
+    Positions,
+    Sinks,
+    Spectrum,
+    Values,
+)
 from wakeful.probes.base import Key, Means, MergeableProbe
-from wakeful.probes.channels import ChannelOverlap
+from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
-from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
-from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
-from wakeful.probes.weights import LargestWeights
 from wakeful.world import World
 
 PROBES: dict[str, Callable[[], MergeableProbe]] = {

@@ -35,17 +35,6 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
         )
 
 
-def on_our_decoder(model: Model) -> Model:
-    """Return the model with our decoder as its module, to measure costs beside other decoders'.
-
-    Raises:
-        WakefulError: our decoder cannot be it, or gives other logits.
-    """
-    if as_decoder(model.module) is not None:
-        return model
-    return model.converted()
-
-
 def costs(
     model: Model, lengths: Sequence[int], *, progress: Callable[[int, int], None]
 ) -> list[Score]:
@@ -90,13 +79,10 @@ def code_of(module: nn.Module) -> str:
 
 def _prompt(model: Model, length: int) -> list[int]:
     """Return the same random tokens for every model with as many: what they are costs nothing."""
-    largest = min(1000, _embedding(model.module).num_embeddings)
-    return torch.randint(largest, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def _embedding(module: nn.Module) -> Any:
-    own = as_decoder(module)
-    return own.embed if own is not None else module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    own = as_decoder(model.module)
+    table: Any = model.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore[reportCallIssue]
+    largest, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
+    return torch.randint(largest, (length,), generator=generator).tolist()
 
 
 def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
@@ -165,7 +151,6 @@ def _cache_bytes(model: Model, length: int) -> int | None:
 
 
 def _file_bytes(model: Model) -> int:
-    """Return the bytes of the files of weights; 0 where there are none."""
     path = model.path
     if path is None:
         return 0

@@ -26,7 +26,7 @@ from wakeful.device import choose_device
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
-from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, named_layers, ordered
+from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, from_order, named_layers, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
 from wakeful.heirs.stages import (
@@ -59,8 +59,7 @@ def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None
         return RANGES[options.choose](depth, of=total)
     if diagnosed is None:
         return RANGES["first"](depth, of=total)
-    order = _ordered(diagnosed, options, depth)
-    return LayerMap(tuple(sorted(order[:depth])), options.choose)
+    return from_order(_ordered(diagnosed, options, depth), depth, options.choose)
 
 
 def looked_at(options: InheritOptions) -> bool:

@@ -177,9 +177,7 @@ class Seed:
         )  # fmt: skip
 
     def _stages(self, name: str, heirs: Sequence[TrainingStage]) -> Iterator[TrainingStage]:
-        """Yield a baseline's stages: of the last heir's depth and as many steps as went into it, so
-        many times as many, or as many as all rounds took.
-        """
+        """Yield a baseline's stages, which follow from the last heir's depth and steps."""
         recipe, last = self.recipe, heirs[-1]
         baseline, folder = baseline_of(name), folder_of(name)
         setting = setting_of(recipe, self.reference, LayerMap(last.layers, recipe.rule))

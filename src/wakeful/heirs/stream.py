@@ -69,9 +69,7 @@ class TextStream:
     def watched(
         self, modules: Mapping[str, nn.Module]
     ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], Tensor]]:
-        """Run the next layer, part by part; yield what modules of it read and put out, by their
-        names, and what the layer puts out.
-        """
+        """Run the next layer, part by part; yield what its `modules` read and put out, and it."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
 
         def see(name: str, args: tuple[Any, ...], output: Tensor) -> None:

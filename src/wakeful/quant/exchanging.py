@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, divisor_of, matrix, quantized
-from wakeful.quant.merging import merge
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.observing import observe
+from wakeful.quant.observing import merge, observe
 from wakeful.quant.reconstruction import Rounded, fit_blocks
 from wakeful.quant.schemes import Scheme
-from wakeful.quant.schemes.seen import Seen
+from wakeful.quant.schemes.methods import Seen
 from wakeful.quant.walking import portions
 from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.world import World
@@ -63,9 +62,9 @@ class Exchange:
         weights, parts = None, iter([layers])
         if method is not None and method.needs_products:
             weights = token_weights(model, layers, text) if method.weighs_tokens else None
-            parts = portions(model, layers, text, follows=method.follows)
+            parts = portions(model, layers, text, follows=method.sequential)
         fed = None
-        if method is not None and method.only_after_norms:
+        if method is not None and method.norms:
             fed = {name for readers in readers_of_norms(model).values() for name in readers}
         with _standing(model, layers):
             for part in parts:
@@ -73,7 +72,7 @@ class Exchange:
                 for name, shown in self.seen.items():
                     shown.of_norm = fed is None or name in fed
                 made = {name: self.make(name) for name in part}
-                if method is not None and method.follows:
+                if method is not None and method.sequential:
                     put(model, made)
 
     def make(self, name: str, rounded: Rounded | None = None) -> QuantizedLinear:
