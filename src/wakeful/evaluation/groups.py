@@ -43,12 +43,8 @@ def with_groups(
     """Return one model's scores of tasks with each group's own before those of its parts.
 
     A part names the group that was asked for, and is hidden unless it was asked for by name too.
-    The parts of a group that aggregates nothing stay as they are.
-
-    Args:
-        scores: of the tasks, in lm-eval's order.
-        tasks: what was asked.
-        own: lm-eval's figures of each group, by metric and filter.
+    The parts of a group that aggregates nothing stay as they are. `own` are lm-eval's figures of
+    each group, by metric and filter.
     """
     found: dict[str, list[Score]] = {}
     for score in scores:

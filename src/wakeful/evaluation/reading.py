@@ -217,7 +217,9 @@ def own_task(loaded: Model) -> Words | None:
 
 def check_length(loaded: Model, length: int, *, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot read that many tokens, or begin them with BOS."""
-    if not 2 <= length <= loaded.context:
+    if length < 2:
+        raise WakefulError(f"length = {length}: what a model reads needs at least 2 tokens")
+    if length > loaded.context:
         raise WakefulError(
             f"length = {length} must be between 2 and {loaded.name}'s context of {loaded.context} "
             "tokens"

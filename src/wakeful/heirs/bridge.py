@@ -60,15 +60,12 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Bridged:
+class Bridged(Gap):
     """A gap and how far the heir's stream was from the reference's behind it.
 
     Errors are Σ w ‖x − y‖² / Σ w ‖y‖² over the tokens that were solved on.
     """
 
-    after: int
-    first: int
-    last: int
     plain: float
     """Without a bridge."""
     error: float

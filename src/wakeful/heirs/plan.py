@@ -48,6 +48,11 @@ SOLVED_ON, MEASURED_ON = 12_288, 2_048
 """Tokens that runs of layers are tried on."""
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
+_AS_ASKED = (
+    "copy", "route", "normalizer", "width", "drops", "grow", "until", "grow_from", "minutes",
+    "seeds", "bridge", "heal", "sample",
+)  # fmt: skip
+"""Fields of a recipe that are options too."""
 
 
 def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None) -> LayerMap:
@@ -102,22 +107,10 @@ def make_recipe(
         layers=layers.sources,
         order=order,
         ranks=tuple(diagnosed.figures["rank"]) if diagnosed else (),
-        copy=options.copy,
-        route=options.route,
-        normalizer=options.normalizer,
-        width=options.width,
-        drops=options.drops,
-        grow=options.grow,
         rounds=options.rounds or 1 + room,
-        until=options.until,
-        grow_from=options.grow_from,
-        minutes=options.minutes,
-        seeds=options.seeds,
         baselines=options.baseline,
         alpha=options.train.distill.alpha,
         temperature=options.train.distill.temperature,
-        bridge=options.bridge,
-        heal=options.heal,
         data=DataConfig(
             source=data.place,
             cross_documents=options.data.cross_documents,
@@ -126,7 +119,7 @@ def make_recipe(
             fixed_windows=options.data.fixed_windows or bool(options.heal.top_k),
             max_tokens=options.data.max_tokens,
         ),
-        sample=options.sample,
+        **{name: getattr(options, name) for name in _AS_ASKED},
     )
     return with_steps(recipe, options, options.train.steps or max(2, options.drops))
 

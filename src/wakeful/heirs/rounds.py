@@ -35,26 +35,6 @@ from wakeful.training.loop import Initial, train
 from wakeful.world import is_lost, joined, lost, started_as
 
 
-def carry_out(
-    recipe: Recipe,
-    reference: Decoder,
-    *,
-    loss: float,
-    out: Path,
-    shown: Shown,
-    resume: Path | None = None,
-) -> FinishedStages:
-    """Train the heirs and the baselines below `out`, going on with what is there.
-
-    `loss` is the reference's on the same validation set: parity is a final loss at or under it.
-    `resume` is the inheritance's folder, where it is not `out`.
-
-    Raises:
-        Interrupted: a signal ended a run, which is saved.
-    """
-    return Seed(recipe, reference, loss, out, shown, resume or out).carry_out()
-
-
 @dataclass(frozen=True)
 class Seed:
     """A recipe with one seed, whose runs lie below a folder."""
@@ -62,15 +42,19 @@ class Seed:
     recipe: Recipe
     reference: Decoder
     loss: float
-    """The reference's, on the same validation set."""
+    """The reference's, on the same validation set: parity is a final loss at or under it."""
     out: Path
     shown: Shown
-    resume: Path
-    """The inheritance's folder."""
+    resume: Path | None = None
+    """The inheritance's folder, where it is not `out`."""
 
     def carry_out(self) -> FinishedStages:
-        """Train the heirs and the baselines, going on with what is there."""
-        with _resumable(self.resume):
+        """Train the heirs and the baselines, going on with what is there.
+
+        Raises:
+            Interrupted: a signal ended a run, which is saved.
+        """
+        with self._resumable():
             rounds = tuple(self._rounds())
             heirs = [each.stage for each in rounds]
             baselines = tuple(
@@ -82,7 +66,7 @@ class Seed:
 
     def train_heirs(self) -> None:
         """Do the part of `carry_out` that is the heirs'."""
-        with _resumable(self.resume):
+        with self._resumable():
             for _ in self._rounds():
                 pass
 
@@ -92,7 +76,7 @@ class Seed:
         Of several heirs the last decides its depth and steps, so those must be trained; a single
         one need not be.
         """
-        with _resumable(self.resume):
+        with self._resumable():
             if self.recipe.most_heirs > 1:
                 heirs = [each.stage for each in self._rounds()]
             else:
@@ -239,21 +223,20 @@ class Seed:
             run = train(config, place, initial=Initial(decoder, origin), show=show)
         return FinishedStage(stage, run)
 
+    @contextmanager
+    def _resumable(self) -> Iterator[None]:
+        """Say how to go on where a signal ends a run."""
+        starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
+        again = f"continue with: {starter} inherit --resume {self.resume or self.out}"
+        try:
+            yield
+        except Interrupted:
+            raise Interrupted("stopped, and what was trained is saved", again) from None
+        except WakefulError as error:
+            if error.__cause__ is None or not is_lost(error.__cause__):
+                raise
+            raise WakefulError(lost(again)) from error.__cause__
+
 
 def _trained(place: Path) -> Decoder:
     return read_decoder(place, dtype="auto").decoder()
-
-
-@contextmanager
-def _resumable(out: Path) -> Iterator[None]:
-    """Say how to go on where a signal ends a run."""
-    starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-    again = f"continue with: {starter} inherit --resume {out}"
-    try:
-        yield
-    except Interrupted:
-        raise Interrupted("stopped, and what was trained is saved", again) from None
-    except WakefulError as error:
-        if error.__cause__ is None or not is_lost(error.__cause__):
-            raise
-        raise WakefulError(lost(again)) from error.__cause__

@@ -1,5 +1,6 @@
 """`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -52,6 +53,12 @@ class TextStream:
                 flow.memory.update(left)
                 self.parts[number] = out, flow
             self.layer += 1
+
+    def copy(self) -> "TextStream":
+        """Return the stream as far as it is, to go on with apart."""
+        found = copy.copy(self)
+        found.parts = list(self.parts)
+        return found
 
     def states(self) -> Iterator[Float[Tensor, "B L D"]]:
         """Yield the stream, part by part."""

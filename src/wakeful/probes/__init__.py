@@ -1,12 +1,6 @@
-"""Diagnostics: probes that see a causal language model run.
+"""Diagnostics: probes, a family of metrics a file, that `wakeful.watch` shows a model's passes to.
 
-    with wakeful.watch(model, Sinks(), Ranks(tau=0.9)) as seen:
-        model(ids)
-    seen.frame
-
-`wakeful.watch` shows a model's forward passes to probes; each probe file holds one family of
-metrics (attention, rank, hidden, patterns). `exact` is the law; `streaming`
-and `certificates` are the fast paths that agree with it.
+`exact` is the law; `streaming` and `certificates` are the fast paths that agree with it.
 """
 
 from typing import TYPE_CHECKING

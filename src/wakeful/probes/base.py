@@ -330,12 +330,8 @@ Emit = Callable[[Event], None]
 """What a source hands the events of a model's forward passes to."""
 
 
-@dataclass(frozen=True)
-class Visibility:
-    """Who sees whom: causal, within a window, or by explicit pairs."""
-
-    window: int | None = None
-    keep: Bool[Tensor, "#B L L"] | None = None
+Visibility = tuple[int | None, Tensor | None]
+"""Who sees whom: within a window, by pairs (B or 1, L, L), or causally where both are None."""
 
 
 def visibility(
@@ -353,10 +349,10 @@ def visibility(
         causal = causal & valid.unsqueeze(1)
         keep = torch.where(valid.unsqueeze(2), keep, causal)
     if bool((keep == causal).all()):
-        return Visibility()
+        return None, None
     if window is not None:
         near = causal & (key > query - window)
         given = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
         if bool((given == near).all()):
-            return Visibility(window=window)
-    return Visibility(keep=keep)
+            return window, None
+    return None, keep

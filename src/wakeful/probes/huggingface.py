@@ -190,7 +190,7 @@ class HuggingFaceSource:
                 f"{self.name} can't be watched: its tokens attend in both directions, and the "
                 "metrics are of causal decoders"
             )
-        seen = Visibility()
+        seen: Visibility = None, None
         if mask is not None:
             key = (id(mask), window)
             if key not in self.masks:
@@ -199,7 +199,7 @@ class HuggingFaceSource:
             seen = self.masks[key][1]
         return AttentionEvent(
             layer, q.detach(), k.detach(), v.detach(), scale,
-            window=seen.window, keep=seen.keep, valid=self.valid,
+            window=seen[0], keep=seen[1], valid=self.valid,
             softcap=softcap, sink=None if sink is None else sink.detach(),
         )  # fmt: skip
 

@@ -21,7 +21,6 @@ from wakeful.probes.base import (
     Frame,
     HiddenEvent,
     Probe,
-    Visibility,
     gather,
     visibility,
 )
@@ -108,11 +107,11 @@ class DecoderSource:
             keep = keep[..., dot.stored :]
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
-        seen = Visibility() if keep is None else visibility(keep, self.valid, None)
+        keep = None if keep is None else visibility(keep, self.valid, None)[1]
         sink = kwargs["sink"]
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
-            layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
+            layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
             joined=joined,
         )  # fmt: skip
@@ -213,13 +212,8 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
             for probe in probes:
                 probe.see(event)
 
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    with hooked({"": model}, after=count), source.open(emit):
+    calls: list[None] = []
+    with hooked({"": model}, after=lambda *_: calls.append(None)), source.open(emit):
         yield Watch(probes)
     if calls and not seen:
         raise WakefulError(

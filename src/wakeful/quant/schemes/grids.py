@@ -78,6 +78,8 @@ class Grid(FieldVariant, ABC):
     """Whether products are those of the dequantized numbers, for want of a kernel."""
     scale_type: ClassVar[torch.dtype] = torch.float32
     """The format of a scale; one of 8 bits is stored as uint8."""
+    name_of_format: ClassVar[str] = ""
+    """What it is called, where that is not its bits."""
     two_scales: ClassVar[bool] = False
     """Whether a group's scale is a multiple of that which `per` shares."""
     bits: int
@@ -96,9 +98,9 @@ class Grid(FieldVariant, ABC):
             )
 
     @property
-    @abstractmethod
     def low(self) -> float:
         """The smallest number."""
+        return -self.high
 
     @property
     def high(self) -> float:
@@ -108,12 +110,8 @@ class Grid(FieldVariant, ABC):
     @property
     def words(self) -> str:
         """Say what it is: "4-bit {} per channel in groups of 128", where {} is what it is of."""
-        return f"{self.bits}-bit {{}}{self._shared}"
-
-    @property
-    def _shared(self) -> str:
         groups = f" in groups of {self.group}" if self.group else ""
-        return f" per {self.per}{groups}"
+        return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
     @abstractmethod
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
@@ -253,10 +251,6 @@ class Absmax(Grid):
         clipped = "" if self.clip == 1 else f", clipped at {self.clip:g} of the largest"
         return super().words + clipped
 
-    @property
-    def low(self) -> float:
-        return -self.high
-
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         return Scales(_step(self.clip * _largest(smallest, largest), self.high))
 
@@ -291,21 +285,12 @@ class _Float(Grid, ABC):
     """
 
     emulated = True
-    name_of_format: ClassVar[str]
     largest: ClassVar[float]
     bits: int = field(init=False)
 
     @property
-    def low(self) -> float:
-        return -self.largest
-
-    @property
     def high(self) -> float:
         return self.largest
-
-    @property
-    def words(self) -> str:
-        return f"{self.name_of_format} {{}}{self._shared}"
 
     @abstractmethod
     def nearest(self, x: Tensor) -> Tensor:
