@@ -223,12 +223,7 @@ class Transformer(_HFLM):
     """lm-eval's own class for Transformers models, with BOS as said and our progress."""
 
     def __init__(
-        self,
-        loaded: Model,
-        *,
-        bos: bool,
-        batch_size: int,
-        progress: Callable[[int, int], None],
+        self, loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
     ) -> None:
         assert isinstance(loaded.tokenizer, PreTrainedTokenizerBase)
         super().__init__(

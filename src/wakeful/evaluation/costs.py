@@ -110,10 +110,7 @@ def _sizes(model: Model, length: int) -> list[Score]:
     code = code_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
-    found = {
-        "parameters, M": _num_parameters(model.module) / 1e6,
-        "weights, MB": weights / 1e6,
-    }
+    found = {"parameters, M": _num_parameters(model.module) / 1e6, "weights, MB": weights / 1e6}
     if cache is not None:
         found["cache, KB a token"] = cache / length / 1e3
         found[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
@@ -158,8 +155,7 @@ def _file_bytes(model: Model) -> int:
         return path.stat().st_size
     checkpoint = Run(path).checkpoints / f"step-{model.step:08d}"
     if checkpoint.is_dir():  # beside the weights lies the optimizer's state
-        whole = checkpoint / "model.safetensors"
-        files = [whole] if whole.is_file() else checkpoint.glob("model-*-of-*.safetensors")
+        files = checkpoint.glob("model*.safetensors")
     else:
         files = (file for kind in _WEIGHTS for file in path.glob(kind))
     return sum(file.stat().st_size for file in files)

@@ -150,8 +150,7 @@ class _Said:
     sequences: int
     loss: float
     loss_standard_error: float | None
-    has_bos: bool = True
-    """What was diagnosed before it was said."""
+    has_bos: bool
 
 
 def read_diagnosis(path: str | Path) -> list[Diagnosis]:

@@ -36,9 +36,7 @@ def title_of(metric: str, chosen: str) -> str:
 
 
 def with_groups(
-    scores: Sequence[Score],
-    tasks: TaskSet,
-    own: Mapping[str, Mapping[tuple[str, str], float]],
+    scores: Sequence[Score], tasks: TaskSet, own: Mapping[str, Mapping[tuple[str, str], float]]
 ) -> list[Score]:
     """Return one model's scores of tasks with each group's own before those of its parts.
 
@@ -80,11 +78,7 @@ def with_groups(
 
 
 def _of_group(
-    group: "Group",
-    metric: str,
-    chosen: str,
-    own: float,
-    found: Mapping[str, Sequence[Score]],
+    group: "Group", metric: str, chosen: str, own: float, found: Mapping[str, Sequence[Score]]
 ) -> Score | None:
     """Return a group's score over all examples of its tasks; None where none has the metric.
 

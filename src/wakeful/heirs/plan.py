@@ -80,11 +80,7 @@ def depth_of(options: InheritOptions, total: int) -> int:
 
 
 def make_recipe(
-    source: str,
-    options: InheritOptions,
-    total: int,
-    data: Data,
-    diagnosed: Diagnosed | None,
+    source: str, options: InheritOptions, total: int, data: Data, diagnosed: Diagnosed | None
 ) -> Recipe:
     """Return the recipe that options come to; where the number of steps is still open, with as few
     as it can be checked with.
@@ -299,16 +295,15 @@ def measure_costs(
     training = reference.training
     grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
     total = reference.config.num_layers
-    setting = setting_of(recipe, reference, recipe.layer_map(0))
-    heir = timed_heir(recipe, setting, recipe.layer_map(0))
-    share, layers = sum(grown), recipe.layer_map(0)
+    layers = recipe.layer_map(0)
+    setting = setting_of(recipe, reference, layers)
+    heir = timed_heir(recipe, setting, layers)
+    share = sum(grown)
     if recipe.drops > 1:
         left_out = (total - depth) / depth  # at an even pace
         share = 1 + left_out * (1 - 1 / recipe.drops) / 2
-    cost = _cost(
-        recipe, reference, "heir", heir, data, share, recipe.healing(layers, total),
-        lora=recipe.heal.lora,
-    )  # fmt: skip
+    lesson = recipe.healing(layers, total)
+    cost = _cost(recipe, reference, "heir", heir, data, share, lesson, recipe.heal.lora)
     costs = [dataclasses.replace(cost, parts=recipe.drops)]
     for name in recipe.baselines:
         progress(len(costs), arms)
@@ -318,11 +313,11 @@ def measure_costs(
         # A student that grows goes through every round, and its baselines take as many steps.
         whole = recipe.grow_from == "student" or baseline.all_rounds
         share = (len(grown) if whole else 1) * grown[-1] * baseline.times
-        cost = _cost(recipe, reference, name, start, data, share, lesson, lora=lora)
+        cost = _cost(recipe, reference, name, start, data, share, lesson, lora)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
-            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
+            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig(), LoraConfig())
             costs[-1] = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
     progress(arms, arms)
     # A teacher is frozen, and this one may be a user's own module.
@@ -340,11 +335,9 @@ def _cost(
     data: Data,
     share: float,
     distill: DistillConfig,
-    *,
-    lora: LoraConfig | None = None,
+    lora: LoraConfig,
 ) -> ArmCost:
-    adapters = lora or LoraConfig()
-    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=adapters)
+    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=lora)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
     decoder = make_decoder(config, device, decoder).train()
@@ -395,11 +388,8 @@ def foreseen(
     device, windows = choose_device(config.train.device), data.windows(config)
     taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
     reference.to("cpu")
-    one, total, seeds = (
-        taken / windows.num_predicted,
-        reference.config.num_layers,
-        recipe.of_seeds(),
-    )
+    one, total = taken / windows.num_predicted, reference.config.num_layers
+    seeds = len(recipe.of_seeds())
     looks, dropped = looked_at(options), total - len(recipe.layers)
     diagnosing = PASSES * options.diagnose_sequences * options.diagnose_length if looks else 0
     choosing = 0.0
@@ -412,8 +402,8 @@ def foreseen(
         "diagnosing": one * diagnosing,
         "choosing": one * choosing,
         "evaluating": taken,
-        "closed forms": one * len(seeds) * solved_on(recipe, total, data),
-        "training": len(seeds) * _trained(options, recipe, total, one, taken),
+        "closed forms": one * seeds * solved_on(recipe, total, data),
+        "training": seeds * _trained(options, recipe, total, one, taken),
     }
 
 

@@ -4,7 +4,7 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,9 +104,7 @@ class Seed:
         """Train an heir after each drop, from the one before it."""
         before, done = None, 0
         for layers, steps in self.recipe.parts(self.reference.config.num_layers):
-            start = partial(self._dropped, layers, before)
-            stage = self._heir_stage(layers, start, before, "heir", steps, done)
-            before = self._finished(stage)
+            before = self._finished(self._heir_stage(layers, before, "heir", steps, done))
             done += steps
             yield before
 
@@ -115,16 +113,13 @@ class Seed:
         recipe, layers = self.recipe, self.recipe.layer_map(number)
         grows_on = recipe.grow_from == "student" and recipe.rounds > 1
         grown, steps = before if grows_on else None, recipe.train.steps
-        return self._heir_stage(
-            layers, partial(self._heir, layers, grown), grown,
-            "heir" if grows_on else f"heir-{len(layers)}", steps, number * steps if grown else 0,
-        )  # fmt: skip
+        arm = "heir" if grows_on else f"heir-{len(layers)}"
+        return self._heir_stage(layers, grown, arm, steps, number * steps if grown else 0)
 
     def _heir_stage(
-        self, layers: LayerMap, start: Callable[[Passed], Decoder], before: FinishedStage | None,
-        arm: str, steps: int, offset: int,
-    ) -> TrainingStage:  # fmt: skip
-        """Return the stage of an heir, which has bridges of the one `before`, if any."""
+        self, layers: LayerMap, before: FinishedStage | None, arm: str, steps: int, offset: int
+    ) -> TrainingStage:
+        """Return the stage of an heir, which goes on from the one `before`, if any."""
         recipe = self.recipe
         had = (None, ()) if before is None else (self._layers(before), before.bridges)
         return TrainingStage(
@@ -132,7 +127,7 @@ class Seed:
             arm=arm,
             steps=steps,
             offset=offset,
-            start=start,
+            start=partial(self._heir, layers, before),
             layers=layers.sources,
             distill=recipe.healing(layers, self.reference.config.num_layers),
             lora=recipe.heal.lora,
@@ -142,17 +137,13 @@ class Seed:
     def _layers(self, heir: FinishedStage) -> LayerMap:
         return LayerMap(heir.stage.layers, self.recipe.rule)
 
-    def _dropped(self, layers: LayerMap, before: FinishedStage | None, progress: Passed) -> Decoder:
-        if before is None:
-            return self._heir(layers, None, progress)
-        inside = layers.within(self._layers(before))
-        return inherit(_trained(before.run.path), inside, seed=self.recipe.train.seed)
-
-    def _heir(self, layers: LayerMap, grown: FinishedStage | None, progress: Passed) -> Decoder:
+    def _heir(self, layers: LayerMap, before: FinishedStage | None, progress: Passed) -> Decoder:
         recipe, donor, seed = self.recipe, self.reference, self.recipe.train.seed
-        if grown is not None:
-            student, before = _trained(grown.run.path), self._layers(grown)
-            return grow(student, before, donor, layers, copy=recipe.copy, seed=seed)
+        if before is not None:
+            student, had = _trained(before.run.path), self._layers(before)
+            if len(layers) < len(had):
+                return inherit(student, layers.within(had), seed=seed)
+            return grow(student, had, donor, layers, copy=recipe.copy, seed=seed)
         if recipe.width:
             donor = narrowed_reference(recipe, donor, recipe.width, progress)
         return inherit(

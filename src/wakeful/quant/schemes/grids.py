@@ -258,10 +258,7 @@ class Absmax(Grid):
 class Zeropoint(Grid):
     """From the smallest to the largest: s = (max − min) / (2^b − 1), z = low − round(min / s)."""
 
-    examples = (
-        "zeropoint(bits=4, per='channel')",
-        "zeropoint(bits=4, per='channel', group=128)",
-    )
+    examples = ("zeropoint(bits=4, per='channel')", "zeropoint(bits=4, per='channel', group=128)")
     symmetric = False
 
     @property
