@@ -194,17 +194,23 @@ class Adapter(TemplateLM):
 
     def _written(self, prompts: list[list[int]], stops: list[list[str]], limit: int) -> list[str]:
         end = self.loaded.text_of(self.eot_token_id)
-        ends = self.loaded.ends | {self.eot_token_id}
 
         def ended(row: int, tokens: list[int]) -> bool:
             text = self.loaded.decode(tokens, special=True)
             return any(stop in text for stop in stops[row] if stop)
 
-        written = greedy_batch(self.decoder, prompts, num_tokens=limit, stop=ends, ended=ended)
+        written = greedy_batch(
+            self.decoder, prompts, num_tokens=limit, stop=self._ends, ended=ended
+        )
         return [
             postprocess_generated_text(self.loaded.decode(tokens), [*until, end], None)
             for tokens, until in zip(written, stops, strict=True)
         ]
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and those the model's settings name."""
+        return self.loaded.ends | {self.eot_token_id}
 
 
 def check_answer(loaded: Model, context: list[int], continuation: list[int]) -> None:

@@ -134,7 +134,6 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
 
 def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
     by = cast(By, options.choose)
-    assert by in get_args(By)
     return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 

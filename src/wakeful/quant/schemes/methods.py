@@ -59,7 +59,7 @@ class Method(FieldVariant, ABC):
     """Whether a block's layers are rounded together, by what the block puts out."""
     # What follows are options of some methods, and these the values of all others.
     weighting = "none"
-    """"loss" where tokens count by what the loss hears of their errors."""
+    """What tokens count by in XᵀX: "loss", by what it hears of their errors, or "none", alike."""
     sequential = False
     """Whether a block is looked at in the model whose earlier blocks are rounded already."""
     norms = False
@@ -67,7 +67,7 @@ class Method(FieldVariant, ABC):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether tokens count in XᵀX by what the loss hears of their errors."""
+        """Whether `weighting` is by the loss."""
         return self.weighting == "loss"
 
     def passes(self, sequences: int) -> float:
