@@ -29,16 +29,10 @@ class ArmWork:
     baseline: str = ""
     """Its name; empty of the heirs."""
     after: tuple[str, ...] = ()
-
-    @property
-    def operations(self) -> float:
-        """Enough for a job of its own."""
-        return math.inf
-
-    @property
-    def done(self) -> bool:
-        """Never known beforehand: parity decides the number of rounds. Finished runs are read."""
-        return False
+    operations: float = math.inf
+    """Enough for a job of its own."""
+    done: bool = False
+    """Never known beforehand: parity decides the number of rounds. Finished runs are read."""
 
     @property
     def call(self) -> Call:
