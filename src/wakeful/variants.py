@@ -12,9 +12,9 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from wakeful.discovery import classes, foreign, qualified
 from wakeful.errors import WakefulError, nearest
@@ -67,6 +67,15 @@ class Variant(HasRoles):
         return (
             f"{variant_name(type(self))}({', '.join(parts)})" if parts else variant_name(type(self))
         )
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class FieldVariant(Variant):
+    """A variant whose options are its fields: each subclass is a dataclass of named arguments."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        dataclass(kw_only=True, eq=False)(cls)
 
 
 @dataclass(frozen=True)

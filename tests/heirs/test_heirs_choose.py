@@ -9,7 +9,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.layers import Diagnosed, choose_layers, diagnose_layers, from_order, ordered
+from wakeful.heirs.layers import By, Diagnosed, LayerMap, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
@@ -81,6 +81,10 @@ def test_the_figures_are_those_of_the_definitions(depth: str) -> None:
 def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> Diagnosed:
     names = ("rank", "mass", "influence", "angle")
     return Diagnosed(dict.fromkeys(names, figures), angles or [])
+
+
+def choose_layers(facts: Diagnosed, by: By, num_layers: int, **how: int) -> LayerMap:
+    return from_order(ordered(facts, by, num_layers, **how), num_layers, by)
 
 
 def test_the_highest_figures_are_kept_in_their_order() -> None:

@@ -49,7 +49,7 @@ from wakeful.heirs.outcome import (
 )
 from wakeful.heirs.plan import ArmCost, doubts, make_recipe, measure_costs, steps_within
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import carry_out
+from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStage, FinishedStages, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -65,6 +65,10 @@ IMPOSSIBLE = -1.0
 @contextlib.contextmanager
 def quietly(name: str) -> Iterator[Display]:
     yield Silent()
+
+
+def carry_out(*what, **how) -> FinishedStages:
+    return Seed(*what, **how).carry_out()
 
 
 @pytest.fixture

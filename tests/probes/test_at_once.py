@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from wakeful.probes.threads import at_once
+from wakeful.probes.rank import at_once
 
 CPU = torch.device("cpu")
 

@@ -11,16 +11,13 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
-from wakeful.probes.attention import Leading, Values
+from wakeful.probes.attention import Leading, Positions, Spectrum, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
-from wakeful.probes.channels import ChannelOverlap
+from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Outliers, Turned
 from wakeful.probes.mappings import Mappings
-from wakeful.probes.positions import Positions
-from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
-from wakeful.probes.weights import LargestWeights
 
 GROUPED = ModelConfig(
     vocab_size=61, max_length=64, num_layers=3, num_heads=4, num_kv_heads=2, width=32,

@@ -10,11 +10,10 @@ from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.attention import DotProduct
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
-from wakeful.probes.attention import Entropy, Sinks, Values
+from wakeful.probes.attention import Entropy, Positions, Sinks, Values
 from wakeful.probes.base import AttentionEvent, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, Outliers
 from wakeful.probes.patterns import AttentionPictures, MeanAttention
-from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch

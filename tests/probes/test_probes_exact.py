@@ -68,15 +68,11 @@ def test_rank_counts_energy_not_amplitude():
     assert [exact.rank(A, tau).item() for tau in (0.89, 0.9, 0.9991)] == [1, 2, 3]
 
 
-def test_mass_columns_and_lazy_layers():
+def test_mass_columns():
     A = torch.zeros(4, 4, dtype=torch.float64)
     A[:, 0], A[:, 1] = 0.9, 0.1
     assert exact.mass_columns(A, 0.9).item() == 1
     assert exact.mass_columns(A, 0.999).item() == 2
-    ranks = torch.tensor([1, 2, 7])
-    assert not exact.is_lazy(ranks, 2.0)
-    assert exact.is_lazy(ranks[:2], 2.0)
-    assert exact.near_rank_1(ranks) == 2
 
 
 def test_value_spectrum_is_descending_and_its_sum_is_the_mean_square():

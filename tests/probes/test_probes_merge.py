@@ -15,17 +15,21 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.evaluation.diagnosis import share
-from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
+from wakeful.probes.attention import (
+    Entropy,
+    Importance,
+    Leading,
+    Positions,
+    Sinks,
+    Spectrum,
+    Values,
+)
 from wakeful.probes.base import Key, Means, MergeableProbe
-from wakeful.probes.channels import ChannelOverlap
+from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
-from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
-from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
-from wakeful.probes.weights import LargestWeights
 from wakeful.world import World
 
 PROBES: dict[str, Callable[[], MergeableProbe]] = {
@@ -67,7 +71,7 @@ def merged(size: int) -> dict[str, MergeableProbe]:
     for rank in range(size):
         part = {name: make() for name, make in PROBES.items()}
         with torch.inference_mode(), watch(decoder, *part.values()):
-            for tokens in share(everything, World(rank=rank, size=size)):
+            for tokens in everything[World(rank=rank, size=size).part(len(everything))]:
                 decoder(torch.tensor([list(tokens)]))
         if size == 1:
             return part
@@ -108,7 +112,7 @@ def test_every_sequence_has_one_process() -> None:
     for count in (1, 2, 3, 8, 13):
         everything = [[n] for n in range(count)]
         for size in (1, 2, 3, 5, 16):
-            parts = [list(share(everything, World(rank=r, size=size))) for r in range(size)]
+            parts = [everything[World(rank=r, size=size).part(count)] for r in range(size)]
             assert [each for part in parts for each in part] == everything
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

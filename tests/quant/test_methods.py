@@ -25,8 +25,7 @@ from wakeful.quant.convert import linear_layers
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.observing import observe, plain_linear
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
-from wakeful.quant.schemes.methods import Gptq, Smooth
-from wakeful.quant.schemes.seen import Readers, Seen
+from wakeful.quant.schemes.methods import Gptq, Readers, Seen, Smooth
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),

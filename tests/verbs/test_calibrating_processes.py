@@ -20,8 +20,8 @@ from verbs.test_diagnose import llama
 from wakeful.cli import main
 from wakeful.config.verbs import CureOptions
 from wakeful.errors import WakefulError
-from wakeful.quant.merging import merge
-from wakeful.quant.schemes.seen import Readers, Seen
+from wakeful.quant.observing import merge
+from wakeful.quant.schemes.methods import Readers, Seen
 from wakeful.surgery import choose_prefix, learned_gates, learned_sinks, store_prefix
 from wakeful.training.matching import divergence
 from wakeful.verbs.retraining import check_retrains

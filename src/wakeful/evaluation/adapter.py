@@ -229,12 +229,7 @@ class Transformer(_HFLM):
     """lm-eval's own class for Transformers models, with BOS as said and our progress."""
 
     def __init__(
-        self,
-        loaded: Model,
-        *,
-        bos: bool,
-        batch_size: int,
-        progress: Callable[[int, int], None],
+        self, loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
     ) -> None:
         assert isinstance(loaded.tokenizer, PreTrainedTokenizerBase)
         super().__init__(
@@ -265,9 +260,7 @@ class Transformer(_HFLM):
     def tok_batch_encode(
         self, strings: Sequence[str], left_truncate_len: int | None = None, **_: object
     ) -> tuple[Tensor, Tensor]:
-        """Return prompts to generate from, padded on the left, after BOS where that was asked for,
-        and where they are.
-        """
+        """Return prompts' tokens, as `tok_encode` does, padded on the left, and where they are."""
         rows = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
         padded = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         return padded["input_ids"], padded["attention_mask"]

@@ -119,7 +119,6 @@ def _shared(
 
 @torch.inference_mode()
 def _filled(decoder: Decoder, contexts: list[list[int]]) -> Cache:
-    """Return a cache that holds contexts of one length."""
     tokens = torch.tensor(contexts, device=decoder.embed.weight.device)
     cache = decoder.new_cache(*tokens.shape)
     decoder.hidden(tokens, cache=cache)
@@ -154,9 +153,7 @@ def _run(
 
 
 def _wanted(rows: list[_Row], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the flat positions whose logits are wanted, and for all answers' tokens in turn
-    which of these positions predicts each, and the token.
-    """
+    """Return the flat positions to predict from, and of each answer's tokens which and what."""
     wanted: list[int] = []
     which: list[int] = []
     targets: list[int] = []

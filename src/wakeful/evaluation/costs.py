@@ -35,17 +35,6 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
         )
 
 
-def on_our_decoder(model: Model) -> Model:
-    """Return the model with our decoder as its module, to measure costs beside other decoders'.
-
-    Raises:
-        WakefulError: our decoder cannot be it, or gives other logits.
-    """
-    if as_decoder(model.module) is not None:
-        return model
-    return model.converted()
-
-
 def costs(
     model: Model, lengths: Sequence[int], *, progress: Callable[[int, int], None]
 ) -> list[Score]:
@@ -90,13 +79,10 @@ def code_of(module: nn.Module) -> str:
 
 def _prompt(model: Model, length: int) -> list[int]:
     """Return the same random tokens for every model with as many: what they are costs nothing."""
-    largest = min(1000, _embedding(model.module).num_embeddings)
-    return torch.randint(largest, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def _embedding(module: nn.Module) -> Any:
-    own = as_decoder(module)
-    return own.embed if own is not None else module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    own = as_decoder(model.module)
+    table: Any = model.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore[reportCallIssue]
+    largest, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
+    return torch.randint(largest, (length,), generator=generator).tolist()
 
 
 def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
@@ -124,10 +110,7 @@ def _sizes(model: Model, length: int) -> list[Score]:
     code = code_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
-    found = {
-        "parameters, M": _num_parameters(model.module) / 1e6,
-        "weights, MB": weights / 1e6,
-    }
+    found = {"parameters, M": _num_parameters(model.module) / 1e6, "weights, MB": weights / 1e6}
     if cache is not None:
         found["cache, KB a token"] = cache / length / 1e3
         found[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
@@ -165,7 +148,6 @@ def _cache_bytes(model: Model, length: int) -> int | None:
 
 
 def _file_bytes(model: Model) -> int:
-    """Return the bytes of the files of weights; 0 where there are none."""
     path = model.path
     if path is None:
         return 0
@@ -173,8 +155,7 @@ def _file_bytes(model: Model) -> int:
         return path.stat().st_size
     checkpoint = Run(path).checkpoints / f"step-{model.step:08d}"
     if checkpoint.is_dir():  # beside the weights lies the optimizer's state
-        whole = checkpoint / "model.safetensors"
-        files = [whole] if whole.is_file() else checkpoint.glob("model-*-of-*.safetensors")
+        files = checkpoint.glob("model*.safetensors")
     else:
         files = (file for kind in _WEIGHTS for file in path.glob(kind))
     return sum(file.stat().st_size for file in files)

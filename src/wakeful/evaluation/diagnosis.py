@@ -107,7 +107,7 @@ def diagnose(
 
     probes = fresh_probes()
     losses: list[float] = []
-    mine = share(sequences, world)
+    mine = sequences[world.part(len(sequences))]
     device = loaded.device
     with torch.inference_mode(), watch(loaded.module, *probes):
         progress(0, len(mine))
@@ -150,8 +150,7 @@ class _Said:
     sequences: int
     loss: float
     loss_standard_error: float | None
-    has_bos: bool = True
-    """What was diagnosed before it was said."""
+    has_bos: bool
 
 
 def read_diagnosis(path: str | Path) -> list[Diagnosis]:
@@ -192,11 +191,6 @@ def token_files(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         if each.attention is not None
     ]
     return files | ({ATTENTION: pl.concat(frames)} if frames else {})
-
-
-def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:
-    """Return the sequences that this process looks at: a stretch of them, perhaps none."""
-    return sequences[world.part(len(sequences))]
 
 
 def metrics_table(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:

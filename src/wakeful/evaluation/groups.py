@@ -36,19 +36,13 @@ def title_of(metric: str, chosen: str) -> str:
 
 
 def with_groups(
-    scores: Sequence[Score],
-    tasks: TaskSet,
-    own: Mapping[str, Mapping[tuple[str, str], float]],
+    scores: Sequence[Score], tasks: TaskSet, own: Mapping[str, Mapping[tuple[str, str], float]]
 ) -> list[Score]:
     """Return one model's scores of tasks with each group's own before those of its parts.
 
     A part names the group that was asked for, and is hidden unless it was asked for by name too.
-    The parts of a group that aggregates nothing stay as they are.
-
-    Args:
-        scores: of the tasks, in lm-eval's order.
-        tasks: what was asked.
-        own: lm-eval's figures of each group, by metric and filter.
+    The parts of a group that aggregates nothing stay as they are. `own` are lm-eval's figures of
+    each group, by metric and filter.
     """
     found: dict[str, list[Score]] = {}
     for score in scores:
@@ -84,11 +78,7 @@ def with_groups(
 
 
 def _of_group(
-    group: "Group",
-    metric: str,
-    chosen: str,
-    own: float,
-    found: Mapping[str, Sequence[Score]],
+    group: "Group", metric: str, chosen: str, own: float, found: Mapping[str, Sequence[Score]]
 ) -> Score | None:
     """Return a group's score over all examples of its tasks; None where none has the metric.
 

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.reading import Window, Words, check_text, words_in
+from wakeful.evaluation.reading import Window, Words, check_length, check_text, words_in
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -87,20 +87,7 @@ def perplexity(
 def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot be run on such windows."""
     check_likelihoods(loaded.name, loaded.module)
-    check_sizes(length=length, stride=stride)
-    if length > loaded.context:
-        raise WakefulError(
-            f"length = {length} is past {loaded.name}'s context of {loaded.context} tokens; "
-            "choose a lower one"
-        )
-    if bos and loaded.bos is None:
-        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
-
-
-def check_sizes(*, length: int, stride: int) -> None:
-    """Raise `WakefulError` for windows of no use to any model."""
-    if length < 2:
-        raise WakefulError(f"length = {length}: a window needs at least 2 tokens")
+    check_length(loaded, length, bos=bos)
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
 

@@ -82,15 +82,7 @@ class TextWords(Words):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool
     ) -> list[list[int]]:
-        if length < 2:
-            raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
-        if length > loaded.context:
-            raise WakefulError(
-                f"length = {length} is past {loaded.name}'s context of {loaded.context} "
-                "tokens: lower it"
-            )
-        if bos and loaded.bos is None:
-            raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+        check_length(loaded, length, bos=bos)
         take = length - bos
         tokens = self.beginning.tokens(loaded.plain, take * num_sequences)
         if len(tokens) < take * num_sequences:
@@ -185,11 +177,7 @@ class TaskWords(Words):
             )
         if not bos:
             raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
-        if not 2 <= length <= loaded.context:
-            raise WakefulError(
-                f"length = {length} must be between 2 and {loaded.name}'s context of "
-                f"{loaded.context} tokens"
-            )
+        check_length(loaded, length, bos=bos)
         if number * length > VALIDATION_TOKENS:
             raise WakefulError(
                 f"{number} windows of {length} tokens are more than the {VALIDATION_TOKENS:,} "
@@ -225,6 +213,19 @@ def own_task(loaded: Model) -> Words | None:
     run = Run.open(loaded.path)
     task = task_of(run.config.data.source) if run.header.kind == "train" else None
     return None if task is None else TaskWords(task)
+
+
+def check_length(loaded: Model, length: int, *, bos: bool) -> None:
+    """Raise `WakefulError` where a model cannot read that many tokens, or begin them with BOS."""
+    if length < 2:
+        raise WakefulError(f"length = {length}: what a model reads needs at least 2 tokens")
+    if length > loaded.context:
+        raise WakefulError(
+            f"length = {length} must be between 2 and {loaded.name}'s context of {loaded.context} "
+            "tokens"
+        )
+    if bos and loaded.bos is None:
+        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
 
 
 def check_text(world: World, loaded: Model, read: object) -> None:

@@ -5,6 +5,7 @@ their examples from memory: nothing is fetched.
 """
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import logging
@@ -27,10 +28,9 @@ _SEED = 1234
 
 def lambada_task(examples: Sequence[Completion]) -> Task:
     """Return the task to predict the last word: accuracy of greedy decoding, and perplexity."""
-    rows = [{"context": example.context, "target": example.target} for example in examples]
     return _local(
         "lambada",
-        rows,
+        examples,
         output_type="loglikelihood",
         doc_to_target=_field("target"),
         metrics={"acc": ("mean", True), "perplexity": ("perplexity", False)},
@@ -39,13 +39,9 @@ def lambada_task(examples: Sequence[Completion]) -> Task:
 
 def choices_task(examples: Sequence[MultipleChoice]) -> Task:
     """Return the task to choose: `acc` by log-likelihood, `acc_norm` by that over characters."""
-    rows = [
-        {"context": example.context, "choices": list(example.choices), "answer": example.answer}
-        for example in examples
-    ]
     return _local(
         "choices",
-        rows,
+        examples,
         output_type="multiple_choice",
         doc_to_target=_field("answer"),
         doc_to_choice=_field("choices"),
@@ -124,12 +120,13 @@ def quiet() -> Iterator[None]:
 
 def _local(
     name: str,
-    rows: list[dict[str, Any]],
+    examples: Sequence[Completion | MultipleChoice],
     *,
     output_type: str,
     metrics: dict[str, tuple[str, bool]],
     **fields: Callable[[dict[str, Any]], Any],
 ) -> Task:
+    rows = [dataclasses.asdict(example) for example in examples]
     with quiet():
         return ConfigurableTask(
             config={

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -100,14 +100,13 @@ class Baseline:
 
 def at_random(setting: Setting, num_layers: int) -> Decoder:
     """Return a target of as many of the heir's first layers, with nothing inherited."""
-    config = target_config(
-        setting.shape or setting.reference.config,
-        setting.layers.sources[:num_layers],
-        route=setting.route,
-        normalizer=setting.normalizer,
-    )
-    decoder = Decoder(config).to(setting.reference.head.weight.dtype)
-    return initialize(decoder, setting.seed)
+    config = setting.shape or setting.reference.config
+    return _fresh(setting, config, setting.layers.sources[:num_layers])
+
+
+def _fresh(setting: Setting, config: ModelConfig, sources: Sequence[int]) -> Decoder:
+    decoder = Decoder(_target(setting, config, sources))
+    return initialize(decoder.to(setting.reference.head.weight.dtype), setting.seed)
 
 
 def narrow_shares(setting: Setting) -> WidthConfig:
@@ -166,10 +165,8 @@ def _narrow(setting: Setting) -> Decoder:
 
 
 def _narrow_shape(setting: Setting) -> Decoder:
-    config = setting.reference.config
-    config = narrow_config(config, narrow_shares(setting))
-    decoder = Decoder(_target(setting, config, range(config.num_layers)))
-    return initialize(decoder.to(setting.reference.head.weight.dtype), setting.seed)
+    config = narrow_config(setting.reference.config, narrow_shares(setting))
+    return _fresh(setting, config, range(config.num_layers))
 
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
@@ -204,58 +201,46 @@ def half_width(reference: Decoder, *, residual: bool) -> Decoder:
     return target
 
 
-def _lazy(setting: Setting) -> Decoder:
-    return setting.inherit(_lazy_layers(setting))
+def _random(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
+    """Return a baseline that inherits nothing, or in `halves`: half its layers, then stacked."""
+
+    def start(setting: Setting) -> Decoder:
+        return at_random(setting, -(-setting.num_layers // (2 if halves else 1)))
+
+    return Baseline(summary, start, stack if halves else None, from_random=True, **more)
 
 
-def _lazy_layers(setting: Setting) -> LayerMap:
+def _taken(
+    summary: str, choose: Callable[[Setting], LayerMap], copy: Copy = "all", **more: Any
+) -> Baseline:
+    """Return a baseline that inherits these layers, or these parts of them."""
+    return Baseline(summary, lambda setting: setting.inherit(choose(setting), copy=copy), **more)
+
+
+def _ranged(rule: Callable[..., LayerMap]) -> Callable[[Setting], LayerMap]:
+    return lambda setting: rule(setting.num_layers, of=setting.reference.config.num_layers)
+
+
+def _own(setting: Setting) -> LayerMap:
+    return setting.layers
+
+
+def _lazy(setting: Setting) -> LayerMap:
     assert setting.lazy is not None
     return setting.lazy
 
 
-def _hybrid(setting: Setting) -> Decoder:
-    layers = twice(setting.num_layers, of=setting.reference.config.num_layers)
-    return setting.inherit(layers)
-
-
-def _ranged(choose: Callable[..., LayerMap], copy: Copy = "all") -> StartMaker:
-    def start(setting: Setting) -> Decoder:
-        layers = choose(setting.num_layers, of=setting.reference.config.num_layers)
-        return setting.inherit(layers, copy=copy)
-
-    return start
-
-
-def _parts(copy: Copy) -> StartMaker:
-    return lambda setting: setting.inherit(setting.layers, copy=copy)
-
-
+_BARE = ", with embeddings, positions, final norm and head at random"
 BASELINES: dict[str, Baseline] = {
-    "random": Baseline(
-        "the same shape at random",
-        lambda s: at_random(s, s.num_layers),
-        from_random=True,
+    "random": _random("the same shape at random"),
+    "random_twice": _random("the same shape at random, for twice the steps", times=2),
+    "stacking": _random(
+        "half the layers trained from random, then copied onto themselves", halves=True
     ),
-    "random_twice": Baseline(
-        "the same shape at random, for twice the steps",
-        lambda s: at_random(s, s.num_layers),
-        times=2,
-        from_random=True,
+    "full_stacking": _random(
+        "stacking with all the steps before and all the steps after", halves=True, times=2
     ),
-    "stacking": Baseline(
-        "half the layers trained from random, then copied onto themselves",
-        lambda s: at_random(s, -(-s.num_layers // 2)),
-        second=stack,
-        from_random=True,
-    ),
-    "full_stacking": Baseline(
-        "stacking with all the steps before and all the steps after",
-        lambda s: at_random(s, -(-s.num_layers // 2)),
-        second=stack,
-        times=2,
-        from_random=True,
-    ),
-    "hybrid_stacking": Baseline("the reference's first n/2 layers twice", _hybrid),
+    "hybrid_stacking": _taken("the reference's first n/2 layers twice", _ranged(twice)),
     "half_width": Baseline(
         "all layers, half the heads, feed-forward units and channels",
         lambda s: half_width(s.everything(), residual=True),
@@ -279,55 +264,38 @@ BASELINES: dict[str, Baseline] = {
         heals=True,
         bridged=True,
     ),
-    "distillation": Baseline(
+    "distillation": _random(
         "random, trained on the reference's predictions, KL summed over the vocabulary",
-        lambda s: at_random(s, s.num_layers),
         distil="sum",
-        from_random=True,
     ),
-    "distillation_mean": Baseline(
+    "distillation_mean": _random(
         "random, trained on the reference's predictions, KL averaged over the vocabulary",
-        lambda s: at_random(s, s.num_layers),
         distil="mean",
-        from_random=True,
     ),
-    "distilbert": Baseline(
-        "every second layer, trained on the reference's predictions", _ranged(alternate),
+    "distilbert": _taken(
+        "every second layer, trained on the reference's predictions",
+        _ranged(alternate),
         distil="sum",
     ),
-    "first": Baseline("the first n layers", _ranged(first)),
-    "alternate": Baseline("every second layer", _ranged(alternate)),
-    "middle": Baseline("n layers around the middle", _ranged(middle)),
-    "last": Baseline("the last n layers", _ranged(last)),
-    "lazy": Baseline("the n neighboring layers of the lowest mean rank", _lazy),
-    "attention": Baseline("the heir's attention and its norms alone", _parts("attention")),
-    "mlp": Baseline("the heir's feed-forward networks and their norms alone", _parts("mlp")),
-    "without_norms": Baseline("the heir without its blocks' norms", _parts("without_norms")),
-    "blocks": Baseline(
-        "the heir's blocks, with embeddings, positions, final norm and head at random",
-        _parts("blocks"),
-    ),
-    "embeddings": Baseline(
+    "first": _taken("the first n layers", _ranged(first)),
+    "alternate": _taken("every second layer", _ranged(alternate)),
+    "middle": _taken("n layers around the middle", _ranged(middle)),
+    "last": _taken("the last n layers", _ranged(last)),
+    "lazy": _taken("the n neighboring layers of the lowest mean rank", _lazy),
+    "attention": _taken("the heir's attention and its norms alone", _own, "attention"),
+    "mlp": _taken("the heir's feed-forward networks and their norms alone", _own, "mlp"),
+    "without_norms": _taken("the heir without its blocks' norms", _own, "without_norms"),
+    "blocks": _taken(f"the heir's blocks{_BARE}", _own, "blocks"),
+    "embeddings": _taken(
         "the reference's embeddings, positions, final norm and head, with blocks at random",
-        _parts("embeddings"),
+        _own,
+        "embeddings",
     ),
-    "middle_blocks": Baseline(
-        "middle, with embeddings, positions, final norm and head at random",
-        _ranged(middle, "blocks"),
-    ),
-    "last_blocks": Baseline(
-        "last, with embeddings, positions, final norm and head at random",
-        _ranged(last, "blocks"),
-    ),
-    "lazy_blocks": Baseline(
-        "lazy, with embeddings, positions, final norm and head at random",
-        lambda s: s.inherit(_lazy_layers(s), copy="blocks"),
-    ),
-    "reference": Baseline(
-        "the whole reference, trained further",
-        lambda s: s.everything(),
-    ),
-}  # fmt: skip
+    "middle_blocks": _taken(f"middle{_BARE}", _ranged(middle), "blocks"),
+    "last_blocks": _taken(f"last{_BARE}", _ranged(last), "blocks"),
+    "lazy_blocks": _taken(f"lazy{_BARE}", _lazy, "blocks"),
+    "reference": Baseline("the whole reference, trained further", lambda s: s.everything()),
+}
 """By name, in the order that reports list them."""
 
 

@@ -31,6 +31,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -59,15 +60,12 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Bridged:
+class Bridged(Gap):
     """A gap and how far the heir's stream was from the reference's behind it.
 
     Errors are Σ w ‖x − y‖² / Σ w ‖y‖² over the tokens that were solved on.
     """
 
-    after: int
-    first: int
-    last: int
     plain: float
     """Without a bridge."""
     error: float
@@ -187,17 +185,13 @@ def rebridge(
     before: LayerMap,
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
-    *,
-    documents: Int[Tensor, "B L"] | None = None,
-    autocast: AbstractContextManager[object] = AS_IT_IS,
-    progress: Passed = unseen,
-    world: World = ALONE,
+    **how: Any,
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
     A gap that is another one now loses its bridge: where the layer that carried it is still there,
     its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned, and
-    are not among those returned; see `stayed`.
+    are not among those returned; see `stayed`. `how` is what else `bridge` takes, but for `only`.
 
     Raises:
         WakefulError: see `bridge`.
@@ -222,10 +216,7 @@ def rebridge(
             if isinstance(part, Norm) and isinstance(whole, Norm):
                 part.take_over(whole)
     only = [gap for place, gap in new.items() if place not in old]
-    return bridge(
-        heir, reference, layers, tokens, options, documents=documents, only=only,
-        autocast=autocast, progress=progress, world=world,
-    )  # fmt: skip
+    return bridge(heir, reference, layers, tokens, options, only=only, **how)
 
 
 def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
@@ -298,7 +289,6 @@ def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
 
 
 def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
-    """Return the divisor of a norm."""
     centered = v - v.mean(-1, keepdim=True) if norm.centers else v
     return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
 

@@ -6,7 +6,6 @@ and the loss is measured on others: the reference goes through both once and kee
 stream, so a run costs one least squares and the layers behind it.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -95,9 +94,9 @@ class _Trial:
         targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
         self.targets = reference.counted(targets)
 
-        def layers(*part: slice) -> _Layers:
+        def layers(*part: slice) -> list[TextStream]:
             theirs = None if documents is None else documents[part]
-            return _Layers(TextStream(reference, tokens[part], theirs, autocast))
+            return _by_layer(TextStream(reference, tokens[part], theirs, autocast))
 
         self.fitted = layers(slice(-held_out))
         self.measured = layers(slice(-held_out, None), slice(-1))
@@ -105,13 +104,13 @@ class _Trial:
     def loss(self, start: int, dropped: int) -> float:
         """Return the loss without the layers from `start` on, bridged by the one before them."""
         before, stop = start - 1, start + dropped
-        block = self.fitted.stream.blocks[before]
+        block = self.fitted[before].blocks[before]
         parameters = [each for part in carriers(block) for each in part.parameters()]
         kept = [parameter.clone() for parameter in parameters]
         try:
             gap = Gap(before, start, stop - 1)
-            solve(self.fitted.at(before), self.fitted.at(stop), gap, self.options)
-            stream = self.measured.at(before)
+            solve(self.fitted[before].copy(), self.fitted[stop].copy(), gap, self.options)
+            stream = self.measured[before].copy()
             stream.through(start)
             stream.layer = stop
             stream.through(len(stream.blocks))
@@ -124,25 +123,17 @@ class _Trial:
         total, done = 0.0, 0
         for state in states:
             targets = self.targets[done : done + len(state)]
-            with self.measured.stream.autocast:
+            with self.measured[0].autocast:
                 logits = self.reference.logits(self.reference.after_blocks(state))
             total += float(cross_entropy(logits, targets, reduction="sum"))
             done += len(state)
         return total / int((self.targets != IGNORED).sum())
 
 
-class _Layers:
-    """A decoder's stream over a text, as each of its layers receives it."""
-
-    def __init__(self, stream: TextStream) -> None:
-        self.stream = stream
-        self.parts = [list(self.stream.parts)]
-        for layer in range(len(self.stream.blocks)):
-            self.stream.through(layer + 1)
-            self.parts.append(list(self.stream.parts))
-
-    def at(self, layer: int) -> TextStream:
-        """Return the stream as that layer receives it, to go on with."""
-        found = copy.copy(self.stream)
-        found.layer, found.parts = layer, list(self.parts[layer])
-        return found
+def _by_layer(stream: TextStream) -> list[TextStream]:
+    """Return a stream as each of its layers receives it, and as the last puts it out."""
+    found = [stream.copy()]
+    for layer in range(len(stream.blocks)):
+        stream.through(layer + 1)
+        found.append(stream.copy())
+    return found

@@ -266,10 +266,6 @@ def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
             "queries, so that rescaling them would change other layers"
         )
     query = target.blocks[layer].get_submodule("attention.query")
-    for tensor in _logit_scales(query):
+    # A query is proportional to its norm's scale, or else to all of its parameters.
+    for tensor in list(query.get_submodule("norm").parameters()) or query.parameters():
         tensor.mul_((layer + 1) / (donor.layer + 1))
-
-
-def _logit_scales(query: nn.Module) -> list[nn.Parameter]:
-    """The parameters to which a query is proportional: its norm's, or all of them."""
-    return list(query.get_submodule("norm").parameters()) or list(query.parameters())

@@ -287,14 +287,6 @@ def ordered(
     return [*range(pinned), *free]
 
 
-def choose_layers(
-    diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
-) -> LayerMap:
-    """Return the layers to keep, in the reference's order."""
-    order = ordered(diagnosed, by, num_layers, pinned=pinned, gaps=gaps)
-    return from_order(order, num_layers, by)
-
-
 def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
     """Return the map of the first `num_layers` layers of an order."""
     if num_layers > len(order):
@@ -307,24 +299,22 @@ def _regrown(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> 
     total = len(angles) - 1
     left_out = {layer for start, stop in runs for layer in range(start, stop)}
     order = [layer for layer in range(total) if layer not in left_out]
+
+    def gained(start: int, stop: int, rest: range) -> float:
+        return (angles[rest.start][rest.stop] if rest else 0.0) - angles[start][stop]
+
     while runs:
         # What grows back is the end of a run without which the rest turns least.
-        ends = [(start, stop, layer) for start, stop in runs for layer in (start, stop - 1)]
-        start, stop, layer = min(
-            ends, key=lambda end: _without(angles, *end) - angles[end[0]][end[1]]
-        )
-        order.append(layer)
-        rest = (start + 1, stop) if layer == start else (start, stop - 1)
+        ends = [
+            (start, stop, rest)
+            for start, stop in runs
+            for rest in (range(start + 1, stop), range(start, stop - 1))
+        ]
+        start, stop, rest = min(ends, key=lambda end: gained(*end))
+        order.append(stop - 1 if rest.stop < stop else start)
         runs = [run for run in runs if run != (start, stop)]
-        runs += [rest] if rest[0] < rest[1] else []
+        runs += [(rest.start, rest.stop)] if rest else []
     return order
-
-
-def _without(angles: Sequence[Sequence[float]], start: int, stop: int, layer: int) -> float:
-    """Return the angle of a run without its first or last layer."""
-    if stop - start == 1:
-        return 0.0
-    return angles[start + 1][stop] if layer == start else angles[start][stop - 1]
 
 
 def _least_turn(

@@ -278,7 +278,11 @@ def compared(
             Arm(
                 arm=arm,
                 heir=final in outcome.rounds,
-                summary=_described(final) if final in outcome.rounds else baseline_of(arm).summary,
+                summary=(
+                    f"the reference's layers {written(final.stage.layers)}"
+                    if final in outcome.rounds
+                    else baseline_of(arm).summary
+                ),
                 runs=tuple(finished.stage.name for finished in stages),
                 depth=final.run.config.model.num_layers,
                 layers=final.stage.layers,
@@ -364,10 +368,6 @@ def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
     best = {point.step: point.loss for point in heir if point.step > 0}
     shared = [point for point in points if point.step in best]
     return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
-
-
-def _described(finished: FinishedStage) -> str:
-    return f"the reference's layers {written(finished.stage.layers)}"
 
 
 def _against(finished: FinishedStage, other: pl.DataFrame) -> tuple[float, float | None]:

@@ -26,7 +26,7 @@ from wakeful.device import choose_device
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
-from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, named_layers, ordered
+from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, from_order, named_layers, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
 from wakeful.heirs.stages import (
@@ -47,6 +47,11 @@ SOLVED_ON, MEASURED_ON = 12_288, 2_048
 """Tokens that runs of layers are tried on."""
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
+_AS_ASKED = (
+    "copy", "route", "normalizer", "width", "drops", "grow", "until", "grow_from", "minutes",
+    "seeds", "bridge", "heal", "sample",
+)  # fmt: skip
+"""Fields of a recipe that are options too."""
 
 
 def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None) -> LayerMap:
@@ -58,8 +63,7 @@ def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None
         return RANGES[options.choose](depth, of=total)
     if diagnosed is None:
         return RANGES["first"](depth, of=total)
-    order = _ordered(diagnosed, options, depth)
-    return LayerMap(tuple(sorted(order[:depth])), options.choose)
+    return from_order(_ordered(diagnosed, options, depth), depth, options.choose)
 
 
 def looked_at(options: InheritOptions) -> bool:
@@ -75,11 +79,7 @@ def depth_of(options: InheritOptions, total: int) -> int:
 
 
 def make_recipe(
-    source: str,
-    options: InheritOptions,
-    total: int,
-    data: Data,
-    diagnosed: Diagnosed | None,
+    source: str, options: InheritOptions, total: int, data: Data, diagnosed: Diagnosed | None
 ) -> Recipe:
     """Return the recipe that options come to; where the number of steps is still open, with as few
     as it can be checked with.
@@ -102,22 +102,10 @@ def make_recipe(
         layers=layers.sources,
         order=order,
         ranks=tuple(diagnosed.figures["rank"]) if diagnosed else (),
-        copy=options.copy,
-        route=options.route,
-        normalizer=options.normalizer,
-        width=options.width,
-        drops=options.drops,
-        grow=options.grow,
         rounds=options.rounds or 1 + room,
-        until=options.until,
-        grow_from=options.grow_from,
-        minutes=options.minutes,
-        seeds=options.seeds,
         baselines=options.baseline,
         alpha=options.train.distill.alpha,
         temperature=options.train.distill.temperature,
-        bridge=options.bridge,
-        heal=options.heal,
         data=DataConfig(
             source=data.place,
             cross_documents=options.data.cross_documents,
@@ -126,7 +114,7 @@ def make_recipe(
             fixed_windows=options.data.fixed_windows or bool(options.heal.top_k),
             max_tokens=options.data.max_tokens,
         ),
-        sample=options.sample,
+        **{name: getattr(options, name) for name in _AS_ASKED},
     )
     return with_steps(recipe, options, options.train.steps or max(2, options.drops))
 
@@ -145,7 +133,6 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
 
 def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
     by = cast(By, options.choose)
-    assert by in get_args(By)
     return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
@@ -306,16 +293,15 @@ def measure_costs(
     training = reference.training
     grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
     total = reference.config.num_layers
-    setting = setting_of(recipe, reference, recipe.layer_map(0))
-    heir = timed_heir(recipe, setting, recipe.layer_map(0))
-    share, layers = sum(grown), recipe.layer_map(0)
+    layers = recipe.layer_map(0)
+    setting = setting_of(recipe, reference, layers)
+    heir = timed_heir(recipe, setting, layers)
+    share = sum(grown)
     if recipe.drops > 1:
         left_out = (total - depth) / depth  # at an even pace
         share = 1 + left_out * (1 - 1 / recipe.drops) / 2
-    cost = _cost(
-        recipe, reference, "heir", heir, data, share, recipe.healing(layers, total),
-        lora=recipe.heal.lora,
-    )  # fmt: skip
+    lesson = recipe.healing(layers, total)
+    cost = _cost(recipe, reference, "heir", heir, data, share, lesson, recipe.heal.lora)
     costs = [dataclasses.replace(cost, parts=recipe.drops)]
     for name in recipe.baselines:
         progress(len(costs), arms)
@@ -325,11 +311,11 @@ def measure_costs(
         # A student that grows goes through every round, and its baselines take as many steps.
         whole = recipe.grow_from == "student" or baseline.all_rounds
         share = (len(grown) if whole else 1) * grown[-1] * baseline.times
-        cost = _cost(recipe, reference, name, start, data, share, lesson, lora=lora)
+        cost = _cost(recipe, reference, name, start, data, share, lesson, lora)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
-            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
+            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig(), LoraConfig())
             costs[-1] = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
     progress(arms, arms)
     # A teacher is frozen, and this one may be a user's own module.
@@ -347,11 +333,9 @@ def _cost(
     data: Data,
     share: float,
     distill: DistillConfig,
-    *,
-    lora: LoraConfig | None = None,
+    lora: LoraConfig,
 ) -> ArmCost:
-    adapters = lora or LoraConfig()
-    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=adapters)
+    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=lora)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
     training = Training(config, data, device, given=decoder, teacher=reference.to(device))
@@ -394,11 +378,8 @@ def foreseen(
     device, windows = choose_device(config.train.device), data.windows(config)
     taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
     reference.to("cpu")
-    one, total, seeds = (
-        taken / windows.num_predicted,
-        reference.config.num_layers,
-        recipe.of_seeds(),
-    )
+    one, total = taken / windows.num_predicted, reference.config.num_layers
+    seeds = len(recipe.of_seeds())
     looks, dropped = looked_at(options), total - len(recipe.layers)
     diagnosing = PASSES * options.diagnose_sequences * options.diagnose_length if looks else 0
     choosing = 0.0
@@ -411,8 +392,8 @@ def foreseen(
         "diagnosing": one * diagnosing,
         "choosing": one * choosing,
         "evaluating": taken,
-        "closed forms": one * len(seeds) * solved_on(recipe, total, data),
-        "training": len(seeds) * _trained(options, recipe, total, one, taken),
+        "closed forms": one * seeds * solved_on(recipe, total, data),
+        "training": seeds * _trained(options, recipe, total, one, taken),
     }
 
 

@@ -4,7 +4,7 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,26 +35,6 @@ from wakeful.training.loop import Initial, train
 from wakeful.world import is_lost, joined, lost, started_as
 
 
-def carry_out(
-    recipe: Recipe,
-    reference: Decoder,
-    *,
-    loss: float,
-    out: Path,
-    shown: Shown,
-    resume: Path | None = None,
-) -> FinishedStages:
-    """Train the heirs and the baselines below `out`, going on with what is there.
-
-    `loss` is the reference's on the same validation set: parity is a final loss at or under it.
-    `resume` is the inheritance's folder, where it is not `out`.
-
-    Raises:
-        Interrupted: a signal ended a run, which is saved.
-    """
-    return Seed(recipe, reference, loss, out, shown, resume or out).carry_out()
-
-
 @dataclass(frozen=True)
 class Seed:
     """A recipe with one seed, whose runs lie below a folder."""
@@ -62,15 +42,19 @@ class Seed:
     recipe: Recipe
     reference: Decoder
     loss: float
-    """The reference's, on the same validation set."""
+    """The reference's, on the same validation set: parity is a final loss at or under it."""
     out: Path
     shown: Shown
-    resume: Path
-    """The inheritance's folder."""
+    resume: Path | None = None
+    """The inheritance's folder, where it is not `out`."""
 
     def carry_out(self) -> FinishedStages:
-        """Train the heirs and the baselines, going on with what is there."""
-        with _resumable(self.resume):
+        """Train the heirs and the baselines, going on with what is there.
+
+        Raises:
+            Interrupted: a signal ended a run, which is saved.
+        """
+        with self._resumable():
             rounds = tuple(self._rounds())
             heirs = [each.stage for each in rounds]
             baselines = tuple(
@@ -82,7 +66,7 @@ class Seed:
 
     def train_heirs(self) -> None:
         """Do the part of `carry_out` that is the heirs'."""
-        with _resumable(self.resume):
+        with self._resumable():
             for _ in self._rounds():
                 pass
 
@@ -92,7 +76,7 @@ class Seed:
         Of several heirs the last decides its depth and steps, so those must be trained; a single
         one need not be.
         """
-        with _resumable(self.resume):
+        with self._resumable():
             if self.recipe.most_heirs > 1:
                 heirs = [each.stage for each in self._rounds()]
             else:
@@ -120,9 +104,7 @@ class Seed:
         """Train an heir after each drop, from the one before it."""
         before, done = None, 0
         for layers, steps in self.recipe.parts(self.reference.config.num_layers):
-            start = partial(self._dropped, layers, before)
-            stage = self._heir_stage(layers, start, before, "heir", steps, done)
-            before = self._finished(stage)
+            before = self._finished(self._heir_stage(layers, before, "heir", steps, done))
             done += steps
             yield before
 
@@ -131,16 +113,13 @@ class Seed:
         recipe, layers = self.recipe, self.recipe.layer_map(number)
         grows_on = recipe.grow_from == "student" and recipe.rounds > 1
         grown, steps = before if grows_on else None, recipe.train.steps
-        return self._heir_stage(
-            layers, partial(self._heir, layers, grown), grown,
-            "heir" if grows_on else f"heir-{len(layers)}", steps, number * steps if grown else 0,
-        )  # fmt: skip
+        arm = "heir" if grows_on else f"heir-{len(layers)}"
+        return self._heir_stage(layers, grown, arm, steps, number * steps if grown else 0)
 
     def _heir_stage(
-        self, layers: LayerMap, start: Callable[[Passed], Decoder], before: FinishedStage | None,
-        arm: str, steps: int, offset: int,
-    ) -> TrainingStage:  # fmt: skip
-        """Return the stage of an heir, which has bridges of the one `before`, if any."""
+        self, layers: LayerMap, before: FinishedStage | None, arm: str, steps: int, offset: int
+    ) -> TrainingStage:
+        """Return the stage of an heir, which goes on from the one `before`, if any."""
         recipe = self.recipe
         had = (None, ()) if before is None else (self._layers(before), before.bridges)
         return TrainingStage(
@@ -148,7 +127,7 @@ class Seed:
             arm=arm,
             steps=steps,
             offset=offset,
-            start=start,
+            start=partial(self._heir, layers, before),
             layers=layers.sources,
             distill=recipe.healing(layers, self.reference.config.num_layers),
             lora=recipe.heal.lora,
@@ -158,17 +137,13 @@ class Seed:
     def _layers(self, heir: FinishedStage) -> LayerMap:
         return LayerMap(heir.stage.layers, self.recipe.rule)
 
-    def _dropped(self, layers: LayerMap, before: FinishedStage | None, progress: Passed) -> Decoder:
-        if before is None:
-            return self._heir(layers, None, progress)
-        inside = layers.within(self._layers(before))
-        return inherit(_trained(before.run.path), inside, seed=self.recipe.train.seed)
-
-    def _heir(self, layers: LayerMap, grown: FinishedStage | None, progress: Passed) -> Decoder:
+    def _heir(self, layers: LayerMap, before: FinishedStage | None, progress: Passed) -> Decoder:
         recipe, donor, seed = self.recipe, self.reference, self.recipe.train.seed
-        if grown is not None:
-            student, before = _trained(grown.run.path), self._layers(grown)
-            return grow(student, before, donor, layers, copy=recipe.copy, seed=seed)
+        if before is not None:
+            student, had = _trained(before.run.path), self._layers(before)
+            if len(layers) < len(had):
+                return inherit(student, layers.within(had), seed=seed)
+            return grow(student, had, donor, layers, copy=recipe.copy, seed=seed)
         if recipe.width:
             donor = narrowed_reference(recipe, donor, recipe.width, progress)
         return inherit(
@@ -177,9 +152,7 @@ class Seed:
         )  # fmt: skip
 
     def _stages(self, name: str, heirs: Sequence[TrainingStage]) -> Iterator[TrainingStage]:
-        """Yield a baseline's stages: of the last heir's depth and as many steps as went into it, so
-        many times as many, or as many as all rounds took.
-        """
+        """Yield a baseline's stages, which follow from the last heir's depth and steps."""
         recipe, last = self.recipe, heirs[-1]
         baseline, folder = baseline_of(name), folder_of(name)
         setting = setting_of(recipe, self.reference, LayerMap(last.layers, recipe.rule))
@@ -241,21 +214,20 @@ class Seed:
             run = train(config, place, initial=Initial(decoder, origin), show=show)
         return FinishedStage(stage, run)
 
+    @contextmanager
+    def _resumable(self) -> Iterator[None]:
+        """Say how to go on where a signal ends a run."""
+        starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
+        again = f"continue with: {starter} inherit --resume {self.resume or self.out}"
+        try:
+            yield
+        except Interrupted:
+            raise Interrupted("stopped, and what was trained is saved", again) from None
+        except WakefulError as error:
+            if error.__cause__ is None or not is_lost(error.__cause__):
+                raise
+            raise WakefulError(lost(again)) from error.__cause__
+
 
 def _trained(place: Path) -> Decoder:
     return read_decoder(place, dtype="auto").decoder()
-
-
-@contextmanager
-def _resumable(out: Path) -> Iterator[None]:
-    """Say how to go on where a signal ends a run."""
-    starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-    again = f"continue with: {starter} inherit --resume {out}"
-    try:
-        yield
-    except Interrupted:
-        raise Interrupted("stopped, and what was trained is saved", again) from None
-    except WakefulError as error:
-        if error.__cause__ is None or not is_lost(error.__cause__):
-            raise
-        raise WakefulError(lost(again)) from error.__cause__

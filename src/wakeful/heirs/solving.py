@@ -1,7 +1,6 @@
 """Closed forms of heirs, solved on the training text's beginning."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -13,8 +12,8 @@ from wakeful.data.order import documents_of
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.display import Passed, unseen
-from wakeful.heirs.bridge import Bridged, bridge, gaps, rebridge, stayed
-from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.bridge import Bridged, gaps, rebridge, stayed
+from wakeful.heirs.layers import LayerMap, first
 from wakeful.heirs.narrow import narrow
 from wakeful.heirs.recipe import Recipe
 from wakeful.model.decoder import Decoder
@@ -38,9 +37,7 @@ def narrowed_reference(
 
 
 def _text(recipe: Recipe, most: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"] | None]:
-    """Return at most so many tokens of the training text's beginning, to solve on, and their
-    documents' numbers where these do not see each other.
-    """
+    """Return at most so many tokens of the training text's beginning, and their `documents`."""
     data, length = load_data(recipe.data), recipe.train.length
     tokens = beginning(data, max(1, most // length), length, recipe.data)
     return tokens, documents(tokens, data, recipe.data)
@@ -65,9 +62,7 @@ def solved_on(recipe: Recipe, num_layers: int, data: Data) -> int:
 def documents(
     tokens: Int[Tensor, "B L"], data: Data, config: DataConfig
 ) -> Int[Tensor, "B L"] | None:
-    """Return the number of each token's document, None where attention crosses from one to the
-    next.
-    """
+    """Return the number of each token's document; None where documents see each other."""
     return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
@@ -86,7 +81,6 @@ def beginning(data: Data, rows: int, length: int, config: DataConfig) -> Int[Ten
 
 
 def _allowed(data: Data, config: DataConfig) -> int:
-    """Return how many of the training tokens may be read."""
     return min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
 
 
@@ -97,7 +91,7 @@ def bridges(
     had: LayerMap | None,
     kept: Sequence[Bridged],
     heir: Decoder,
-    progress: Passed = unseen,
+    progress: Passed,
 ) -> list[Bridged]:
     """Bridge an heir's gaps on the training text's beginning, in place.
 
@@ -107,21 +101,15 @@ def bridges(
     if recipe.bridge.map == "none":
         return []
     tokens, numbers = _text(recipe, recipe.bridge.tokens)
-    device = choose_device(recipe.train.device)
+    device, total = choose_device(recipe.train.device), reference.config.num_layers
     reference.to(device)
     heir.to(device)
     with joined() as world:
-        how: dict[str, Any] = {
-            "documents": numbers, "autocast": autocast(recipe.train, device),
-            "progress": progress, "world": world,
-        }  # fmt: skip
-        if had is None:
-            found = bridge(heir, reference, layers, tokens, recipe.bridge, **how)
-        else:
-            found = rebridge(heir, reference, layers, had, tokens, recipe.bridge, **how)
-    if had is not None:
-        found += stayed(kept, layers, reference.config.num_layers)
-        found.sort(key=lambda one: one.first)
+        found = rebridge(
+            heir, reference, layers, had or first(total, of=total), tokens, recipe.bridge,
+            documents=numbers, autocast=autocast(recipe.train, device), progress=progress,
+            world=world,
+        )  # fmt: skip
     reference.to("cpu")
     heir.to("cpu")
-    return found
+    return sorted([*found, *stayed(kept, layers, total)], key=lambda one: one.first)

@@ -1,5 +1,6 @@
 """`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -53,6 +54,12 @@ class TextStream:
                 self.parts[number] = out, flow
             self.layer += 1
 
+    def copy(self) -> "TextStream":
+        """Return the stream as far as it is, to go on with apart."""
+        found = copy.copy(self)
+        found.parts = list(self.parts)
+        return found
+
     def states(self) -> Iterator[Float[Tensor, "B L D"]]:
         """Yield the stream, part by part."""
         return (x for x, _ in self.parts)
@@ -69,9 +76,7 @@ class TextStream:
     def watched(
         self, modules: Mapping[str, nn.Module]
     ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], Tensor]]:
-        """Run the next layer, part by part; yield what modules of it read and put out, by their
-        names, and what the layer puts out.
-        """
+        """Run the next layer, part by part; yield what its `modules` read and put out, and it."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
 
         def see(name: str, args: tuple[Any, ...], output: Tensor) -> None:

@@ -121,7 +121,7 @@ def check_compressed(
         for readers in read:
             if 0 < len(layers.keys() & set(readers)) < len(readers):
                 raise _differ(readers)
-        if not scheme.method.only_after_norms:
+        if not scheme.method.norms:
             _refuse_divided(layers.keys() - {name for readers in read for name in readers})
 
 

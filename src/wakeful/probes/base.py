@@ -6,7 +6,6 @@ Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D mod
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -279,6 +278,28 @@ class MeanProbe(MergeableProbe):
         self.put(layer, metric, float(each.mean()), **where)
 
 
+class SumProbe(MergeableProbe):
+    """A probe whose rows follow from sums over sequences."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        """Totals and their counts, which broadcast against them, by what they are about."""
+
+    def add(self, key: tuple[Any, ...], total: Tensor, count: Tensor | float = 1.0) -> None:
+        """Add what one sequence shows, or several."""
+        known = self.sums.get(key, (0.0, 0.0))
+        fresh = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (total, count))
+        total, count = (more + sum_ for more, sum_ in zip(fresh, known, strict=True))
+        self.sums[key] = total, count
+
+    def state(self) -> Any:
+        return [[key, *(each.tolist() for each in sums)] for key, sums in self.sums.items()]
+
+    def merge(self, state: Any) -> None:
+        for key, *sums in state:
+            self.add(tuple(key), *(torch.tensor(each, dtype=torch.float64) for each in sums))
+
+
 def exact_rows(rows: Iterable[tuple[int | None, int | None, str, str, str, float]]) -> Frame:
     """Return rows that are known exactly and have no error, of the other columns' values."""
     return pl.DataFrame([(*row, None, "exact") for row in rows], schema=SCHEMA, orient="row")
@@ -290,9 +311,7 @@ def first_and_rest(h: Float[Tensor, "L *more"]) -> list[tuple[str, Tensor]]:
 
 
 def block_outputs(rows: Frame) -> Frame:
-    """Return the rows that a mean over layers is over: the embedding, layer −1, is shown, never
-    averaged in.
-    """
+    """Return the rows that a mean over layers is over: all but the embedding's, layer −1."""
     return rows.filter(pl.col("layer") >= 0)
 
 
@@ -308,24 +327,11 @@ def gather(probes: Iterable[Probe]) -> Frame:
 
 
 Emit = Callable[[Event], None]
+"""What a source hands the events of a model's forward passes to."""
 
 
-class EventSource(ABC):
-    """Makes events of a model's forward passes while it is open."""
-
-    reason_for_silence: str = "no layer of it reached its attention"
-
-    @abstractmethod
-    def open(self, emit: Emit) -> AbstractContextManager[None]:
-        """Attach to the model; detached again when the context ends, whatever happens in it."""
-
-
-@dataclass(frozen=True)
-class Visibility:
-    """Who sees whom: causal, within a window, or by explicit pairs."""
-
-    window: int | None = None
-    keep: Bool[Tensor, "#B L L"] | None = None
+Visibility = tuple[int | None, Tensor | None]
+"""Who sees whom: within a window, by pairs (B or 1, L, L), or causally where both are None."""
 
 
 def visibility(
@@ -343,10 +349,10 @@ def visibility(
         causal = causal & valid.unsqueeze(1)
         keep = torch.where(valid.unsqueeze(2), keep, causal)
     if bool((keep == causal).all()):
-        return Visibility()
+        return None, None
     if window is not None:
         near = causal & (key > query - window)
         given = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
         if bool((given == near).all()):
-            return Visibility(window=window)
-    return Visibility(keep=keep)
+            return window, None
+    return None, keep

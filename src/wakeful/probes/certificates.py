@@ -196,13 +196,7 @@ def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Floa
 
 
 def _bracket(
-    G: Tensor,
-    space: Tensor,
-    image: Tensor,
-    energy: float,
-    tau: float,
-    slack: float,
-    dropped: float,
+    G: Tensor, space: Tensor, image: Tensor, energy: float, tau: float, slack: float, dropped: float
 ) -> RankBounds:
     small = space.T @ image
     theta, rotation = torch.linalg.eigh((small + small.T) / 2)

@@ -1,14 +1,15 @@
-"""Whether the same channels stand out whatever the text says."""
-
-from typing import Any
+"""Which channels stand out: whether the same whatever the text says, and those of large weights."""
 
 import torch
+from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import Frame, HiddenEvent, MergeableProbe, exact_rows, first_and_rest
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, SumProbe, exact_rows, first_and_rest
 
 
-class ChannelOverlap(MergeableProbe):
+class ChannelOverlap(SumProbe):
     """`outlier_channel_overlap`: of a sequence's channels with the largest activations, the share
     that are so in another sequence too (From Attention to Activation, section 2.2: outliers are
     "invariant to the input sequence").
@@ -24,10 +25,8 @@ class ChannelOverlap(MergeableProbe):
     def __init__(self, *, channels: int = 4) -> None:
         if channels < 1:
             raise WakefulError(f"channels = {channels} must be at least 1")
+        super().__init__()
         self.channels = channels
-        self.among: dict[tuple[int, str], list[int]] = {}
-        """In how many sequences each channel is among the largest, by layer and position."""
-        self.sequences: dict[tuple[int, str], int] = {}
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences if event.layer >= 0 else ():
@@ -36,27 +35,54 @@ class ChannelOverlap(MergeableProbe):
                     f"channels = {self.channels} is above the model's width, {h.shape[-1]}"
                 )
             for position, part in first_and_rest(h):
-                counts = torch.zeros(h.shape[-1], dtype=torch.int64)
-                counts[part.abs().mean(0).topk(self.channels).indices.cpu()] = 1
-                self._take((event.layer, position), counts.tolist(), 1)
-
-    def _take(self, key: tuple[int, str], counts: list[int], sequences: int) -> None:
-        known = self.among.get(key, [0] * len(counts))
-        self.among[key] = [a + b for a, b in zip(known, counts, strict=True)]
-        self.sequences[key] = self.sequences.get(key, 0) + sequences
-
-    def state(self) -> Any:
-        return [[*key, counts, self.sequences[key]] for key, counts in self.among.items()]
-
-    def merge(self, state: Any) -> None:
-        for layer, position, counts, sequences in state:
-            self._take((layer, position), counts, sequences)
+                among = torch.zeros(h.shape[-1])
+                among[part.abs().mean(0).topk(self.channels).indices.cpu()] = 1
+                self.add((event.layer, position), among)
 
     def rows(self) -> Frame:
         rows = []
-        for (layer, position), counts in sorted(self.among.items()):
-            pairs = self.sequences[layer, position] * (self.sequences[layer, position] - 1)
+        for (layer, position), (among, sequences) in sorted(self.sums.items()):
+            pairs = float(sequences * (sequences - 1))
             if pairs:
-                shared = sum(count * (count - 1) for count in counts) / (self.channels * pairs)
+                shared = float((among * (among - 1)).sum()) / (self.channels * pairs)
                 rows.append((layer, None, position, "outlier_channel_overlap", "paper", shared))
         return exact_rows(rows)
+
+
+class LargestWeights(MeanProbe):
+    """`outlier_weight_share`: of the channels with the largest activations, the share that are also
+    among those with the largest weights (From Attention to Activation, section 4).
+
+    |T_k(a) ∩ T_k(w)| / k for each block output x of n, T_k the k largest of D channels: a_i is the
+    mean of |x_i| over a sequence's tokens, the first or the rest, and w_i = max_{m ≤ n, j}
+    max(|O_m,ij|, |W_m,ij|) over the output projections O of attention and W of the MLP, (D out, in)
+    each, that have written into the stream by then. Channels drawn at random share k / D.
+
+    Raises:
+        WakefulError: k is not between 1 and the model's width.
+    """
+
+    def __init__(self, decoder: Decoder, *, channels: int = 4) -> None:
+        super().__init__()
+        width = decoder.config.width
+        if not 1 <= channels <= width:
+            raise WakefulError(f"channels = {channels} must be between 1 and the width, {width}")
+        self.channels = channels
+        largest = torch.zeros(width)
+        self._largest: list[set[int]] = []
+        for block in decoder.blocks:
+            assert isinstance(block, Block)
+            for weight in (block.attention.out.weight, block.mlp.down.weight):
+                rows = weight.detach().float().abs().amax(1).cpu()
+                largest = torch.maximum(largest, rows)
+            self._largest.append(self._top(largest))
+
+    def see_hidden(self, event: HiddenEvent) -> None:
+        for h in event.sequences if event.layer >= 0 else ():
+            for position, part in first_and_rest(h):
+                both = self._top(part.abs().mean(0)) & self._largest[event.layer]
+                share = len(both) / self.channels
+                self.put(event.layer, "outlier_weight_share", share, position=position)
+
+    def _top(self, sizes: Tensor) -> set[int]:
+        return set(sizes.topk(self.channels).indices.tolist())

@@ -101,16 +101,6 @@ def mass_columns(A: Float[Tensor, "*H L L"], tau: float = 0.9) -> Tensor:
     return (energy < tau * energy[..., -1:]).sum(-1) + 1
 
 
-def is_lazy(ranks: Tensor, threshold: float) -> bool:
-    """Whether the largest of a layer's head ranks is at most the threshold (ibid.)."""
-    return bool((ranks.max() <= threshold).item())
-
-
-def near_rank_1(ranks: Tensor, threshold: float = 2.0) -> int:
-    """The number of heads whose rank is at most the threshold (ibid., fig. 11)."""
-    return int((ranks <= threshold).sum())
-
-
 def value_spectrum(v: Float[Tensor, "*G L d"]) -> Float[Tensor, "*G d"]:
     """Eigenvalues of (1/L) Σ v vᵀ, descending (Value Residual Learning, eq. 12): a second moment,
     not centered. One head's values, or a layer's joined along d.

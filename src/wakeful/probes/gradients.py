@@ -1,7 +1,7 @@
 """How much a loss still moves the projections of queries and keys."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,19 +10,6 @@ from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import Frame, Key, Means
-
-
-@contextlib.contextmanager
-def _following(weights: list[torch.nn.Parameter]) -> Iterator[None]:
-    """Let gradients reach weights, those of a model too that was loaded to be looked at."""
-    before = [weight.requires_grad for weight in weights]
-    try:
-        for weight in weights:
-            weight.requires_grad_(True)
-        yield
-    finally:
-        for weight, followed in zip(weights, before, strict=True):
-            weight.requires_grad_(followed)
 
 
 def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor]]) -> Frame:
@@ -46,7 +33,10 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
     chosen = list(weights.values())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in chosen]
     device, count = decoder.head.weight.device, 0
-    with torch.enable_grad(), _following(chosen):
+    with torch.enable_grad(), contextlib.ExitStack() as back:
+        for weight in chosen:  # those too of a model that was loaded to be looked at
+            back.callback(weight.requires_grad_, weight.requires_grad)
+            weight.requires_grad_(True)
         for inputs, targets in batches:
             loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")
             for total, gradient in zip(sums, torch.autograd.grad(loss, chosen), strict=True):

@@ -3,7 +3,6 @@
 Every metric is of block outputs, before the final norm; layer −1 is the embedding.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -113,22 +112,6 @@ class BlockInfluence(MeanProbe):
             self.put(event.layer, "angular_distance", angle, variant="all_tokens")
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """The largest |x| of each channel so far, and the token it was at, first of equals."""
-
-    size: Tensor
-    position: Tensor
-
-    def then(self, later: "Peaks") -> "Peaks":
-        """Return the peaks of these and what came later."""
-        larger = later.size > self.size
-        return Peaks(
-            torch.maximum(later.size, self.size),
-            torch.where(larger, later.position, self.position),
-        )
-
-
 class OutlierChannels(MergeableProbe):
     """`outlier_channel`: the channels with the largest |x| of each layer over everything seen.
 
@@ -137,34 +120,31 @@ class OutlierChannels(MergeableProbe):
 
     def __init__(self, *, top: int = 5) -> None:
         self.top = top
-        self.peaks: dict[int, Peaks] = {}
+        self.peaks: dict[int, tuple[Tensor, Tensor]] = {}
+        """Each layer's largest |x| of each channel, and the token it was at, first of equals."""
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            self._take(event.layer, Peaks(*h.abs().max(0)))
+            self._take(event.layer, *h.abs().max(0))
 
     def state(self) -> Any:
-        return [
-            [layer, peaks.size.tolist(), peaks.position.tolist()]
-            for layer, peaks in self.peaks.items()
-        ]
+        return [[layer, *(each.tolist() for each in peaks)] for layer, peaks in self.peaks.items()]
 
     def merge(self, state: Any) -> None:
-        for layer, peaks in self.peaks.items():  # theirs are on no device
-            self.peaks[layer] = Peaks(peaks.size.cpu(), peaks.position.cpu())
         for layer, size, position in state:
-            theirs = torch.tensor(size, dtype=torch.float64), torch.tensor(position)
-            self._take(layer, Peaks(*theirs))
+            self._take(layer, torch.tensor(size, dtype=torch.float64), torch.tensor(position))
 
-    def _take(self, layer: int, peaks: Peaks) -> None:
-        known = self.peaks.get(layer)
-        self.peaks[layer] = peaks if known is None else known.then(peaks)
+    def _take(self, layer: int, size: Tensor, position: Tensor) -> None:
+        size, position = size.cpu(), position.cpu()
+        known, place = self.peaks.get(layer, (size, position))
+        larger = size > known
+        self.peaks[layer] = torch.maximum(size, known), torch.where(larger, position, place)
 
     def rows(self) -> Frame:
         rows = []
-        for layer, peaks in sorted(self.peaks.items()):
-            size, channel = peaks.size.topk(min(self.top, len(peaks.size)))
+        for layer, (peaks, places) in sorted(self.peaks.items()):
+            size, channel = peaks.topk(min(self.top, len(peaks)))
             for value, index in zip(size.tolist(), channel.tolist(), strict=True):
-                position = str(int(peaks.position[index]))
+                position = str(int(places[index]))
                 rows.append((layer, None, position, "outlier_channel", f"channel {index}", value))
         return exact_rows(rows)

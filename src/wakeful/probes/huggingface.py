@@ -8,8 +8,9 @@ every branch it takes alone; modules of other models pass straight through.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,17 +22,10 @@ from transformers.modeling_utils import AttentionInterface
 
 from wakeful.errors import WakefulError
 from wakeful.implementations import KNOWN, SOFTMAX1, implementation_of
-from wakeful.probes.base import (
-    AttentionEvent,
-    Emit,
-    EventSource,
-    HiddenEvent,
-    Visibility,
-    visibility,
-)
+from wakeful.probes.base import AttentionEvent, Emit, HiddenEvent, Visibility, visibility
 
 
-class HuggingFaceSource(EventSource):
+class HuggingFaceSource:
     """Watches a decoder-only `PreTrainedModel`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -58,7 +52,8 @@ class HuggingFaceSource(EventSource):
         self.implementation = implementation_of(model)
         # Falcon's own SDPA calls predate the interface.
         self.calls_sdpa = not self.interfaces and any(
-            "scaled_dot_product_attention" in _source_of(block) for block in self.blocks[:1]
+            "scaled_dot_product_attention" in inspect.getsource(sys.modules[type(block).__module__])
+            for block in self.blocks[:1]
         )
         if not self.interfaces and not self.calls_sdpa:
             raise WakefulError(
@@ -76,6 +71,7 @@ class HuggingFaceSource(EventSource):
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
+        """Attach to the model; detached again when the context ends, whatever happens in it."""
         with ExitStack() as stack:
             self._hook_hiddens(stack, emit)
             if self.calls_sdpa:
@@ -99,27 +95,21 @@ class HuggingFaceSource(EventSource):
 
         received: dict[int, Tensor] = {}
 
-        def before(layer: int) -> Callable[..., None]:
-            def hook(_block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-                received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
-                if layer == 0:
-                    emit(HiddenEvent(-1, received[layer], self.valid))
+        def before(layer: int, _block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
+            if layer == 0:
+                emit(HiddenEvent(-1, received[layer], self.valid))
 
-            return hook
-
-        def after(layer: int) -> Callable[..., None]:
-            def hook(_block: nn.Module, _args: tuple, output: Any) -> None:
-                h = stream_of(output)
-                emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
-
-            return hook
+        def after(layer: int, _block: nn.Module, _args: tuple, output: Any) -> None:
+            h = stream_of(output)
+            emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
         stack.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
         stack.callback(self.model.register_forward_hook(leave).remove)
         for layer, block in enumerate(self.blocks):
-            hook = block.register_forward_pre_hook(before(layer), with_kwargs=True)
+            hook = block.register_forward_pre_hook(partial(before, layer), with_kwargs=True)
             stack.callback(hook.remove)
-            stack.callback(block.register_forward_hook(after(layer)).remove)
+            stack.callback(block.register_forward_hook(partial(after, layer)).remove)
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
         name = self.implementation
@@ -200,7 +190,7 @@ class HuggingFaceSource(EventSource):
                 f"{self.name} can't be watched: its tokens attend in both directions, and the "
                 "metrics are of causal decoders"
             )
-        seen = Visibility()
+        seen: Visibility = None, None
         if mask is not None:
             key = (id(mask), window)
             if key not in self.masks:
@@ -209,7 +199,7 @@ class HuggingFaceSource(EventSource):
             seen = self.masks[key][1]
         return AttentionEvent(
             layer, q.detach(), k.detach(), v.detach(), scale,
-            window=seen.window, keep=seen.keep, valid=self.valid,
+            window=seen[0], keep=seen[1], valid=self.valid,
             softcap=softcap, sink=None if sink is None else sink.detach(),
         )  # fmt: skip
 
@@ -286,7 +276,3 @@ def decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
             f"{type(model).__name__} can't be watched: it has no list of {num_layers} layers"
         )
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
-
-
-def _source_of(block: nn.Module) -> str:
-    return inspect.getsource(sys.modules[type(block).__module__])

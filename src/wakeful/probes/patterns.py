@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,12 +18,13 @@ from wakeful.probes.base import (
     Frame,
     HiddenEvent,
     MergeableProbe,
+    SumProbe,
     exact_rows,
 )
 from wakeful.probes.streaming import Attended, tiles
 
 
-class AttentionPictures(MergeableProbe):
+class AttentionPictures(SumProbe):
     """`attention_picture`: the weights of chosen layers and heads (None: of all), S × S: lower
     triangles, and what a relaxed prefix lets queries see after themselves.
 
@@ -39,11 +41,10 @@ class AttentionPictures(MergeableProbe):
         heads: Collection[int] | None = None,
         size: int = 64,
     ) -> None:
+        super().__init__()
         self.layers = None if layers is None else set(layers)
         self.heads = None if heads is None else sorted(set(heads))
         self.size = size
-        self.sums: dict[tuple[int, int], Tensor] = {}
-        self.counts: dict[tuple[int, int], int] = {}
 
     def see_attention(self, event: AttentionEvent) -> None:
         if self.layers is not None and event.layer not in self.layers:
@@ -53,22 +54,11 @@ class AttentionPictures(MergeableProbe):
             for head in every if self.heads is None else self.heads:
                 if head in every:
                     picture = attention_picture(sequence, head, self.size)
-                    self._take((event.layer, head), picture, 1)
+                    self.add((event.layer, head), picture)
 
-    def state(self) -> Any:
-        return [[*key, total.tolist(), self.counts[key]] for key, total in self.sums.items()]
-
-    def merge(self, state: Any) -> None:
-        for layer, head, total, count in state:
-            self._take((layer, head), torch.tensor(total, dtype=torch.float64), count)
-
-    def _take(self, key: tuple[int, int], total: Tensor, count: int) -> None:
-        self.sums[key] = total + self.sums.get(key, torch.zeros_like(total))
-        self.counts[key] = self.counts.get(key, 0) + count
-
-    def pictures(self) -> dict[tuple[int, int], Float[Tensor, "S S"]]:
+    def pictures(self) -> dict[tuple[Any, ...], Float[Tensor, "S S"]]:
         """Return the picture of each (layer, head)."""
-        return {key: total / self.counts[key] for key, total in self.sums.items()}
+        return {key: total / count for key, (total, count) in self.sums.items()}
 
     def mean(self) -> Float[Tensor, "S S"]:
         """Return the mean of all pictures."""
@@ -117,41 +107,34 @@ def first_weights(heads: Attended, head: int, size: int) -> Float[Tensor, "size 
     return weights
 
 
-class MeanAttention(MergeableProbe):
+class MeanAttention(SumProbe):
     """`mean_attention`: the weights among the first `tokens` positions, averaged over all heads of
     all layers and all sequences (From Attention to Activation, figure 1a). A dominant first token
     is a bright first column. `position` is "query,key".
     """
 
     def __init__(self, *, tokens: int = 48) -> None:
+        super().__init__()
         self.tokens = tokens
-        self.total = torch.zeros(tokens, tokens, dtype=torch.float64)
-        self.counts = torch.zeros(tokens, 1, dtype=torch.float64)
 
     def see_attention(self, event: AttentionEvent) -> None:
         for sequence in event.sequences:
             size = min(self.tokens, sequence.length)
+            rest = self.tokens - size
+            seen = F.pad(torch.ones(size, 1), (0, 0, 0, rest))
             for head in range(sequence.num_heads):
-                self.total[:size, :size] += first_weights(sequence, head, size).cpu()
-            self.counts[:size] += sequence.num_heads
-
-    def state(self) -> Any:
-        return [self.total.tolist(), self.counts.tolist()]
-
-    def merge(self, state: Any) -> None:
-        total, counts = (torch.tensor(sums, dtype=torch.float64) for sums in state)
-        self.total += total
-        self.counts += counts
+                self.add((), F.pad(first_weights(sequence, head, size), (0, rest, 0, rest)), seen)
 
     def picture(self) -> Float[Tensor, "tokens tokens"]:
         """Return the mean weights; positions never seen are left out."""
-        seen = int((self.counts > 0).sum())
-        return self.total[:seen, :seen] / self.counts[:seen]
+        total, counts = self.sums[()]
+        seen = int((counts > 0).sum())
+        return total[:seen, :seen] / counts[:seen]
 
     def rows(self) -> Frame:
         return exact_rows(
             (None, None, place, "mean_attention", "paper", value)
-            for place, value in _pixels(self.picture())
+            for place, value in (_pixels(self.picture()) if self.sums else ())
         )
 
 
@@ -201,53 +184,35 @@ class FirstAttention(MergeableProbe):
         return pl.DataFrame(schema=SCHEMA)
 
 
-class HiddenPicture(MergeableProbe):
+class HiddenPicture(SumProbe):
     """`hidden_picture`: mean |x| over block outputs and sequences, the first `tokens` positions by
     channel bins (From Attention to Activation, figure 1b). Bins take the largest channel in them,
     for an outlier lives in one. `position` is "token,bin".
     """
 
     def __init__(self, *, tokens: int = 64, bins: int = 256) -> None:
+        super().__init__()
         self.tokens, self.bins = tokens, bins
-        self.total = torch.zeros(0)
-        self.counts = torch.zeros(0)
 
     def see_hidden(self, event: HiddenEvent) -> None:
         # A mean over layers leaves the embedding out.
         for h in event.sequences if event.layer >= 0 else ():
-            size = h[: self.tokens].abs().double().cpu()
-            self._begin(h.shape[-1])
-            self.total[: len(size)] += size
-            self.counts[: len(size)] += 1
-
-    def state(self) -> Any:
-        return [self.total.tolist(), self.counts.tolist()]
-
-    def merge(self, state: Any) -> None:
-        total, counts = (torch.tensor(sums, dtype=torch.float64) for sums in state)
-        if total.numel():
-            self._begin(total.shape[1])
-            self.total += total
-            self.counts += counts
-
-    def _begin(self, width: int) -> None:
-        if self.total.numel() == 0:
-            self.total = torch.zeros(self.tokens, width, dtype=torch.float64)
-            self.counts = torch.zeros(self.tokens, 1, dtype=torch.float64)
+            size = h[: self.tokens].abs()
+            rest = (0, 0, 0, self.tokens - len(size))
+            self.add((), F.pad(size, rest), F.pad(torch.ones(len(size), 1), rest))
 
     def picture(self) -> Float[Tensor, "tokens bins"]:
         """Return mean |x| of each position and channel bin; positions never seen are left out."""
-        seen = self.counts.squeeze(1) > 0
-        mean = self.total[seen] / self.counts[seen]
+        total, counts = self.sums[()]
+        seen = counts.squeeze(1) > 0
+        mean = total[seen] / counts[seen]
         width = mean.shape[1]
         edges = torch.arange(width) * min(self.bins, width) // width
         pooled = mean.new_zeros(len(mean), min(self.bins, width))
         return pooled.scatter_reduce(1, edges.expand_as(mean), mean, "amax")
 
     def rows(self) -> Frame:
-        if self.total.numel() == 0:
-            return pl.DataFrame(schema=SCHEMA)
         return exact_rows(
             (None, None, place, "hidden_picture", "paper", value)
-            for place, value in _pixels(self.picture(), causal=False)
+            for place, value in (_pixels(self.picture(), causal=False) if self.sums else ())
         )

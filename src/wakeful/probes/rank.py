@@ -2,13 +2,15 @@
 
 import math
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Key, Means, MergeableProbe
+from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Key, MeanProbe
 from wakeful.probes.certificates import (
     RankBounds,
     column_bounds,
@@ -17,10 +19,11 @@ from wakeful.probes.certificates import (
     top_columns_bounds,
 )
 from wakeful.probes.streaming import Attended, TileStatistics, head_weights
-from wakeful.probes.threads import at_once
+
+_T = TypeVar("_T")
 
 
-class Ranks(MergeableProbe):
+class Ranks(MeanProbe):
     """`rank` and `mass_columns` of every head, `lazy` layers (When Attention Collapses, section 2).
 
     rank is min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i². A head's row is its mean over sequences and the layer's
@@ -48,26 +51,21 @@ class Ranks(MergeableProbe):
     ) -> None:
         if not 0 < tau < 1:
             raise WakefulError(f"tau is {tau}: it is a fraction of the energy, between 0 and 1")
+        super().__init__()
         self.tau = tau
         self.lazy_rank = lazy_rank
         self.batch_average = batch_average
         self.max_tokens = max_tokens
         self.seconds = seconds
         self.spent = 0.0
-        self.high, self.low, self.columns = Means(), Means(), Means()
 
     def see_attention(self, event: AttentionEvent) -> None:
         for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
             started = time.perf_counter()
-            columns = mass_columns(statistics.column_energy, self.tau).tolist()
             for head, bounds in enumerate(self.bounds(sequence, statistics)):
-                key = Key(event.layer, head, "all", "rank", "paper")
-                self.high.add(key, bounds.high, bound=not bounds.closed)
-                self.low.add(key, bounds.low)
-                key = Key(event.layer, head, "all", "mass_columns", "paper")
-                self.columns.add(key, columns[head])
-            key = Key(event.layer, None, "all", "mass_columns", "paper")
-            self.columns.add(key, sum(columns) / len(columns))
+                self._put(event.layer, head, bounds)
+            columns = mass_columns(statistics.column_energy, self.tau).double()
+            self.put_heads(event.layer, "mass_columns", columns)
             self.spent += time.perf_counter() - started
         if self.batch_average:
             self._average(event)
@@ -112,28 +110,29 @@ class Ranks(MergeableProbe):
         for head in range(event.q.shape[1]):
             A = torch.stack([head_weights(sequence, head) for sequence in sequences]).mean(0)
             rank = matrix_rank(A, self.tau, causal=causal)
-            key = Key(event.layer, head, "all", "rank", "code")
-            self.high.add(key, rank)
-            self.low.add(key, rank)
+            self._put(event.layer, head, RankBounds(rank, rank), "code")
 
-    def state(self) -> Any:
-        return [means.state() for means in (self.high, self.low, self.columns)]
-
-    def merge(self, state: Any) -> None:
-        for means, theirs in zip((self.high, self.low, self.columns), state, strict=True):
-            means.merge(theirs)
+    def _put(self, layer: int, head: int, bounds: RankBounds, variant: str = "paper") -> None:
+        for metric, value, bound in (
+            ("rank", bounds.high, not bounds.closed),
+            ("rank_at_least", bounds.low, False),
+        ):
+            self.means.add(Key(layer, head, "all", metric, variant), value, bound=bound)
 
     def rows(self) -> Frame:
-        heads = self.high.rows()
+        rows = self.means.rows()
+        heads = rows.filter(metric="rank")
         open_heads = heads.filter(pl.col("kind") == "bound")
         # Layer, head and variant name a head's row; the lower bounds have the same.
-        at_least = self.low.rows().join(
+        at_least = rows.filter(metric="rank_at_least").join(
             open_heads, on=["layer", "head", "variant"], how="semi", maintain_order="left"
         )
         frames = [
             heads,
-            at_least.with_columns(variant=pl.lit("at_least"), kind=pl.lit("bound")),
-            self.columns.rows(),
+            at_least.with_columns(
+                metric=pl.lit("rank"), variant=pl.lit("at_least"), kind=pl.lit("bound")
+            ),
+            rows.filter(metric="mass_columns"),
         ]
         frames += [
             self._layer(layer)
@@ -155,3 +154,25 @@ class Ranks(MergeableProbe):
             (*shared, "near_rank_1", variant, near, None, kind),
         ]
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+
+
+def at_once(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
+    """Return what `do` finds of each head, in order; on a processor as many at a time as torch has
+    threads, since a decomposition gains little from a second one, elsewhere one by one.
+    """
+    heads, threads = list(heads), torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1 or len(heads) < 2:
+        return [do(head) for head in heads]
+    inference, graph = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def one(head: int) -> _T:
+        # A thread begins with torch's own modes and as many threads as torch may have.
+        torch.set_num_threads(1)
+        with torch.inference_mode(inference), torch.set_grad_enabled(graph):
+            return do(head)
+
+    with ThreadPoolExecutor(min(threads, len(heads))) as pool:
+        try:
+            return list(pool.map(one, heads))
+        finally:
+            torch.set_num_threads(threads)  # what threads yet to come begin with

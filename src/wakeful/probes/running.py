@@ -41,9 +41,7 @@ def as_decoder(model: nn.Module) -> Decoder | None:
 
 
 def refuse_adapters(model: nn.Module) -> None:
-    """Raise `WakefulError` where peft has put adapters into a model: they are no part of its
-    architecture.
-    """
+    """Raise `WakefulError` where peft has put adapters into a model."""
     for name, module in model.named_modules():
         if _is_of_peft(module):
             raise WakefulError(
@@ -139,8 +137,3 @@ def places(model: nn.Module) -> dict[str, tuple[int | None, str]]:
         match = re.match(r"(\d+)\.(.+)", name[len(prefix) :]) if name.startswith(prefix) else None
         found[name] = (int(match[1]), match[2]) if match else (None, name)
     return found
-
-
-def hidden(output: object) -> Tensor:
-    """Return the hidden states among what a block returned."""
-    return output if isinstance(output, torch.Tensor) else output[0]  # pyright: ignore

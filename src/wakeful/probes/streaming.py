@@ -131,11 +131,6 @@ class TileStatistics:
     """Σ of the weights on a stored prefix's keys, None where there is none."""
 
     @property
-    def energy(self) -> Float[Tensor, "H"]:
-        """F = ‖A‖_F²."""
-        return self.column_energy.sum(-1)
-
-    @property
     def importance(self) -> Float[Tensor, "H L"]:
         """a_j = c1_j / L."""
         return self.column_sums / self.column_sums.shape[-1]

@@ -18,11 +18,9 @@ from wakeful.probes.base import (
     AttentionEvent,
     Emit,
     Event,
-    EventSource,
     Frame,
     HiddenEvent,
     Probe,
-    Visibility,
     gather,
     visibility,
 )
@@ -36,7 +34,7 @@ _UNSEEN = (
 )
 
 
-class DecoderSource(EventSource):
+class DecoderSource:
     """Hooks a `Decoder`; its keys and values are what the value route made of them.
 
     A layer whose route attends several times is one event, its weights mixed as the route says.
@@ -49,6 +47,7 @@ class DecoderSource(EventSource):
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
+        """Attach to the model; detached again when the context ends, whatever happens in it."""
         with ExitStack() as hooks:
             for layer, block in enumerate(self.model.blocks):
                 assert isinstance(block, Block)
@@ -108,11 +107,11 @@ class DecoderSource(EventSource):
             keep = keep[..., dot.stored :]
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
-        seen = Visibility() if keep is None else visibility(keep, self.valid, None)
+        keep = None if keep is None else visibility(keep, self.valid, None)[1]
         sink = kwargs["sink"]
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
-            layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
+            layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
             joined=joined,
         )  # fmt: skip
@@ -150,9 +149,7 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
 
 
 def check_one_matrix(model: Decoder, length: int) -> None:
-    """Raise `WakefulError` where a layer's weights on sequences of that many tokens are not one
-    matrix that probes can see.
-    """
+    """Raise `WakefulError` where a layer's weights on so many tokens are not one matrix to see."""
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         _, unseen = shares_of(layer, block)
@@ -215,25 +212,20 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
             for probe in probes:
                 probe.see(event)
 
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    with hooked({"": model}, after=count), source.open(emit):
+    calls: list[None] = []
+    with hooked({"": model}, after=lambda *_: calls.append(None)), source.open(emit):
         yield Watch(probes)
     if calls and not seen:
         raise WakefulError(
-            f"{type(model).__name__} ran but none of its attention was seen: "
-            f"{source.reason_for_silence}"
+            f"{type(model).__name__} ran but none of its attention was seen: no layer reached its "
+            "attention"
         )
 
 
-def event_source(model: nn.Module) -> EventSource:
+def event_source(model: nn.Module) -> DecoderSource | HuggingFaceSource:
     """Return what makes events of this model's forward passes: the one place that chooses."""
-    inner = [module for module in model.modules() if isinstance(module, Decoder)]
-    if inner:  # alone, or in its Transformers class
-        return DecoderSource(inner[0])
-    decoder = as_decoder(model)
-    return HuggingFaceSource(model) if decoder is None else DecoderSource(decoder)  # pyright: ignore[reportArgumentType]
+    for module in model.modules():  # alone, or in its Transformers class
+        if isinstance(module, Decoder):
+            return DecoderSource(module)
+    as_decoder(model)  # refuses what is not of Transformers either
+    return HuggingFaceSource(model)  # pyright: ignore[reportArgumentType]

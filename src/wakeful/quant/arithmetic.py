@@ -63,40 +63,40 @@ class Operands:
         for begin in range(0, height, at_once):
             rows = slice(begin, begin + at_once)
             part = Operands(self.grid, self.stored[rows], self.scales.of_rows(rows), self.width)
-            found[rows] = self.grid.dequantize(part.integers, part.scales, dtype)
+            found[rows] = part.dequantized(dtype)
         return found
 
 
 def reference(
-    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
+    x: Float[Tensor, "M K"],
+    inputs: Grid | None,
+    scales: Scales | None,
+    weights: Operands,
+    dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ from dequantized numbers."""
+    """Return x̂ Ŵᵀ from dequantized numbers, in `dtype` where inputs are quantized."""
     if inputs is None or scales is None:
         return F.linear(x, weights.dequantized())
-    x = inputs.fake_quantize(x, scales, torch.float64)
-    return F.linear(x, weights.dequantized(torch.float64)).float()
+    x = inputs.fake_quantize(x, scales, dtype)
+    return F.linear(x, weights.dequantized(dtype)).float()
 
 
-def emulated(
-    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
-) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ in float32, where there is no other path to agree with to the bit."""
-    if inputs is not None and scales is not None:
-        x = inputs.fake_quantize(x, scales)
-    return F.linear(x, weights.dequantized())
+emulated = functools.partial(reference, dtype=torch.float32)
+"""The same where there is no other path to agree with to the bit."""
 
 
 def integer(
     x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
-    """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x), the sums in int32; without q_x, s_w (x (q_w − z_w)ᵀ),
-    in float32.
-    """
+    """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x) by int32 sums; without q_x, s_w (x (q_w − z_w)ᵀ)."""
     if inputs is None or scales is None:
-        return emulated(x, None, None, weights) if weights.grid.group else _weight_only(x, weights)
-    q = inputs.quantize(x, scales)
-    sums = _without_zero(q, integer_matmul(q, weights.integers), weights.scales.zero)
-    return _scaled(sums.double(), scales, weights)
+        return reference(x, None, None, weights) if weights.grid.group else _weight_only(x, weights)
+    q, zero = inputs.quantize(x, scales), weights.scales.zero
+    sums = integer_matmul(q, weights.integers)
+    if zero is not None:
+        # A narrow range far from zero has a zero point that 32 bits would not carry.
+        sums = sums.long() - q.sum(1, keepdim=True, dtype=torch.int64) * zero.T.long()
+    return (sums.double() * scales.scale * weights.scales.scale.T).float()
 
 
 def torchao(
@@ -185,17 +185,6 @@ def _processor_multiplies_int8() -> bool:
     return torch.equal(torch._int_mm(largest, (largest * signs).T), expected)
 
 
-def _scaled(sums: Tensor, inputs: Scales, weights: Operands) -> Tensor:
-    return (sums * inputs.scale * weights.scales.scale.T).float()
-
-
-def _without_zero(q: Tensor, sums: Tensor, zero: Tensor | None) -> Tensor:
-    if zero is None:
-        return sums
-    # A narrow range far from zero has a zero point that 32 bits would not carry.
-    return sums.long() - q.sum(1, keepdim=True, dtype=torch.int64) * zero.T.long()
-
-
 @functools.cache
 def torchao_kernels() -> tuple[Any, Any]:
     """Return torchao's scaled int8 product and its weight-only tensor, or say how to install it."""
@@ -210,18 +199,10 @@ def torchao_kernels() -> tuple[Any, Any]:
     return int_scaled_matmul, IntxUnpackedToInt8Tensor
 
 
-class _Buffers(threading.local):
-    """A buffer of each dtype for each thread, as large as the largest that was asked for.
-
-    On a processor, mapping fresh memory for a layer's weights in float32 takes several times as
-    long as filling it.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[torch.dtype, Tensor] = {}
-
-
-_buffers = _Buffers()
+_buffers = threading.local()
+"""A buffer of each dtype for each thread, as large as the largest that was asked for: on a
+processor, mapping fresh memory for a layer's weights in float32 takes several times as long as
+filling it."""
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -234,10 +215,10 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> Tensor:
     if traced or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
         return torch.empty(shape, dtype=dtype, device=x.device)
     size = math.prod(shape)
-    buffer = _buffers.of.get(dtype)
+    buffer: Tensor | None = vars(_buffers).get(str(dtype))
     if buffer is None or buffer.numel() < size:
         with torch.inference_mode(False):  # outside it too, the buffer must be writable
-            buffer = _buffers.of[dtype] = torch.empty(size, dtype=dtype)
+            buffer = vars(_buffers)[str(dtype)] = torch.empty(size, dtype=dtype)
     return buffer[:size].view(shape)
 
 

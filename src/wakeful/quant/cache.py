@@ -23,20 +23,22 @@ from wakeful.errors import WakefulError
 from wakeful.implementations import KNOWN, implementation_of, name_before
 from wakeful.model.attention import Attention
 from wakeful.probes.running import logits_of
+from wakeful.quant.linear import KeepsBuffers
 from wakeful.quant.schemes import Scales, Scheme
 
 Part = Literal["keys", "values"]
-_PARTS: tuple[Part, ...] = ("keys", "values")
 _NAME = "quantized_cache"
 """What a layer's attention has its cache under, in a model of Transformers."""
 
 
-class QuantizedCache(nn.Module):
+class QuantizedCache(KeepsBuffers):
     """Keys and values (B, L, G, d) of one layer on a scheme's grid, emulated.
 
     Buffers, where no token has a scale of its own: `keys` and `values`, (2, 1) per tensor or
     (2, G · d) per channel, the smallest and the largest number of calibration text and 0.
     """
+
+    kept = ("keys", "values")
 
     def __init__(self, scheme: Scheme, channels: int) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class QuantizedCache(nn.Module):
         self.grid = scheme.cache
         self.watching = False
         shared = {"tensor": 1, "channel": channels}.get(self.grid.per)
-        for part in _PARTS:
+        for part in self.kept:
             self.register_buffer(part, None if shared is None else torch.zeros(2, shared))
 
     def forward(self, heads: Tensor, part: Part) -> Tensor:
@@ -67,15 +69,6 @@ class QuantizedCache(nn.Module):
         if self.grid.two_scales:
             return self.grid.refit(rows, self.grid.scales_of(bounds.T))
         return self.grid.fit(bounds[:1], bounds[1:])
-
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantizedCache":
-        kept = {part: self._buffers[part] for part in _PARTS}
-        super()._apply(fn, recurse)
-        for part, bounds in kept.items():  # they stay float32
-            now = self._buffers[part]
-            if bounds is not None and now is not None:
-                self._buffers[part] = bounds.to(now.device)
-        return self
 
 
 @torch.no_grad()
@@ -161,13 +154,7 @@ def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
 
 
 def _attend(
-    own: str,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *rest: Any,
-    **more: Any,
+    own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
 ):
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
     cache = module.get_submodule(_NAME)

@@ -13,12 +13,13 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
+from wakeful.paged import is_finite
 from wakeful.probes.running import refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
 from wakeful.quant.exchanging import Exchange
 from wakeful.quant.experts import routers_of, unfused, with_modules
-from wakeful.quant.linear import QuantizedLinear, by_sequence, check
+from wakeful.quant.linear import NOT_FINITE, QuantizedLinear, by_sequence, matrix
 from wakeful.quant.observing import plain_linear
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
@@ -118,7 +119,6 @@ def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
 def _by_scheme(
     layers: Mapping[str, nn.Module], scheme: Scheme, others: Mapping[str, Scheme]
 ) -> dict[Scheme, dict[str, nn.Module]]:
-    """Return the layers that each scheme quantizes."""
     parts: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
     for name, layer in layers.items():
@@ -140,7 +140,6 @@ def _with_cache(
     scheme: Scheme,
     calibration: Sequence[Tensor],
 ) -> nn.Module:
-    """Return a copy with layers exchanged and a cache on its grid."""
     made = with_cache(exchanged(model, replaced), scheme)
     if scheme.caches_by_text:
         calibrate_cache(made, calibration)
@@ -149,20 +148,14 @@ def _with_cache(
 
 def _check_all(layers: Mapping[str, nn.Module]) -> None:
     """Raise `WakefulError` with the names of all layers that cannot be quantized."""
-    refused: dict[str, str] = {}
-    for name, layer in layers.items():
-        try:
-            check(layer)
-        except WakefulError as error:
-            refused[name] = str(error)
+    refused = [name for name, layer in layers.items() if not is_finite(matrix(layer)[0])]
     if refused:
-        first, *others = refused
-        what, leave = "", "leave it as it is"
+        others, what, leave = len(refused) - 1, "", "leave it as it is"
         if others:
-            others_too = "1 other layer" if len(others) == 1 else f"{len(others)} other layers"
-            what, leave = f" ({others_too} cannot either)", "leave them as they are"
+            what = f" ({others} other layer{'s' * (others > 1)} cannot either)"
+            leave = "leave them as they are"
         raise WakefulError(
-            f"{first} cannot be quantized: {refused[first]}{what}; {leave} "
+            f"{refused[0]} cannot be quantized: {NOT_FINITE}{what}; {leave} "
             f"with --skip {' '.join(refused)}"
         )
 
@@ -186,9 +179,7 @@ def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
-    """Return the scheme of a quantized model, that of its cache or else of most layers; None for
-    another model.
-    """
+    """Return a model's scheme, of its cache or else of most layers; None if it is not quantized."""
     caches = [each.scheme for each in model.modules() if isinstance(each, QuantizedCache)]
     found = Counter(caches[:1] or [each.scheme for each in quantized_layers(model).values()])
     return found.most_common(1)[0][0] if found else None
@@ -266,7 +257,6 @@ def _only_multiplies(layer: nn.Linear) -> bool:
 
 
 def _stays(parameter: object) -> bool:
-    """Whether a parameter's role is to stay as it is."""
     role = role_of(parameter) if isinstance(parameter, Tensor) else None
     return role is not None and not role.quantized
 

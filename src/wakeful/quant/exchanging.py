@@ -1,7 +1,7 @@
 """Linear layers of one scheme in a model, looked at and quantized part by part."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, divisor_of, matrix, quantized
-from wakeful.quant.merging import merge
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.observing import observe
+from wakeful.quant.observing import merge, observe
 from wakeful.quant.reconstruction import Rounded, fit_blocks
 from wakeful.quant.schemes import Scheme
-from wakeful.quant.schemes.seen import Seen
+from wakeful.quant.schemes.methods import Seen
 from wakeful.quant.walking import portions
 from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.world import World
@@ -46,6 +45,12 @@ class Exchange:
 
     def run(self) -> None:
         """Quantize all of the layers."""
+        with ExitStack() as back:
+            back.callback(put, self.model, self.layers)
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Leave quantized layers in the model, where later ones are to read what they give."""
         model, layers, scheme, text = self.model, self.layers, self.scheme, self.text
         grid, method = scheme.weights, scheme.method
         joined = grid is not None and grid.two_scales and grid.per == "tensor"
@@ -54,27 +59,25 @@ class Exchange:
         }
         if method is not None and method.fits_blocks:
             self.seen = self._looked(layers)
-            with _standing(model, layers):
-                fit_blocks(model, layers, scheme, text, self.make)
-                for name in layers:
-                    if id(layers[name]) not in self.replaced:
-                        self.make(name)
+            fit_blocks(model, layers, scheme, text, self.make)
+            for name in layers:
+                if id(layers[name]) not in self.replaced:
+                    self.make(name)
             return
         weights, parts = None, iter([layers])
         if method is not None and method.needs_products:
             weights = token_weights(model, layers, text) if method.weighs_tokens else None
-            parts = portions(model, layers, text, follows=method.follows)
+            parts = portions(model, layers, text, follows=method.sequential)
         fed = None
-        if method is not None and method.only_after_norms:
+        if method is not None and method.norms:
             fed = {name for readers in readers_of_norms(model).values() for name in readers}
-        with _standing(model, layers):
-            for part in parts:
-                self.seen = self._looked(part, weights)
-                for name, shown in self.seen.items():
-                    shown.of_norm = fed is None or name in fed
-                made = {name: self.make(name) for name in part}
-                if method is not None and method.follows:
-                    put(model, made)
+        for part in parts:
+            self.seen = self._looked(part, weights)
+            for name, shown in self.seen.items():
+                shown.of_norm = fed is None or name in fed
+            made = {name: self.make(name) for name in part}
+            if method is not None and method.sequential:
+                put(model, made)
 
     def make(self, name: str, rounded: Rounded | None = None) -> QuantizedLinear:
         """Return a layer's quantized form, of codes that are known where they are given."""
@@ -110,12 +113,3 @@ class Exchange:
                 divisor = None if seen is None else divisor_of(self.scheme, seen)
                 found.append((weight if divisor is None else weight * divisor).abs().max())
         return torch.stack(found).max().reshape(1, 1)
-
-
-@contextmanager
-def _standing(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put these layers back into a model in which others stand in their places meanwhile."""
-    try:
-        yield
-    finally:
-        put(model, layers)

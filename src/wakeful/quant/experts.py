@@ -101,8 +101,7 @@ def routers_of(model: nn.Module) -> set[int]:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    with torch.device("meta"):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)

@@ -6,7 +6,7 @@ Shapes: M tokens, K input channels, N output channels.
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,29 @@ from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import AT_ONCE, is_finite, like, whole
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Grid, Scales, Scheme
-from wakeful.quant.schemes.seen import Seen
+from wakeful.quant.schemes.methods import Seen
 
 _PACKED_BITS = 4
 """Up to this many bits, two numbers share a byte."""
-_SCALES = ("scale", "outer", "input_scale", "output_scale", "divisor")
+NOT_FINITE = "its weight has a NaN or an infinity"
 
 
-class QuantizedLinear(nn.Module):
+class KeepsBuffers(nn.Module):
+    """A module some of whose buffers stay as they are whatever the model is converted to."""
+
+    kept: ClassVar[tuple[str, ...]]
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name in self.kept:
+            buffer, now = before[name], self._buffers[name]
+            if buffer is not None and now is not None:
+                self._buffers[name] = buffer.to(now.device)
+        return self
+
+
+class QuantizedLinear(KeepsBuffers):
     """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantizes.
 
     Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte, which are
@@ -35,6 +50,8 @@ class QuantizedLinear(nn.Module):
     of the inputs, where the scheme's method has one. Scales stay as they are whatever the model is
     converted to. The arithmetic is float32; the output has the dtype of the input.
     """
+
+    kept = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
     def __init__(
         self,
@@ -60,16 +77,19 @@ class QuantizedLinear(nn.Module):
         one = shared = (out_features if grid.per == "channel" else 1, 1)
         if grid.group:
             one = (out_features, -(-in_features // grid.group))
-        self._put("integers", torch.zeros(out_features, columns, dtype=kind))
-        self._put("scale", torch.ones(one, dtype=grid.scale_type))
-        self._put("zero", None if grid.symmetric else torch.zeros(one, dtype=torch.int32))
-        self._put("outer", torch.ones(shared) if grid.two_scales else None)
-        self._put("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
-        for part, kind in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
-            static = kind is not None and scheme.scales == "static"
-            self._put(part, torch.ones(1, 1) if static else None)
+        static = scheme.scales == "static"
         divides = scheme.method is not None and scheme.method.divides
-        self._put("divisor", torch.ones(in_features) if divides else None)
+        for name, value in {
+            "integers": torch.zeros(out_features, columns, dtype=kind),
+            "scale": grid.encode_scale(torch.ones(one)),
+            "zero": None if grid.symmetric else torch.zeros(one, dtype=torch.int32),
+            "outer": torch.ones(shared) if grid.two_scales else None,
+            "bias": torch.zeros(out_features, dtype=dtype) if bias else None,
+            "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
+            "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
+            "divisor": torch.ones(in_features) if divides else None,
+        }.items():
+            self.register_buffer(name, value)
 
     integers: Tensor
     scale: Tensor
@@ -79,9 +99,6 @@ class QuantizedLinear(nn.Module):
     input_scale: Tensor | None
     output_scale: Tensor | None
     divisor: Tensor | None
-
-    def _put(self, name: str, value: Tensor | None) -> None:
-        self.register_buffer(name, value)
 
     @torch.no_grad()
     def fit(
@@ -199,14 +216,6 @@ class QuantizedLinear(nn.Module):
             f"bias={self.bias is not None}, scheme={self.scheme}, arithmetic={self.arithmetic}"
         )
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantizedLinear":
-        kept = {name: self._buffers[name] for name in _SCALES}
-        super()._apply(fn, recurse)
-        for name, scale in kept.items():
-            if scale is not None:
-                self._buffers[name] = scale.to(self.integers.device)
-        return self
-
 
 class _Batch(threading.local):
     """The shape (B, L) of the tokens that a model is reading in this thread, (1, 0) for none."""
@@ -280,7 +289,8 @@ def quantized(
     Raises:
         WakefulError: its weight is not finite.
     """
-    check(layer)
+    if not is_finite(matrix(layer)[0]):
+        raise WakefulError(NOT_FINITE)
     result = empty(layer, scheme, arithmetic)
     result.fit(*matrix(layer), seen, largest, rounded)
     return result
@@ -311,7 +321,7 @@ def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
     method, grid = scheme.method, scheme.weights
     if method is None or grid is None or not method.divides:
         return None
-    if method.only_after_norms and not seen.of_norm:
+    if method.norms and not seen.of_norm:
         return torch.ones_like(seen.channels)
     return method.divisor(seen, grid)
 
@@ -333,9 +343,3 @@ def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
     )
     assert scale is not None
     return torch.cat(integers), Scales(scale, zero, outer, found[0].group)
-
-
-def check(layer: nn.Module) -> None:
-    """Raise `WakefulError` where a layer's weight is not finite."""
-    if not is_finite(matrix(layer)[0]):
-        raise WakefulError("its weight has a NaN or an infinity")

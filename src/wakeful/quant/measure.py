@@ -22,7 +22,8 @@ from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_an
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
-from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
+from wakeful.probes.huggingface import stream_of
+from wakeful.probes.running import blocks_of, check_causal, first_target, logits_of, places
 from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.experts import Experts
 from wakeful.quant.observing import plain_linear
@@ -66,11 +67,11 @@ class Measurement:
 
     def perplexity(self, scheme: str = "") -> Estimate:
         """Return exp(Σ nll / Σ tokens) and its error over sequences: perplexity × the loss's."""
-        return self._perplexity(self._totals(scheme)).estimate
+        return self._perplexity(scheme).estimate
 
     def increase(self, scheme: str) -> Estimate:
         """Return perplexity minus the full-precision model's, with the error over sequences."""
-        return self._perplexity(self._totals(scheme)).minus(self._perplexity(self.full))
+        return self._perplexity(scheme).minus(self._perplexity(""))
 
     def loss_increase(self, scheme: str) -> Estimate:
         """Return mean loss minus the full-precision model's in nats a token, paired.
@@ -78,18 +79,16 @@ class Measurement:
         e to it is the ratio of perplexities. It stands out from its error sooner than their
         difference does, which the hardest sequences rule.
         """
-        pairs = zip(self._totals(scheme).nll, self.full.nll, strict=True)
+        pairs = zip(self.schemes[scheme].nll, self.full.nll, strict=True)
         return ratio_and_error([nll - before for nll, before in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
         """Return mean KL(full ‖ quantized) in nats a token, with its error over sequences."""
         return ratio_and_error(self.schemes[scheme].divergence, self.counts)
 
-    def _perplexity(self, totals: Totals) -> Figure:
+    def _perplexity(self, scheme: str) -> Figure:
+        totals = self.schemes[scheme] if scheme else self.full
         return Figure(np.array(totals.nll), np.array(self.counts), exponential=True)
-
-    def _totals(self, scheme: str) -> Totals:
-        return self.schemes[scheme] if scheme else self.full
 
 
 class _Rows:
@@ -176,9 +175,7 @@ def measure(
 
 
 def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
-    """Return ‖found − true‖_F / ‖true‖_F of the first token, of the rest and of all; 0 where both
-    are all zero.
-    """
+    """Return ‖found − true‖_F / ‖true‖_F by position; 0 where both are all zero."""
     true = true.float()
     error = (found.float() - true).square().sum(1, dtype=torch.float64)
     size = true.square().sum(1, dtype=torch.float64)
@@ -236,7 +233,7 @@ def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     found: dict[str, Tensor] = {}
 
     def see(label: str, _args: tuple[Any, ...], output: object) -> None:
-        found[label] = hidden(output)[0]
+        found[label] = stream_of(output)[0]
 
     with hooked({names[id(block)]: block for block in blocks_of(model)}, after=see):
         yield found

@@ -32,12 +32,8 @@ def fit_blocks(
 ) -> None:
     """Make the quantized forms of those layers that lie in blocks, and leave them in the model.
 
-    Args:
-        model: its blocks are fitted in order, each to what it gave in full precision.
-        layers: those to quantize, by name.
-        scheme: whose method is `AutoRound`.
-        text: token ids (B, L) that the blocks read.
-        make: gives a layer's quantized form, by its name and the codes to take, or to nearest.
+    Blocks are fitted in order by `AutoRound`, each to what it gave in full precision on `text`,
+    token ids (B, L). `make` gives a layer's form by its name and codes, or rounded to nearest.
 
     Raises:
         WakefulError: a block reads more than what the one before it gave.

@@ -86,12 +86,12 @@ def turns(model: nn.Module, text: Sequence[Tensor]) -> Iterator[Turn]:
     blocks = list(blocks_of(model))
     whole, own = _Walk(blocks, len(text)), _Walk(blocks, len(text))
     for number, block in enumerate(blocks):
-        for walk in (whole, own):
-            with walk.at(number):
-                walk.run(model, text)
-        yield Turn(
-            names[id(block)], block, list(own.calls), [stream_of(each) for each in whole.after]
-        )
+        with whole.at(number):
+            whole.run(model, text)
+        with own.at(number, looks=True):
+            own.run(model, text)
+        wanted = [stream_of(each) for each in whole.after]
+        yield Turn(names[id(block)], block, list(own.calls), wanted)
         with own.at(number):
             own.run(model, text)
         whole.advance()
@@ -109,12 +109,12 @@ class _Walk:
         self.now = -1
 
     @contextmanager
-    def at(self, number: int) -> Iterator[None]:
-        """Let the model run that block alone, and what is around the blocks."""
+    def at(self, number: int, *, looks: bool = False) -> Iterator[None]:
+        """Let the model run that block alone, or only up to it, and what is around the blocks."""
         kept = {block: block.forward for block in self.blocks}
         try:
             for each, block in enumerate(self.blocks):
-                block.forward = self._step(each, number, kept[block])
+                block.forward = self._step(each, number, None if looks else kept[block])
             yield
         finally:
             for block in self.blocks:
@@ -124,14 +124,17 @@ class _Walk:
         """Let the next block read what this one gave."""
         self.before, self.after = self.after, [None] * len(self.before)
 
-    def _step(self, each: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _step(
+        self, each: int, number: int, forward: Callable[..., Any] | None
+    ) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             if each == 0:
                 self.now = (self.now + 1) % len(self.before)
             if each < number:
                 return self.before[self.now]
             self.calls[self.now] = (args, kwargs)
-            self.after[self.now] = forward(*args, **kwargs)
+            if forward is not None:
+                self.after[self.now] = forward(*args, **kwargs)
             raise Enough
 
         return step

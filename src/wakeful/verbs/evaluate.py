@@ -13,7 +13,7 @@ from torch import nn
 from wakeful.config.verbs import LENGTH, EvaluateOptions
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs, on_our_decoder
+from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.perplexity import check_likelihoods, perplexity
@@ -233,7 +233,7 @@ def _costs(
     timed[model.name] = code_of(model.module)
     if ours and as_decoder(model.module) is None:
         try:
-            ready = on_our_decoder(model)
+            ready = model.converted()
             timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"
         except WakefulError as error:
             timed[model.name] = f"{THEIRS}, another implementation, because {error}"

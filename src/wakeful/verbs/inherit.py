@@ -55,7 +55,7 @@ from wakeful.heirs.plan import (
 )
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import carry_out
+from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStages, check_stages
 from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
@@ -213,10 +213,9 @@ class _Begun:
                         deal(arms, cluster_of(cluster), place, show)
                 # What has been trained is read, not trained again.
                 outcomes = [
-                    carry_out(
-                        seeded, self.reference.decoder(), loss=loss, out=run.path / name,
-                        shown=shown, resume=run.path,
-                    )
+                    Seed(
+                        seeded, self.reference.decoder(), loss, run.path / name, shown, run.path
+                    ).carry_out()
                     for name, seeded in self.recipe.of_seeds()
                 ]  # fmt: skip
                 if world.first:

@@ -24,17 +24,14 @@ from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.probes.attention import Importance, Leading
+from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
 from wakeful.probes.base import SCHEMA, MergeableProbe
-from wakeful.probes.channels import ChannelOverlap
+from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
-from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
-from wakeful.probes.spectrum import Spectrum
-from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
 from wakeful.training.records import check_same_data

@@ -1,13 +1,13 @@
 """Schemes: which grid each tensor of a linear layer is laid on."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Literal, get_args
 
 from wakeful.errors import WakefulError
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Per, Scales, Zeropoint
 from wakeful.quant.schemes.methods import Gptq, Method, Smooth
-from wakeful.variants import Variant, build, variant_name
+from wakeful.variants import FieldVariant, Variant, build, variant_name
 
 __all__ = ["NAMED", "SCHEMES", "Absmax", "Grid", "Scales", "Scheme", "Zeropoint", "parse_scheme"]
 
@@ -20,8 +20,7 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
 }
 
 
-@dataclass(kw_only=True, eq=False)
-class Scheme(Variant):
+class Scheme(FieldVariant):
     """What a quantized linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
 
     Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text). A
@@ -100,10 +99,8 @@ class Scheme(Variant):
     @property
     def definition(self) -> str:
         """The expression that spells out each grid, without the kind of scales."""
-        return Scheme(
-            weights=self.weights, inputs=self.inputs, outputs=self.outputs, method=self.method,
-            cache=self.cache,
-        ).expression  # fmt: skip
+        names = (each.name for each in fields(Scheme) if each.name != "scales")
+        return Scheme(**{name: getattr(self, name) for name in names}).expression
 
     def with_scales(self, scales: ScaleKind) -> "Scheme":
         """Return the same scheme with `dynamic` or `static` activation scales."""
@@ -148,7 +145,6 @@ class Stated(Scheme):
     examples = ("scheme(weights=absmax(bits=6, per='tensor'), inputs=absmax(bits=8, per='token'))",)
 
 
-@dataclass(kw_only=True, eq=False)
 class Fine(Scheme):
     """Weights absmax 8-bit per output channel, inputs absmax 8-bit per token."""
 
@@ -157,7 +153,6 @@ class Fine(Scheme):
     inputs: Grid | None = _TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class Moderate(Scheme):
     """Weights and inputs absmax 8-bit per tensor."""
 
@@ -166,7 +161,6 @@ class Moderate(Scheme):
     inputs: Grid | None = _TENSOR
 
 
-@dataclass(kw_only=True, eq=False)
 class Coarse(Moderate):
     """Moderate, and outputs absmax 8-bit per tensor."""
 
@@ -174,7 +168,6 @@ class Coarse(Moderate):
     outputs: Grid | None = _TENSOR
 
 
-@dataclass(kw_only=True, eq=False)
 class W4(Scheme):
     """Weights zeropoint 4-bit per output channel; activations untouched."""
 
@@ -182,7 +175,6 @@ class W4(Scheme):
     weights: Grid | None = _FOUR
 
 
-@dataclass(kw_only=True, eq=False)
 class W4G128(Scheme):
     """Weights zeropoint 4-bit in groups of 128 input channels; activations untouched."""
 
@@ -190,7 +182,6 @@ class W4G128(Scheme):
     weights: Grid | None = _FOUR_128
 
 
-@dataclass(kw_only=True, eq=False)
 class W4G128GPTQ(W4G128):
     """The same with GPTQ, by calibration text."""
 
@@ -199,7 +190,6 @@ class W4G128GPTQ(W4G128):
     method: Method | None = _GPTQ
 
 
-@dataclass(kw_only=True, eq=False)
 class SmoothQuant(Moderate):
     """Moderate, with SmoothQuant's division of inputs, by calibration text (its setting O2)."""
 
@@ -213,7 +203,6 @@ class W8A8(Fine):
     examples = ("w8a8",)
 
 
-@dataclass(kw_only=True, eq=False)
 class W4A16(Scheme):
     """What other tools call W4A16: weights absmax 4-bit in groups of 128; activations untouched."""
 
@@ -221,7 +210,6 @@ class W4A16(Scheme):
     weights: Grid | None = _ABSMAX_FOUR_128
 
 
-@dataclass(kw_only=True, eq=False)
 class W4A8(W4A16):
     """The same with inputs absmax 8-bit per token."""
 
@@ -229,7 +217,6 @@ class W4A8(W4A16):
     inputs: Grid | None = _TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class W4A4(W4A16):
     """The same with inputs absmax 4-bit per token."""
 
@@ -237,7 +224,6 @@ class W4A4(W4A16):
     inputs: Grid | None = _FOUR_TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class FP8(Scheme):
     """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
 
@@ -246,7 +232,6 @@ class FP8(Scheme):
     inputs: Grid | None = _FP8_TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class MXFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
 
@@ -255,7 +240,6 @@ class MXFP4(Scheme):
     inputs: Grid | None = _MX_TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class NVFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
 
@@ -264,7 +248,6 @@ class NVFP4(Scheme):
     inputs: Grid | None = _NV
 
 
-@dataclass(kw_only=True, eq=False)
 class KV8(Scheme):
     """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
 
@@ -272,7 +255,6 @@ class KV8(Scheme):
     cache: Grid | None = _TOKEN
 
 
-@dataclass(kw_only=True, eq=False)
 class KV4(Scheme):
     """Keys and values absmax 4-bit per head and token; all else untouched; emulated."""
 
@@ -282,23 +264,8 @@ class KV4(Scheme):
 
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
 """The schemes of From Attention to Activation, section 5.2, by name."""
-NAMED: dict[str, Scheme] = SCHEMES | {
-    variant_name(kind): kind()
-    for kind in (
-        W4G128,
-        W4G128GPTQ,
-        W8A8,
-        W4A16,
-        W4A8,
-        W4A4,
-        SmoothQuant,
-        FP8,
-        MXFP4,
-        NVFP4,
-        KV8,
-        KV4,
-    )
-}
+_OTHERS = (W4G128, W4G128GPTQ, W8A8, W4A16, W4A8, W4A4, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
+NAMED: dict[str, Scheme] = SCHEMES | {variant_name(kind): kind() for kind in _OTHERS}
 """All schemes that have a name."""
 
 

@@ -1,7 +1,6 @@
 """AutoRound: whether each weight is rounded up or down, learned by what a block puts out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,7 +11,6 @@ from wakeful.quant.schemes.grids import Grid, Scales
 from wakeful.quant.schemes.methods import Method, Weighting
 
 
-@dataclass(kw_only=True, eq=False)
 class AutoRound(Method):
     """AutoRound (2309.05516, section 3): signed gradients of a block's output error choose which
     way weights are rounded and how far their ranges go.
@@ -30,6 +28,7 @@ class AutoRound(Method):
     """
 
     examples = ("autoround(steps=2, batch=1)", "autoround(steps=2, batch=2, weighting='none')")
+    fits_blocks = True
     steps: int = 200
     batch: int = 8
     weighting: Weighting = "loss"
@@ -39,14 +38,6 @@ class AutoRound(Method):
             raise WakefulError(
                 f"autoround: steps and batch must be 1 or more, got {self.steps} and {self.batch}"
             )
-
-    @property
-    def weighs_tokens(self) -> bool:
-        return self.weighting == "loss"
-
-    @property
-    def fits_blocks(self) -> bool:
-        return True
 
     def passes(self, sequences: int) -> float:
         return super().passes(sequences) + 3 * self.steps * min(self.batch, sequences) / sequences

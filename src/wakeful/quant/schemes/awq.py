@@ -1,18 +1,14 @@
 """AWQ: the division of inputs that costs a layer's output least, found by trying."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.quant.schemes.grids import Grid
-from wakeful.quant.schemes.methods import Method, Weighting
-from wakeful.quant.schemes.seen import Seen
+from wakeful.quant.schemes.methods import Method, Seen, Weighting
 
 
-@dataclass(kw_only=True, eq=False)
 class Awq(Method):
     """AWQ (2306.00978, equations 4 and 5): input channels are divided by s = mean|x|^α, and weights
     multiplied by it, with the α that gives the least error of the output.
@@ -33,26 +29,17 @@ class Awq(Method):
         if self.points < 1:
             raise WakefulError(f"awq: points must be 1 or more, got {self.points}")
 
-    @property
-    def weighs_tokens(self) -> bool:
-        return self.weighting == "loss"
-
-    @property
-    def only_after_norms(self) -> bool:
-        return self.norms
-
     def divisor(self, seen: Seen, grid: Grid) -> Float[Tensor, "K"]:
         readers = seen.readers
-        if readers.divisor is None:
-            found: list[tuple[float, int, Tensor]] = []
-            for number in range(self.points):
-                s = _scales(seen.sums, number / self.points)
-                errors = (_error(weight, s, grid, each.products) for weight, each in readers.layers)
-                found.append((sum(errors), number, s))
-            readers.divisor = min(found)[2]
-        divisor = readers.divisor
-        assert divisor is not None
-        return divisor
+        if readers.divisor is not None:
+            return readers.divisor
+        found: list[tuple[float, int, Tensor]] = []
+        for number in range(self.points):
+            s = _scales(seen.sums, number / self.points)
+            errors = (_error(weight, s, grid, each.products) for weight, each in readers.layers)
+            found.append((sum(errors), number, s))
+        readers.divisor = min(found)[2]
+        return readers.divisor
 
 
 def _scales(sums: Float[Tensor, "K"], alpha: float) -> Float[Tensor, "K"]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.variants import Variant
+from wakeful.variants import FieldVariant
 
 Per = Literal["channel", "token", "tensor"]
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -40,23 +40,21 @@ class Scales:
         step = self.scale if self.outer is None else self.scale * self.outer
         if not self.group:
             return step, self.zero
-        return self._spread(step, width), None if self.zero is None else self._spread(
-            self.zero, width
+        step, zero = (
+            None if each is None else each.repeat_interleave(self.group, 1)[:, :width]
+            for each in (step, self.zero)
         )
-
-    def _spread(self, each: Tensor, width: int) -> Tensor:
-        rows, groups = each.shape
-        return each[:, :, None].expand(rows, groups, self.group).flatten(1)[:, :width]
+        assert step is not None
+        return step, zero
 
     def of_rows(self, rows: slice) -> "Scales":
         """Return the scales of some rows of x."""
-
-        def part(each: Tensor | None) -> Tensor | None:
-            return each if each is None or each.shape[0] == 1 else each[rows]
-
-        scale = part(self.scale)
-        assert scale is not None
-        return Scales(scale, part(self.zero), part(self.outer), self.group)
+        parts = {
+            name: each[rows]
+            for name, each in vars(self).items()
+            if isinstance(each, Tensor) and len(each) > 1
+        }
+        return replace(self, **parts)
 
     def at(self, channel: int) -> "Scales":
         """Return the scales of one channel of x, (M, 1)."""
@@ -67,8 +65,7 @@ class Scales:
         return Scales(self.scale[:, place], zero, self.outer)
 
 
-@dataclass(kw_only=True, eq=False)
-class Grid(Variant, ABC):
+class Grid(FieldVariant, ABC):
     """The whole numbers from `low` to `high`, how a range is laid on them, and who shares a scale.
 
     `per` is an output channel of weights, a token of activations, or the whole tensor. Within a
@@ -80,7 +77,9 @@ class Grid(Variant, ABC):
     emulated: ClassVar[bool] = False
     """Whether products are those of the dequantized numbers, for want of a kernel."""
     scale_type: ClassVar[torch.dtype] = torch.float32
-    """What a scale is stored as."""
+    """The format of a scale; one of 8 bits is stored as uint8."""
+    name_of_format: ClassVar[str] = ""
+    """What it is called, where that is not its bits."""
     two_scales: ClassVar[bool] = False
     """Whether a group's scale is a multiple of that which `per` shares."""
     bits: int
@@ -99,9 +98,9 @@ class Grid(Variant, ABC):
             )
 
     @property
-    @abstractmethod
     def low(self) -> float:
         """The smallest number."""
+        return -self.high
 
     @property
     def high(self) -> float:
@@ -111,12 +110,8 @@ class Grid(Variant, ABC):
     @property
     def words(self) -> str:
         """Say what it is: "4-bit {} per channel in groups of 128", where {} is what it is of."""
-        return f"{self.bits}-bit {{}}{self._shared}"
-
-    @property
-    def _shared(self) -> str:
         groups = f" in groups of {self.group}" if self.group else ""
-        return f" per {self.per}{groups}"
+        return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
     @abstractmethod
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
@@ -132,12 +127,10 @@ class Grid(Variant, ABC):
         `per` shares may be `given`.
         """
         x = x.float()
-        if self.group:
-            return self._fit_groups(*self.bounds(x), sequences, given)
-        if given is not None:
+        if given is not None and not self.group:
             return Scales(given)
-        if self.per != "tensor" or sequences == 1 or not x.numel():
-            return self.fit(*self.bounds(x))
+        if self.group or self.per != "tensor" or sequences == 1 or not x.numel():
+            return self.scales_between(*self.bounds(x), given, sequences)
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
         rows = x.shape[0] // sequences
         return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
@@ -147,20 +140,23 @@ class Grid(Variant, ABC):
         (M, G) of groups, (M, 1) of rows, (1, 1) per tensor.
         """
         if self.group:
-            return self._ranges(x)
-        if self.per != "tensor":
+            short = -x.shape[1] % self.group
+            if short:
+                x = torch.cat((x, x[:, -1:].expand(-1, short)), dim=1)
+            found = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
+        elif self.per != "tensor":
             found = x.aminmax(dim=1, keepdim=True)
-            return found.min, found.max
-        smallest, largest = x.aminmax()
-        return smallest.reshape(1, 1), largest.reshape(1, 1)
+        else:
+            found = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
+        return found.min, found.max
 
     def scales_between(
-        self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None
+        self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the scales of numbers within `bounds`, under an outer scale where it is given."""
-        if self.group:
-            return self._fit_groups(smallest, largest, 1, outer)
-        return self.fit(smallest, largest)
+        """Return the scales of numbers within `bounds`, under an outer scale where it is given, or
+        one of each of so many `sequences`.
+        """
+        return replace(self.fit(smallest, largest), group=self.group)
 
     def shared_sum(self, x: Tensor) -> Tensor:
         """Return the sums of x (M, K) over what shares a scale, in the shape of `bounds`."""
@@ -176,19 +172,6 @@ class Grid(Variant, ABC):
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
         return self.scales_between(*self.bounds(x.float()), scales.outer)
-
-    def _ranges(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest of each row's groups, (M, G)."""
-        short = -x.shape[1] % self.group
-        if short:
-            x = torch.cat((x, x[:, -1:].expand(-1, short)), dim=1)
-        found = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
-        return found.min, found.max
-
-    def _fit_groups(
-        self, smallest: Tensor, largest: Tensor, sequences: int, outer: Tensor | None = None
-    ) -> Scales:
-        return replace(self.fit(smallest, largest), group=self.group)
 
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
@@ -207,12 +190,14 @@ class Grid(Variant, ABC):
         return codes.to(dtype)
 
     def encode_scale(self, scale: Tensor) -> Tensor:
-        """Return what stands for a scale in memory, of `scale_type`."""
-        return scale
+        """Return what stands for a scale in memory."""
+        if self.scale_type == torch.float32:
+            return scale
+        return scale.to(self.scale_type).view(torch.uint8)
 
     def decode_scale(self, codes: Tensor) -> Tensor:
         """Return the scale of its codes, float32."""
-        return codes
+        return codes if self.scale_type == torch.float32 else codes.view(self.scale_type).float()
 
     def quantize(self, x: Tensor, scales: Scales) -> Tensor:
         """Return the codes of q, int8."""
@@ -242,7 +227,6 @@ def _values(q: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
     return (q if zero is None else q - zero) * step.to(dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class Absmax(Grid):
     """Symmetric about zero: s = clip · max|x| / (2^(b−1) − 1), z = 0; for 8 bits q is −127 to 127.
 
@@ -267,10 +251,6 @@ class Absmax(Grid):
         clipped = "" if self.clip == 1 else f", clipped at {self.clip:g} of the largest"
         return super().words + clipped
 
-    @property
-    def low(self) -> float:
-        return -self.high
-
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         return Scales(_step(self.clip * _largest(smallest, largest), self.high))
 
@@ -278,10 +258,7 @@ class Absmax(Grid):
 class Zeropoint(Grid):
     """From the smallest to the largest: s = (max − min) / (2^b − 1), z = low − round(min / s)."""
 
-    examples = (
-        "zeropoint(bits=4, per='channel')",
-        "zeropoint(bits=4, per='channel', group=128)",
-    )
+    examples = ("zeropoint(bits=4, per='channel')", "zeropoint(bits=4, per='channel', group=128)")
     symmetric = False
 
     @property
@@ -299,28 +276,18 @@ class Zeropoint(Grid):
         return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
 
 
-@dataclass(kw_only=True, eq=False)
 class _Float(Grid, ABC):
     """Numbers of a floating point format, symmetric about zero; no kernel of ours multiplies them,
     so they are emulated in float32.
     """
 
     emulated = True
-    name_of_format: ClassVar[str]
     largest: ClassVar[float]
     bits: int = field(init=False)
 
     @property
-    def low(self) -> float:
-        return -self.largest
-
-    @property
     def high(self) -> float:
         return self.largest
-
-    @property
-    def words(self) -> str:
-        return f"{self.name_of_format} {{}}{self._shared}"
 
     @abstractmethod
     def nearest(self, x: Tensor) -> Tensor:
@@ -334,7 +301,6 @@ class _Float(Grid, ABC):
         return self.nearest((x.float() / step).clamp(self.low, self.high))
 
 
-@dataclass(kw_only=True, eq=False)
 class E4M3(_Float):
     """8-bit floats of 4 exponent and 3 mantissa bits up to 448 (FP8 Formats for Deep Learning,
     2209.05433): s = max|x| / 448.
@@ -355,7 +321,6 @@ class E4M3(_Float):
         return codes.view(torch.float8_e4m3fn).to(dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class _E2M1(_Float):
     """4-bit floats ±{0, ½, 1, 1½, 2, 3, 4, 6} in groups with a scale each."""
 
@@ -381,7 +346,6 @@ _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By code; the sign's bit comes before the three of the code."""
 
 
-@dataclass(kw_only=True, eq=False)
 class MxE2M1(_E2M1):
     """MXFP4: groups of 32 share s = 2^(⌊log₂ max|x|⌋ − 2), a power of two (OCP Microscaling
     Formats 1.0, sections 5.3 and 6.3).
@@ -390,7 +354,7 @@ class MxE2M1(_E2M1):
     name = "mx_e2m1"
     examples = ("mx_e2m1(per='channel')",)
     name_of_format = "MXFP4"
-    scale_type = torch.uint8
+    scale_type = torch.float8_e8m0fnu
     group: int = field(init=False, default=32)
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
@@ -400,14 +364,7 @@ class MxE2M1(_E2M1):
         scale = torch.ldexp(one, exponent.clamp(-126, 127))
         return Scales(torch.where(size > 0, scale, one))
 
-    def encode_scale(self, scale: Tensor) -> Tensor:
-        return (torch.frexp(scale).exponent - 1 + 127).to(torch.uint8)  # E8M0, bias 127
 
-    def decode_scale(self, codes: Tensor) -> Tensor:
-        return torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
-
-
-@dataclass(kw_only=True, eq=False)
 class NvE2M1(_E2M1):
     """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
     tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
@@ -418,15 +375,15 @@ class NvE2M1(_E2M1):
     name = "nv_e2m1"
     examples = ("nv_e2m1(per='tensor')", "nv_e2m1(per='channel')")
     name_of_format = "NVFP4"
-    scale_type = torch.uint8
+    scale_type = torch.float8_e4m3fn
     two_scales = True
     group: int = field(init=False, default=16)
 
     def shared_scale(self, largest: Tensor) -> Tensor:
         return _step(largest, self.largest * E4M3.largest)
 
-    def _fit_groups(
-        self, smallest: Tensor, largest: Tensor, sequences: int, outer: Tensor | None = None
+    def scales_between(
+        self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
         size = _largest(smallest, largest)
         outer = self.outer if outer is None else outer
@@ -439,13 +396,7 @@ class NvE2M1(_E2M1):
             if 1 < outer.shape[0] < size.shape[0]:
                 outer = outer.repeat_interleave(size.shape[0] // outer.shape[0], 0)
         scale = (size / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
-        return Scales(scale.to(torch.float8_e4m3fn).float(), None, outer, self.group)
-
-    def encode_scale(self, scale: Tensor) -> Tensor:
-        return scale.to(torch.float8_e4m3fn).view(torch.uint8)
-
-    def decode_scale(self, codes: Tensor) -> Tensor:
-        return codes.view(torch.float8_e4m3fn).float()
+        return Scales(scale.to(self.scale_type).float(), None, outer, self.group)
 
 
 _LEAST_E4M3 = 2.0**-9

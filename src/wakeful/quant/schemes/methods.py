@@ -4,7 +4,7 @@ Shapes: N output channels, K input channels.
 """
 
 from abc import ABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -13,46 +13,68 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.quant.schemes.grids import Grid, Scales
-from wakeful.quant.schemes.seen import Seen
-from wakeful.variants import Variant
+from wakeful.variants import FieldVariant
 
 Weighting = Literal["loss", "none"]
 _COLUMNS = 128
 """About this many columns are rounded before the rest hears of their errors at once."""
 
 
-@dataclass(kw_only=True, eq=False)
-class Method(Variant, ABC):
+@dataclass
+class Seen:
+    """What calibration text shows of a layer with K inputs."""
+
+    channels: Tensor
+    """(K,), the largest |x| of each input channel."""
+    sums: Tensor
+    """(K,), Σ|x| of each, over tokens."""
+    outputs: float
+    """The largest |y|."""
+    products: Tensor | None
+    """(K, K), XᵀX in float32, where it was asked for."""
+    readers: "Readers"
+    """The layers that read the same tensor."""
+    of_norm: bool = True
+    """Whether a norm put out what the layer reads; looked at for a method that asks."""
+
+
+@dataclass
+class Readers:
+    """Layers that read one tensor."""
+
+    weights: Tensor
+    """(K,), the largest |W| of each input channel over all of them."""
+    layers: list[tuple[Tensor, Seen]] = field(default_factory=list)
+    """Matrices (N, K) and what is seen of each."""
+    divisor: Tensor | None = None
+    """(K,), what all divide the tensor by, once it is found."""
+
+
+class Method(FieldVariant, ABC):
     """A way to round a layer's weights, and a division of its inputs that they make up for."""
 
     needs_products: ClassVar[bool] = False
     """Whether `round` asks for XᵀX."""
+    fits_blocks: ClassVar[bool] = False
+    """Whether a block's layers are rounded together, by what the block puts out."""
+    # What follows are options of some methods, and these the values of all others.
+    weighting = "none"
+    """What tokens count by in XᵀX: "loss", by what it hears of their errors, or "none", alike."""
+    sequential = False
+    """Whether a block is looked at in the model whose earlier blocks are rounded already."""
+    norms = False
+    """Whether layers that no norm comes before keep their inputs undivided."""
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether tokens count in XᵀX by what the loss hears of their errors."""
-        return False
-
-    @property
-    def follows(self) -> bool:
-        """Whether a block is looked at in the model whose earlier blocks are rounded already."""
-        return False
-
-    @property
-    def fits_blocks(self) -> bool:
-        """Whether a block's layers are rounded together, by what the block puts out."""
-        return False
+        """Whether `weighting` is by the loss."""
+        return self.weighting == "loss"
 
     def passes(self, sequences: int) -> float:
         """Return how many forwards of the model a sequence of calibration text takes, of so many;
         one forward and back is three.
         """
         return 4.0 if self.weighs_tokens else 1.0
-
-    @property
-    def only_after_norms(self) -> bool:
-        """Whether layers that no norm comes before keep their inputs undivided."""
-        return False
 
     @property
     def divides(self) -> bool:
@@ -71,7 +93,6 @@ class Method(Variant, ABC):
         return grid.quantize(weight, scales), scales
 
 
-@dataclass(kw_only=True, eq=False)
 class Gptq(Method):
     """GPTQ (2210.17323, algorithm 1): columns are rounded one after another, and each one's error
     is made up for by those after it, as far as the text shows them together.
@@ -112,14 +133,6 @@ class Gptq(Method):
         if not self.damping > 0:
             raise WakefulError(f"gptq: damping must be above 0, got {self.damping}")
 
-    @property
-    def weighs_tokens(self) -> bool:
-        return self.weighting == "loss"
-
-    @property
-    def follows(self) -> bool:
-        return self.sequential
-
     def round(
         self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
@@ -158,8 +171,7 @@ class Gptq(Method):
                 codes[place] = code.squeeze(1)
                 errors.append(error)
             w[last:].addmm_(factor[first:last, last:].T, torch.stack(errors), alpha=-1)
-        codes = codes.T.contiguous()
-        return codes, scales
+        return codes.T.contiguous(), scales
 
     def factor(self, products: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
         """Return U in float64, upper triangular, of (XᵀX + damping)⁻¹ = UᵀU."""
@@ -171,7 +183,6 @@ class Gptq(Method):
         return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
-@dataclass(kw_only=True, eq=False)
 class Smooth(Method):
     """SmoothQuant (2211.10438, equation 4): input channels are divided by
     s = max|x|^α / max|W|^(1−α), and weights multiplied by it.
@@ -187,10 +198,6 @@ class Smooth(Method):
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise WakefulError(f"smooth: alpha must be from 0 to 1, got {self.alpha}")
-
-    @property
-    def only_after_norms(self) -> bool:
-        return self.norms
 
     def divisor(self, seen: Seen, grid: Grid) -> Float[Tensor, "K"]:
         inputs, weights = seen.channels.float(), seen.readers.weights.float()
