@@ -10,8 +10,7 @@ from torch import Tensor
 from benchmarks.timing import Ratio, compare
 from wakeful.model.chunked import cross_entropy_of_rows
 from wakeful.model.decoder import IGNORED, cross_entropy
-from wakeful.training.chunked_distillation import distillation_in_rows, top_k_in_rows
-from wakeful.training.distillation import top_k_loss
+from wakeful.training.distillation import distillation_in_rows, top_k_in_rows, top_k_loss
 from wakeful.training.stored import top_k
 
 BATCH, LENGTH = 4, 256

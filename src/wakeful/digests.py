@@ -15,6 +15,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def joined_sha256(*parts: object) -> str:
+    """Return the SHA-256 of parts as text, with colons between."""
+    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
+
+
 def json_digest(value: object) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

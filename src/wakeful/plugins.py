@@ -1,4 +1,4 @@
-"""Additions of installed packages to this one, by their entry points.
+"""Other packages: what they add to this one by their entry points, and those that may be missing.
 
     wakeful.verbs     a `Verb`, by the verb's name
     wakeful.layouts   a mapping of names to `comparison.published.PublishedTable`s
@@ -9,6 +9,7 @@ something of it is used.
 """
 
 import ast
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
+
+from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +63,18 @@ def summary_of(point: EntryPoint) -> str:
     """Return the first line of what an entry point's module says of itself."""
     words = ast.get_docstring(ast.parse(source_of(point).read_text("utf-8")))
     return (words or "").partition("\n")[0]
+
+
+def optional(package: str, *, extra: str, wants: str, module: str = "", otherwise: str = "") -> Any:
+    """Return the module of a package that only an extra of wakeful's installs.
+
+    Raises:
+        WakefulError: it is missing; `wants` needs it, and `otherwise` goes on from the command that
+            installs it.
+    """
+    try:
+        return importlib.import_module(module or package.replace("-", "_"))
+    except ImportError:
+        raise WakefulError(
+            f"{wants} needs the package {package}: pip install 'wakeful[{extra}]'{otherwise}"
+        ) from None

@@ -30,4 +30,4 @@ def texts_of(data, split):
 
 
 def left_over(folder):
-    return [path.name for path in folder.iterdir() if "partial" in path.name]
+    return [path.name for path in folder.iterdir() if path.suffix == ".part"]

@@ -55,7 +55,6 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training import loop
 from wakeful_papers.exhibits.figures import seen_of_arm, train_curve
 
 __all__ = ["reference", "text", "trained"]
@@ -264,7 +263,7 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
         return real(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Batches, "batch", batch)
+        patch.setattr(Batches, "batch", batch)
         with pytest.raises((Killed, Interrupted)) as ended:
             carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     if not stop % 2:

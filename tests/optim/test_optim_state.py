@@ -184,22 +184,6 @@ def test_a_state_of_another_is_refused_and_nothing_changes(case: str) -> None:
         assert all(torch.equal(value, after["state"][key][name]) for name, value in state.items())
 
 
-def test_a_state_from_when_options_stood_beside_the_rotation_is_read() -> None:
-    w = weights()
-    optimizer = ortho(w, "block_diagonal(size=5)", seed=3)
-    train(w, optimizer, 4)
-    old = copy.deepcopy(optimizer.state_dict())
-    wanted = copy.deepcopy(old["param_groups"][0]["rotations"])
-    for entries in old["param_groups"][0]["rotations"]:
-        for entry in entries:
-            entry |= {"kind": "block_diagonal", "block": 5}
-    optimizer.load_state_dict(old)
-    assert optimizer.param_groups[0]["rotations"] == wanted
-    old["param_groups"][0]["rotations"][0][0]["block"] = 6
-    with pytest.raises(WakefulError, match="rows is of another rotation"):
-        optimizer.load_state_dict(old)
-
-
 def test_without_names_the_order_is_what_counts() -> None:
     """As with torch's optimizers: another order is noticed where shapes differ, and only there."""
     w = weights()

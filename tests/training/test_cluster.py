@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
-from wakeful.training.cluster import Call, Ended, RunRow, cluster_of, deal, train_row
+from wakeful.training.cluster import Call, Ended, Work, cluster_of, deal, run_work, train_row
 from wakeful.training.comparison import train_variants
 from wakeful.training.loop import train
 
@@ -108,9 +107,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit
     return made
 
 
-def rows(text: Path, tmp_path: Path, count: int) -> list[RunRow]:
+def rows(text: Path, tmp_path: Path, count: int) -> list[Work]:
     config = tiny(text, train=SHORT, sample={"prompts": []})
-    return [RunRow(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
+    return [run_work(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
 
 
 def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
@@ -118,7 +117,7 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
 ) -> None:
     three = rows(text, tmp_path, 3)
     made = stand_in(monkeypatch, {str(three[0].place): 1})
-    train(three[2].config, three[2].place)  # is there already
+    train_row(*three[2].call[1:])  # is there already
     notes = Notes()
     deal(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)
@@ -230,60 +229,50 @@ def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert given == ["2", "1", None, "5"]
 
 
-@dataclass(frozen=True)
-class Costly:
+class Costly(Work):
     """Work that takes so many operations."""
 
-    label: str
-    place: Path
-    operations: float
-    after: tuple[str, ...] = ()
-    fault: str = ""
-    stops: int = 0
+    def __init__(
+        self, label: str, place: Path, operations: float, after: tuple[str, ...] = (),
+        fault: str = "", stops: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(label, place, (done_at, fault, stops, str(place)), after, operations)
 
     @property
     def done(self) -> bool:
         return (self.place / "done").exists()
 
-    @property
-    def call(self) -> Call:
-        return self.work, str(self.place)
 
-    def work(self, place: str) -> Ended:
-        if self.fault:
-            return Ended(self.fault)
-        Path(place).mkdir(exist_ok=True)
-        tries = len([*Path(place).glob("try-*")])
-        if tries < self.stops:
-            (Path(place) / f"try-{tries}").touch()
-            return Ended("it was stopped", stopped=True)
-        (Path(place) / "done").touch()
-        return Ended()
+def done_at(fault: str, stops: int, place: str) -> Ended:
+    if fault:
+        return Ended(fault)
+    Path(place).mkdir(exist_ok=True)
+    tries = len([*Path(place).glob("try-*")])
+    if tries < stops:
+        (Path(place) / f"try-{tries}").touch()
+        return Ended("it was stopped", stopped=True)
+    (Path(place) / "done").touch()
+    return Ended()
 
 
-@dataclass(frozen=True)
-class Preempted:
+class Preempted(Work):
     """Work whose every job but the last is ended, having saved a step."""
 
-    label: str
-    place: Path
-    after: tuple[str, ...] = ()
-    operations: float = 1.0
+    def __init__(self, label: str, place: Path) -> None:
+        super().__init__(label, place, (step, str(place)), operations=1.0)
 
     @property
     def done(self) -> bool:
         return (self.place / "step-5").is_dir()
 
-    @property
-    def call(self) -> Call:
-        return self.step, str(self.place)
 
-    def step(self, place: str) -> Ended:
-        saved = [*Path(place).glob("step-*")]
-        for each in saved:  # old ones are pruned
-            each.rmdir()
-        (Path(place) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
-        return Ended() if self.done else Ended("it was stopped", stopped=True)
+def step(place: str) -> Ended:
+    saved = [*Path(place).glob("step-*")]
+    for each in saved:  # old ones are pruned
+        each.rmdir()
+    (Path(place) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
+    done = (Path(place) / "step-5").is_dir()
+    return Ended() if done else Ended("it was stopped", stopped=True)
 
 
 def test_a_run_is_preempted_as_often_as_may_be_while_it_saves_steps(

@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from wakeful.training.chunked_distillation import distillation_in_rows, top_k_in_rows
-from wakeful.training.distillation import distillation_loss, top_k_loss
+from wakeful.training.distillation import (
+    distillation_in_rows,
+    distillation_loss,
+    top_k_in_rows,
+    top_k_loss,
+)
 from wakeful.training.stored import top_k
 
 

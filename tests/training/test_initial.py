@@ -23,13 +23,12 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
-from wakeful.training import loop
+from wakeful.runs.run import Run, read_record
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
-from wakeful.training.setup import autocast, check_run
-from wakeful.training.stored import Store
+from wakeful.training.setup import autocast, check_run, make_decoder
+from wakeful.training.stored import About
 from wakeful.training.validation import mean_loss, window_losses
 
 ORIGIN = {"reference": "a run", "layers": [0]}
@@ -56,14 +55,14 @@ def config_for(text: Path, decoder: Decoder, **train: object) -> Config:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Let SIGTERM arrive while a step is under way."""
-    real = loop.Batches.batch
+    real = Batches.batch
 
     def batch(self: Batches, number: int) -> torch.Tensor:
         if number == step - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, number)
 
-    monkeypatch.setattr(loop.Batches, "batch", batch)
+    monkeypatch.setattr(Batches, "batch", batch)
 
 
 def test_a_run_starts_from_the_weights_it_is_given(
@@ -146,7 +145,7 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     data = load_data(config.data)
     batch = Batches(data.train, length=16, batch_size=4, seed=0).batch(0)
     student = read_decoder(plain.path, dtype="auto").decoder().double()
-    start = loop.make_decoder(plain.config, torch.device("cpu"))
+    start = make_decoder(plain.config, torch.device("cpu"))
     expected = distillation_loss(
         start(batch[:, :-1]),
         read_decoder(reference.path, dtype="auto").decoder().double()(batch[:, :-1]),
@@ -212,7 +211,7 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     assert student.config.model.vocab_size == 280
     batch = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).batch(0)
     wanted = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
-    start = loop.make_decoder(student.config, torch.device("cpu"))
+    start = make_decoder(student.config, torch.device("cpu"))
     found = start(batch[:, :-1]).log_softmax(-1)
     if not learns:
         divergence = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
@@ -275,7 +274,7 @@ def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
     def size() -> int:
         return sum(file.stat().st_size for file in (tmp_path / "store").glob("*.rows"))
 
-    record = Store.about_in(tmp_path / "store").record.itemsize
+    record = read_record(About, tmp_path / "store" / "about.json").record.itemsize
     assert size() == windows * record
     other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=3))
     train(other, tmp_path / "other")
@@ -293,7 +292,7 @@ def test_what_stored_predictions_refuse(text: Path, tmp_path: Path, reference: R
     for distill, words in (
         (stored(reference, top_k=10**6), "tokens to choose from"),
         (stored(reference, over="mean"), "leave out one"),
-        (stored(reference, top_k=0, rest="renormalize"), "give train.distill.top_k too"),
+        (stored(reference, top_k=0, rest="renormalize"), "needs --train.distill.top_k"),
         (stored(reference, store=store, temperature=2.0), "with temperature = 1.0, and 2.0"),
         (stored(reference, store=store, teacher=str(tmp_path / "first")), "with teacher = "),
     ):

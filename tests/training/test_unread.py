@@ -19,9 +19,9 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.deferred import Unread
+from wakeful.training.deferred import Unread, read_ahead
 from wakeful.training.loop import fastest_tokens, train
-from wakeful.training.prefetch import read_ahead
+from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
 from wakeful.world import World
 
@@ -54,7 +54,7 @@ def test_between_readings_nothing_waits_for_the_device(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     waits = Waits()
-    steps, finish, moved = loop._gradients, loop.finish_run, loop._moved
+    steps, finish, moved = Training.gradients, loop.finish_run, loop._moved
     counts: list[int] = []
 
     def gradients(*arguments: Any) -> Tensor:
@@ -74,7 +74,7 @@ def test_between_readings_nothing_waits_for_the_device(
         waits.step = -1
         finish(*arguments)
 
-    monkeypatch.setattr(loop, "_gradients", gradients)
+    monkeypatch.setattr(Training, "gradients", gradients)
     monkeypatch.setattr(loop, "_moved", move)
     monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])
@@ -120,7 +120,7 @@ def test_mfu_is_the_share_of_what_the_peaks_of_known_gpus_allow(
     assert fastest == 4 * 989e12 / operations_of(config.model, config.train.length)
     assert fastest_tokens(config, decoder, torch.device("cpu"), world) is None
     assert fastest_tokens(tiny(text), decoder, gpu, world) is None
-    unread = Unread(1, 0, 0.0, fastest=1e9)
+    unread = Unread(0, 0.0, fastest=1e9)
     unread.begin()
     unread.add(1, 0.1, 1000, torch.ones(()), torch.ones(()), None)
     unread.read()

@@ -11,7 +11,6 @@ import torch
 from evaluation.models import save_llama
 from test_cli import fails
 from wakeful.cli import main
-from wakeful.data.sampled import Parts
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
 from wakeful.loading.chat import user_turn
@@ -236,7 +235,7 @@ def test_what_was_cut_off_goes_on(
     with pytest.raises(KeyboardInterrupt):
         sample_data(str(llama), out=tmp_path / "cut", **FEW)
     assert not (tmp_path / "cut").exists()
-    assert len(list(Parts(tmp_path / "cut", {}))) == 2
+    assert len(list((tmp_path / ".cut.sampling").glob("part-*"))) == 2
     with pytest.raises(WakefulError, match="was begun with another seed"):
         sample_data(str(llama), out=tmp_path / "cut", **FEW, seed=1)
     calls = 3

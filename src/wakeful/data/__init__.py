@@ -2,14 +2,13 @@
 
 from wakeful.data.order import Batches, Permutation, ValidationWindows
 from wakeful.data.preparing import prepare, prepared
-from wakeful.data.readers import Document, DocumentsHasher, documents_hash
+from wakeful.data.readers import Document
 from wakeful.data.sources import read_documents
 from wakeful.data.tokenizer import StreamDecoder, Tokenizer
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.paths import default_cache_dir
 
 __all__ = [
-    "Batches", "Document", "DocumentsHasher", "Permutation", "PreparedData", "StreamDecoder",
-    "TokenFile", "Tokenizer", "ValidationWindows", "default_cache_dir", "documents_hash", "prepare",
-    "prepared", "read_documents",
+    "Batches", "Document", "Permutation", "PreparedData", "StreamDecoder", "TokenFile", "Tokenizer",
+    "ValidationWindows", "default_cache_dir", "prepare", "prepared", "read_documents",
 ]  # fmt: skip

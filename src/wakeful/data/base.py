@@ -44,11 +44,7 @@ class Data:
         return [self]
 
     def batches(self, config: Config, world: World = ALONE) -> Batches:
-        """Return this process's training batches.
-
-        Raises:
-            WakefulError: as `Batches` and `first` do.
-        """
+        """Return this process's training batches; raise what `Batches` and `first` raise."""
         data, train = config.data, config.train
         return self.batches_type(
             self.first(data, train.length) if data.max_tokens else self.train,
@@ -70,11 +66,7 @@ class Data:
         return self.tokenizer.begin if config.bos else None
 
     def first(self, config: DataConfig, length: int) -> Tokens:
-        """Return the first `max_tokens` training tokens, for sequences of `length`.
-
-        Raises:
-            WakefulError: this kind has no first tokens, or the number is out of its range.
-        """
+        """Return the first `max_tokens` training tokens for sequences of `length`, or refuse."""
         raise WakefulError(
             f"data.max_tokens = {config.max_tokens} is for one text: {config.source!r} has no "
             "first tokens; leave it out"

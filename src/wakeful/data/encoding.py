@@ -7,6 +7,7 @@ other. So the encoder is built with special tokens of another spelling, which no
 """
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -152,10 +153,7 @@ def _growth(step: Any) -> int:
     """Return an upper bound of the characters that a step makes of one."""
     match step:
         case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
-            whole = 1
-            for each in steps:
-                whole *= _growth(each)
-            return whole
+            return math.prod(map(_growth, steps))
         case {"type": "Replace", "pattern": pattern, "content": content}:
             between = not pattern.get("String")  # it may match nothing, before every character
             return max(1, len(content)) + between

@@ -6,7 +6,6 @@ that was held out of each, one domain after another.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from wakeful.data.order import Batches, Permutation, Tokens, ValidationWindows, 
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
+from wakeful.digests import joined_sha256
 from wakeful.errors import WakefulError
 from wakeful.variants import build_call
 
@@ -209,7 +209,7 @@ class MixedData(Data):
         overlaps = [each for each in dropped if each is not None]
         self.info = {
             "source": [source],
-            "corpora_sha256": [_sha256(
+            "corpora_sha256": [joined_sha256(
                 *(f"{each.name}:{each.share!r}" for each in domains),
                 *(part.corpus_sha256 for part in parts),
             )],
@@ -244,7 +244,7 @@ class MixedData(Data):
         facts = [part.info["splits"][split] for part in self.parts]
         return {
             "tokens": sum(each["tokens"] for each in facts),
-            "sha256": _sha256(*(each["sha256"] for each in facts)),
+            "sha256": joined_sha256(*(each["sha256"] for each in facts)),
         }
 
 
@@ -255,7 +255,3 @@ def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:
     for place in np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]:
         counts[place] += 1
     return counts
-
-
-def _sha256(*parts: str) -> str:
-    return hashlib.sha256(":".join(parts).encode()).hexdigest()

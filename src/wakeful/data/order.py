@@ -200,11 +200,7 @@ class ValidationWindows:
     def __init__(
         self, token_file: Tokens, *, length: int, batch_size: int, bos: int | None = None
     ) -> None:
-        """Lay out the windows; it reads no token yet.
-
-        Raises:
-            WakefulError: there is no token to predict.
-        """
+        """Lay out the windows, reading no token yet; refuse a set without a token to predict."""
         _check_positive(length=length, batch_size=batch_size)
         if token_file.num_tokens < 2:
             raise WakefulError(

@@ -5,13 +5,10 @@ those that are nearly equal: half of the tables of the standard library's `encod
 other. A loss on them is a loss on memorized text.
 """
 
-import os
-from typing import Any
-
 import numpy as np
 
 from wakeful.data.order import key64, mix64
-from wakeful.data.tokens import PreparedData, TokenFile, finish_split, tokens_path
+from wakeful.data.tokens import PreparedData, TokenFile, write_split
 from wakeful.errors import WakefulError
 
 PASSAGE = 64
@@ -25,14 +22,14 @@ class NothingHeldOut(WakefulError):
     """Every held-out document occurs in the training text."""
 
 
-def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) -> dict[str, Any]:
-    """Rewrite the validation files without documents that overlap training; return what changed.
+def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) -> None:
+    """Rewrite the validation files, and what `data.info` says, without what overlaps training.
 
     A document overlaps where more than `ALLOWED` of its passages of `PASSAGE` tokens are in the
     training text word for word. The training tokens stay as they are. `num_bytes` are the UTF-8
     bytes of each validation document; its first `common` tokens, those that every document begins
-    with, are no passage. What is returned belongs into `data.json`: the facts of the
-    split `validation`, and in `overlap` how many documents and tokens were dropped.
+    with, are no passage. `data.info` then has the facts of the split `validation`, and in `overlap`
+    how many documents and tokens were dropped.
 
     Raises:
         WakefulError: nothing of validation is left, or it was given as a text of its own, which is
@@ -42,8 +39,9 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) 
     shares = repeated_shares(data.train, validation, length=PASSAGE, common=common)
     bad = shares > ALLOWED
     dropped = {"passage": PASSAGE, "documents": int(bad.sum()), "tokens": 0}
+    data.info["overlap"] = dropped
     if not bad.any():
-        return {"validation": data.info["splits"]["validation"], "overlap": dropped}
+        return
     worst = int(shares.argmax())
     if data.info["validation_source"]:
         raise WakefulError(
@@ -59,19 +57,11 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) 
         )
     starts = np.asarray(validation.documents)
     ends = np.append(starts[1:], validation.num_tokens)
-    lengths = (ends - starts)[~bad]
-    path = tokens_path(data.folder, "validation")
-    shorter = path.with_suffix(".shorter")
-    with shorter.open("wb") as file:
-        for start, end in zip(starts[~bad], ends[~bad], strict=True):
-            file.write(validation.tokens[start:end].tobytes())
-    os.replace(shorter, path)
-    starts = np.cumsum(lengths) - lengths
-    facts = finish_split(
-        data.folder, "validation", starts, int(lengths.sum()), int(num_bytes[~bad].sum())
-    )
+    places = zip(starts[~bad], ends[~bad], strict=True)
+    kept = (validation.tokens[start:end] for start, end in places)
+    facts = write_split(data.folder, "validation", kept, int(num_bytes[~bad].sum()))
     dropped["tokens"] = validation.num_tokens - facts["tokens"]
-    return {"validation": facts, "overlap": dropped}
+    data.info["splits"]["validation"] = facts
 
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses modulo 2^64

@@ -1,11 +1,9 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
-import hashlib
 import inspect
 import os
 import re
 import shutil
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,17 +29,15 @@ from wakeful.data.tokens import (
     TOKEN_DTYPES,
     VERSION,
     PreparedData,
-    SplitName,
     building_beside,
-    data_info,
     existing_data,
-    finish_split,
     move_in,
     opened,
     token_dtype,
-    tokens_path,
+    write_splits,
 )
-from wakeful.digests import json_digest
+from wakeful.digests import joined_sha256, json_digest
+from wakeful.display import Silent
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, moved_in
 
@@ -96,7 +92,7 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = Path(folder).expanduser().absolute(), progress or _no_progress
+    folder, progress = Path(folder).expanduser().absolute(), progress or Silent().stage
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
@@ -150,14 +146,12 @@ def prepare(
         if tokenizer is None:
             assert vocab_size is not None
             tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
-        held = validation_source
-        sides: dict[SplitName, Side] = {"train": split.train, "validation": split.validation}
-        info = data_info(
+        held, sides = validation_source, (split.train, split.validation)
+        encoded = [(_encoded(side, tokenizer, progress), side.num_bytes) for side in sides]
+        info = write_splits(
+            building,
             tokenizer,
-            {
-                name: _write_split(building, name, sides[name], tokenizer, progress)
-                for name in SPLITS
-            },
+            dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
             validation_source=[] if held is None else single_sources(held),
             manifest=manifest,
@@ -168,9 +162,8 @@ def prepare(
         if not keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
-            found = drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
+            drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
             progress("comparing", side.num_bytes, side.num_bytes)
-            info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
         tokenizer.save(building)
         shutil.rmtree(scratch)
         move_in(building, folder, info)
@@ -189,9 +182,6 @@ def prepared(
     `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
     path, size and time of change, so a second call reads no text, and changed files are prepared
     anew beside the old.
-
-    Raises:
-        WakefulError: as `prepare` does.
     """
     known = list(inspect.signature(prepare).parameters.values())[2:]
     options = {option.name: option.default for option in known} | options | {"progress": progress}
@@ -223,9 +213,6 @@ def load_data(
 
     With a `tokenizer` text is prepared with it, and a task, which has one of its own, is not looked
     for. `imports` lets a task's module be imported: only for a source that the user wrote.
-
-    Raises:
-        WakefulError: as `prepare`, `mixed` and `task_of` do.
     """
     source = config.source
     task = task_of(source, imports=imports) if tokenizer is None else None
@@ -268,7 +255,7 @@ def mixed(
     if tokenizer is None and there:
         tokenizer = next(iter(there.values())).tokenizer
     if tokenizer is None:
-        tokenizer = _shared_tokenizer(domains, config, progress or _no_progress)
+        tokenizer = _shared_tokenizer(domains, config, progress or Silent().stage)
     for name, data in there.items():
         if not data.tokenizer.same_tokens(tokenizer):
             raise WakefulError(
@@ -306,8 +293,8 @@ def _shared_tokenizer(
         with building_beside(folder) as building:
             sides: list[Side] = []
             for number, each in enumerate(domains):
-                scratch = building / f"part-{number}"
-                scratch.mkdir()
+                scratch = building / "scratch" / str(number)
+                scratch.mkdir(parents=True)
                 spool = _spool(
                     each.source, scratch / "source", config.max_bytes or None, config.text_field,
                     progress,
@@ -317,8 +304,7 @@ def _shared_tokenizer(
                 sides.append(split.train)
             texts = (text for side in sides for text in _texts(side, "tokenizer", progress))
             tokenizer = Tokenizer.train(texts, config.vocab_size)
-            for number in range(len(domains)):
-                shutil.rmtree(building / f"part-{number}")
+            shutil.rmtree(building / "scratch")
             tokenizer.save(building)
             moved_in(building, folder, "tokenizer.json")
     return Tokenizer.load(folder)
@@ -329,7 +315,7 @@ def data_manifest(
 ) -> str:
     """Return a hash that changes when a file of either source does; see `source_manifest`."""
     sources = [source] if validation_source is None else [source, validation_source]
-    return hashlib.sha256(":".join(map(source_manifest, sources)).encode()).hexdigest()
+    return joined_sha256(*map(source_manifest, sources))
 
 
 def _chosen_tokenizer(
@@ -352,10 +338,6 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
                 f"{folder} lies inside its source {one}, and would be read as text the next time: "
                 "choose a folder outside it"
             )
-
-
-def _no_progress(_stage: str, _done: int, _total: int | None) -> None:
-    """Tell nobody."""
 
 
 def _steps(stage: str, total: int | None, progress: Progress) -> Callable[[int], None]:
@@ -398,25 +380,19 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     progress(stage, done, done)
 
 
-def _write_split(
-    folder: Path, split: SplitName, side: Side, tokenizer: Tokenizer, progress: Progress
-) -> dict[str, Any]:
-    """Write the tokens and the documents of one split and return its facts for `data.json`."""
+def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
+    """Yield the ids of each document, (tokens,), the end of text behind them."""
     dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
-    starts, num_tokens = array("q"), 0
-    with tokens_path(folder, split).open("wb") as file:
-        new = True
-        for batch in _batches(_texts(side, "encoding", progress), tokenizer):
-            encoded = tokenizer.encode_batch([piece for piece, _ in batch])
-            for ids, (_, last) in zip(encoded, batch, strict=True):
-                if new:
-                    starts.append(num_tokens)
-                if last:
-                    ids.append(tokenizer.end_of_text)
-                file.write(np.asarray(ids, dtype).tobytes())
-                num_tokens += len(ids)
-                new = last
-    return finish_split(folder, split, starts, num_tokens, side.num_bytes)
+    parts: list[np.ndarray] = []
+    for batch in _batches(_texts(side, "encoding", progress), tokenizer):
+        encoded = tokenizer.encode_batch([piece for piece, _ in batch])
+        for ids, (_, last) in zip(encoded, batch, strict=True):
+            if last:
+                ids.append(tokenizer.end_of_text)
+            parts.append(np.asarray(ids, dtype))
+            if last:
+                yield np.concatenate(parts)
+                parts = []
 
 
 def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
@@ -425,7 +401,7 @@ def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[
     size = 0
     for text in texts:
         left = len(text)
-        for piece in tokenizer.pieces(text):
+        for piece in tokenizer.encoder.pieces(text):
             left -= len(piece)
             batch.append((piece, left == 0))
             size += len(piece)

@@ -1,10 +1,9 @@
-"""Documents, the hash that names a corpus of them, and files read as documents.
+"""Documents, and files read as documents.
 
 Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
 by file and place.
 """
 
-import hashlib
 import itertools
 import json
 import re
@@ -41,37 +40,6 @@ class Document:
     text: str
 
 
-class DocumentsHasher:
-    """SHA-256 of a stream of documents: over every name and the SHA-256 of every text.
-
-    Both parts are of known length where they are fed, so no two different corpora can feed the
-    same bytes. The texts' own digests are handed back because splitting and the search for
-    duplicates need them too, and hashing a corpus once is enough.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, document: Document) -> bytes:
-        """Feed one document and return the SHA-256 of its text (32 bytes)."""
-        name = document.name.encode("utf-8", "surrogateescape")
-        digest = hashlib.sha256(document.text.encode("utf-8")).digest()
-        self._hash.update(len(name).to_bytes(8, "little") + name + digest)
-        return digest
-
-    def hexdigest(self) -> str:
-        """Return the hash so far as hexadecimal digits."""
-        return self._hash.hexdigest()
-
-
-def documents_hash(documents: Iterable[Document]) -> str:
-    """Return the SHA-256 of documents in their order, in hexadecimal; see `DocumentsHasher`."""
-    hasher = DocumentsHasher()
-    for document in documents:
-        hasher.update(document)
-    return hasher.hexdigest()
-
-
 def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
     """Return the documents of one file; its ending says of which kind it is.
 
@@ -92,17 +60,21 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         else:
             yield Document(name, decoded(path.read_bytes(), path))
     except OSError as error:
-        raise WakefulError(
-            f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str | Path, error: OSError) -> WakefulError:
+    """Return the error for what the operating system does not let us read."""
+    return WakefulError(
+        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
+    )
 
 
 def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:
     offset = 0
     with path.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_LINE_BYTES + 1):
-            number += 1
+        whole = iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(whole, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise WakefulError(
                     f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB: "
@@ -175,11 +147,7 @@ def without(name: str, place: str, there: Iterable[str], kind: str = "column") -
 
 
 def checked_text(value: object, place: str, text_field: str) -> str:
-    """Return `value`, which must be text that UTF-8 can hold.
-
-    Raises:
-        WakefulError: it is not; `place` is named.
-    """
+    """Return `value`, which must be text that UTF-8 can hold; an error names `place`."""
     if not isinstance(value, str):
         raise WakefulError(
             f"{place}: field {text_field!r} holds {type(value).__name__}, not text: "

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,12 @@ from wakeful.data.tokens import (
     SPLITS,
     TOKEN_DTYPES,
     PreparedData,
-    SplitName,
     building_beside,
     changed_settings,
-    data_info,
     existing_data,
-    finish_split,
     move_in,
     token_dtype,
-    tokens_path,
+    write_splits,
 )
 from wakeful.errors import WakefulError
 
@@ -44,13 +41,9 @@ class Parts:
     """The documents that were written so far."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Find the parts that are for `folder`; nothing is written yet.
-
-        Raises:
-            WakefulError: they were begun with other settings.
-        """
+        """Find the parts that are for `folder`; refuse those begun with other settings."""
         self.path = folder.parent / f".{folder.name}.sampling"
-        self._folder, self._settings = folder, settings
+        self._settings = settings
         file = self.path / _SETTINGS
         if not file.is_file():
             return
@@ -61,37 +54,31 @@ class Parts:
                 f"{self.path} to begin anew"
             )
 
-    def __iter__(self) -> Iterator[Documents]:
-        """Yield the parts that are there, from the first on."""
-        for number in itertools.count():
-            file = self._file(number)
-            if not file.is_file():
-                return
-            yield self._documents(file)
-
-    def write(self, number: int, documents: Documents) -> None:
-        """Add a part.
+    def part(self, number: int, write: Callable[[int], Documents]) -> Documents:
+        """Return a part: the one that is there, or what `write` gives, which then is.
 
         Raises:
-            WakefulError: the disk is full or cannot be written.
+            WakefulError: it is damaged, or the disk cannot be written.
         """
+        file = self.path / f"part-{number:06d}.json"
+        if file.is_file():
+            return self._documents(file)
+        documents = write(number)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / _SETTINGS).is_file():
                 _replace(self.path / _SETTINGS, self._settings)
-            _replace(self._file(number), documents)
+            _replace(file, documents)
         except OSError as error:
             raise WakefulError(
                 f"cannot write {self.path}: {error.strerror or error}: free some space, and the "
                 "same command goes on"
             ) from error
+        return documents
 
     def remove(self) -> None:
         """Forget all parts."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _file(self, number: int) -> Path:
-        return self.path / f"part-{number:06d}.json"
 
     def _documents(self, file: Path) -> Documents:
         found = _read(file)
@@ -134,11 +121,8 @@ def sampled(
     parts, wanted = Parts(folder, settings), settings["tokens"]
     documents: Documents = []
     size = cut = empty = 0
-    for number, there in enumerate(itertools.chain(parts, itertools.repeat(None))):
-        part = there
-        if part is None:
-            part = write(number)
-            parts.write(number, part)
+    for number in itertools.count():
+        part = parts.part(number, write)
         empty = 0 if part else empty + settings["batch_size"]
         if empty >= _MOST_EMPTY:
             raise WakefulError(
@@ -186,18 +170,11 @@ def _built(
     if kept is None:
         raise _alike(name)
     num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
-    splits: dict[SplitName, dict[str, Any]] = {}
-    for split, side in zip(SPLITS, (~kept, kept), strict=True):
-        mine = [row for row, here in zip(rows, side, strict=True) if here]
-        lengths = np.array([len(row) for row in mine])
-        np.concatenate(mine).tofile(tokens_path(building, split))
-        starts = np.cumsum(lengths) - lengths
-        splits[split] = finish_split(
-            building, split, starts, int(lengths.sum()), int(num_bytes[side].sum())
-        )
-    info = data_info(
+    sides = [(itertools.compress(rows, side), int(num_bytes[side].sum())) for side in (~kept, kept)]
+    info = write_splits(
+        building,
         tokenizer,
-        splits,
+        dict(zip(SPLITS, sides, strict=True)),
         source=[f"samples of {name}"],
         validation_source=[],
         corpora_sha256=[whole.hexdigest()],
@@ -205,10 +182,9 @@ def _built(
         split_rule=f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
     )
     try:
-        found = drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
+        drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
     except NothingHeldOut:
         raise _alike(name) from None
-    info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
     return info
 
 

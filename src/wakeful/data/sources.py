@@ -12,7 +12,6 @@ A source is one string, or a list of them read one after another:
 import fnmatch
 import glob
 import hashlib
-import io
 import itertools
 import logging
 import math
@@ -28,11 +27,13 @@ from wakeful.data.readers import (
     Document,
     checked_text,
     read_file,
+    unreadable,
     without,
 )
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
 from wakeful.plain_text import PACKED_ENDINGS
+from wakeful.plugins import optional
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
@@ -77,23 +78,16 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
             text, or a source holds no text at all.
     """
     for one in single_sources(source):
-        documents = (each for each in _read_one(one, text_field) if _visible(each.text))
+        read = _read_one(one, text_field)
+        documents = (each for each in read if each.text and not each.text.isspace())
         first = next(documents, None)
         if first is None:
             raise WakefulError(f"{one} holds no text: it is empty; pass a source with text in it")
         yield from itertools.chain([first], documents)
 
 
-def _visible(text: str) -> bool:
-    return bool(text) and not text.isspace()
-
-
 def single_sources(source: str | Sequence[str]) -> list[str]:
-    """Return `source` as a list of single sources.
-
-    Raises:
-        WakefulError: it names none.
-    """
+    """Return `source` as a list of single sources, or raise `WakefulError` if it names none."""
     sources = [source] if isinstance(source, str) else [str(one) for one in source]
     if not sources or not all(one.strip() for one in sources):
         raise WakefulError(
@@ -115,7 +109,7 @@ def source_manifest(source: str | Sequence[str]) -> str:
             try:
                 stat = path.stat()
             except OSError as error:
-                raise _unreadable(str(path), error) from error
+                raise unreadable(path, error) from error
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
     return lines.hexdigest()
@@ -146,7 +140,7 @@ def _files(source: str) -> list[tuple[str, Path]]:
             raise WakefulError(f"no file of the standard library matches {pattern}")
         return found
     except OSError as error:  # a folder that may not be entered, a path that is too long
-        raise _unreadable(source[:200], error) from error
+        raise unreadable(source[:200], error) from error
 
 
 def _is_stdlib(source: str) -> bool:
@@ -176,7 +170,7 @@ def _find(source: str) -> list[tuple[str, Path]]:
         return found
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
-    if not _is_pattern(source):
+    if not glob.has_magic(source):
         known = [PYTHON_STDLIB, *variants("data.tasks")]
         raise WakefulError(
             f"no such file or folder: {source}{nearest(source, known) or nearest_path(source)}: "
@@ -186,7 +180,7 @@ def _find(source: str) -> list[tuple[str, Path]]:
     matches = [match for match in matches if match.is_file()]
     if not matches:
         raise WakefulError(f"no file matches {source}: check the pattern")
-    fixed = Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts[:-1]))
+    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
     return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
 
 
@@ -246,16 +240,6 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _unreadable(path: str, error: OSError) -> WakefulError:
-    return WakefulError(
-        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
-    )
-
-
-def _is_pattern(text: str) -> bool:
-    return any(character in text for character in "*?[")
-
-
 def read_python(path: Path) -> str | None:
     """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
 
@@ -266,27 +250,22 @@ def read_python(path: Path) -> str | None:
         WakefulError: the file cannot be read.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = data.decode(encoding)
+        with tokenize.open(path) as file:
+            text = file.read()
         text.encode("utf-8")
+    except OSError as error:
+        raise unreadable(path, error) from error
     except (SyntaxError, UnicodeError, LookupError):
         return None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text
 
 
 def parse_hub(source: str) -> tuple[str, str | None, str]:
-    """Return `hf:owner/name[:config][:split]` as (name, config or None, split).
+    """Return `hf:owner/name[:config][:split]` as (name, config or None, split); refuse all else.
 
     The split is "train" unless given. Where only one of the two is there it is a split if it is
     called like one (train, validation, valid, dev, test), and a config otherwise;
     `hf:owner/name::split` says split whatever its name.
-
-    Raises:
-        WakefulError: it is not of this form.
     """
     name, *rest = source.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2:
@@ -323,15 +302,11 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     """
     source, field, wanted = _parse_filter(source)
     name, config, split = parse_hub(source)
-    try:
-        from datasets import load_dataset  # noqa: PLC0415 - optional, and slow to import
-    except ImportError as error:
-        raise WakefulError(
-            f"{source} needs the datasets package: pip install 'wakeful[datasets]'"
-        ) from error
+    datasets = optional("datasets", extra="datasets", wants=source)
     label = ":".join([name, config or "", split])
     try:
-        for number, row in enumerate(load_dataset(name, config, split=split, streaming=True)):
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(rows):
             if field and str(_field(row, field)) != wanted:
                 continue
             if text_field not in row:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from wakeful.data.order import key64, mix64
-from wakeful.data.readers import Document, DocumentsHasher
+from wakeful.data.readers import Document
 from wakeful.errors import WakefulError
 
 DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
@@ -30,7 +30,7 @@ class Spool:
         self.path = path
         self.num_bytes = 0  # of text, in UTF-8
         self._file = path.open("wb")
-        self._hasher = DocumentsHasher()
+        self._corpus = hashlib.sha256()
         self._starts = array("q")
         self._lengths = array("q")
         self._digests = bytearray()
@@ -41,8 +41,8 @@ class Spool:
 
     @property
     def corpus_sha256(self) -> str:
-        """Return the `documents_hash` of all that was taken."""
-        return self._hasher.hexdigest()
+        """Return the SHA-256 over every name and the SHA-256 of every text that was taken."""
+        return self._corpus.hexdigest()
 
     @property
     def alike(self) -> np.ndarray:
@@ -92,6 +92,8 @@ class Spool:
         trained on either where the whole is for validation.
         """
         text = document.text.encode("utf-8")
+        name = document.name.encode("utf-8", "surrogateescape")
+        digest = hashlib.sha256(text).digest()
         room = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
         full = len(text) >= room
         if full:  # not through a character
@@ -100,7 +102,9 @@ class Spool:
             return full
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
-        self._digests += self._hasher.update(document)[: DIGEST.itemsize]
+        # Both parts are of known length: no two different corpora feed the same bytes.
+        self._corpus.update(len(name).to_bytes(8, "little") + name + digest)
+        self._digests += digest[: DIGEST.itemsize]
         self._alike += hashlib.sha256(_core(document.text)).digest()[: DIGEST.itemsize]
         line = json.dumps([document.name, text.decode()], ensure_ascii=False)
         self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +177,7 @@ class Tokenizer:
 
     @property
     def end_of_text(self) -> int:
-        """The token that ends a text, which something needs.
-
-        Raises:
-            WakefulError: there is none.
-        """
+        """The token that ends a text, or a `WakefulError` where there is none."""
         if self.end is None:
             raise WakefulError(
                 "the tokenizer names no token that ends a text: name its eos_token in its "
@@ -313,11 +309,7 @@ class Tokenizer:
         return ours == theirs and self.end == other.end
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, with no special ids.
-
-        Raises:
-            WakefulError: it holds half a character.
-        """
+        """Return the ids of `text`, with no special ids; half a character is refused."""
         return self.encode_batch([text])[0]
 
     def encode_marked(self, text: str) -> list[int]:
@@ -343,10 +335,6 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""
         return self.encoder.encode_batch(texts)
-
-    def pieces(self, text: str) -> Iterator[str]:
-        """Return `text` in parts whose ids, one after the other, are its ids."""
-        return self.encoder.pieces(text)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""

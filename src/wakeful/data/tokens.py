@@ -13,10 +13,10 @@ import contextlib
 import functools
 import json
 import os
-import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -31,6 +31,7 @@ from wakeful.data.order import Tokens
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
+from wakeful.paths import part_beside
 
 FORMAT, VERSION = "wakeful.tokens", 1
 TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -59,21 +60,13 @@ class TokenFile(Tokens):
         return len(self.tokens)
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return rows of the tokens as a circle, closed from the end to the beginning.
-
-        Raises:
-            WakefulError: an id is past the vocabulary.
-        """
+        """Return rows of the tokens as a circle, closed from end to beginning; see `check`."""
         rows = np.stack([self._row(int(start), count) for start in starts])
         self.check(rows)
         return rows.astype(np.int64)
 
     def beginning(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens as a row of their own, whose last one ends the text.
-
-        Raises:
-            WakefulError: there are fewer.
-        """
+        """Return the first `count` tokens, if there are as many, as a row that ends the text."""
         if count > self.num_tokens:
             raise WakefulError(
                 f"data.max_tokens = {count:,} is more than the {self.num_tokens:,} "
@@ -92,11 +85,7 @@ class TokenFile(Tokens):
         return row
 
     def check(self, tokens: np.ndarray) -> None:
-        """Check ids of the file.
-
-        Raises:
-            WakefulError: one of them is past the vocabulary.
-        """
+        """Raise `WakefulError` where one of the ids of the file is past the vocabulary."""
         highest = int(tokens.max())
         if highest >= self.vocab_size:
             raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
@@ -196,11 +185,7 @@ class PreparedData(Data):
         return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
-        """Map one split.
-
-        Raises:
-            WakefulError: its files are not as `data.json` has them.
-        """
+        """Map one split, or raise `WakefulError` where its files are not as `data.json` says."""
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
@@ -222,11 +207,7 @@ class PreparedData(Data):
         )
 
     def verify(self) -> None:
-        """Read every file.
-
-        Raises:
-            WakefulError: a file's SHA-256 is not the recorded one.
-        """
+        """Raise `WakefulError` where a file has another SHA-256 than the recorded one."""
         expected = {"tokenizer.json": self.info["tokenizer"]["fingerprint"]}
         for split in SPLITS:
             facts = self.info["splits"][split]
@@ -247,24 +228,41 @@ def documents_path(folder: Path, split: SplitName) -> Path:
     return folder / f"{split}.documents.npy"
 
 
-def finish_split(
-    folder: Path, split: SplitName, starts: Sequence[int] | np.ndarray, tokens: int, num_bytes: int
+def write_split(
+    folder: Path, split: SplitName, documents: Iterable[np.ndarray], num_bytes: int
 ) -> dict[str, Any]:
-    """Write where a split's documents begin, beside its tokens; return its facts in `data.json`."""
-    np.save(documents_path(folder, split), np.asarray(starts, "<i8"), allow_pickle=False)
+    """Write a split's documents, (tokens,) each, in the place of those that are there.
+
+    Return its facts in `data.json`; `num_bytes` are those of the text.
+    """
+    path, lengths = tokens_path(folder, split), array("q")
+    part = part_beside(path)  # the documents may be read from the file that is there
+    with part.open("wb") as file:
+        for document in documents:
+            file.write(document.tobytes())
+            lengths.append(len(document))
+    part.replace(path)
+    ends = np.cumsum(lengths, dtype="<i8")
+    np.save(documents_path(folder, split), ends - lengths, allow_pickle=False)
     return {
-        "documents": len(starts),
-        "tokens": tokens,
+        "documents": len(lengths),
+        "tokens": int(ends[-1]),
         "bytes": num_bytes,
-        "sha256": file_sha256(tokens_path(folder, split)),
+        "sha256": file_sha256(path),
         "documents_sha256": file_sha256(documents_path(folder, split)),
     }
 
 
-def data_info(
-    tokenizer: Tokenizer, splits: dict[SplitName, dict[str, Any]], **about: Any
+def write_splits(
+    folder: Path,
+    tokenizer: Tokenizer,
+    sides: Mapping[SplitName, tuple[Iterable[np.ndarray], int]],
+    **about: Any,
 ) -> dict[str, Any]:
-    """Return what `data.json` says of splits that are written: `about` is where they are from."""
+    """Write splits, each of documents with so many bytes of text; return what `data.json` says.
+
+    `about` is where they are from.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -275,7 +273,7 @@ def data_info(
             "end_of_text": tokenizer.end_of_text,
         },
         "dtype": token_dtype(tokenizer.vocab_size),
-        "splits": splits,
+        "splits": {name: write_split(folder, name, *side) for name, side in sides.items()},
     }
 
 
@@ -364,11 +362,7 @@ def _damaged(path: Path, what: str) -> WakefulError:
 
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Return the data in `folder`, or None where it is free.
-
-    Raises:
-        WakefulError: it holds something else, or was prepared with other settings.
-    """
+    """Return the data in `folder`, None where it is free; refuse anything else there."""
     try:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
@@ -398,15 +392,11 @@ def changed_settings(theirs: object, settings: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def building_beside(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` that is gone afterwards, whatever happens.
+    """Give a folder beside `folder` that is gone afterwards; a disk that is full is refused.
 
     So a prepared folder appears whole or not at all, and never over something else.
-
-    Raises:
-        WakefulError: the disk is full or cannot be written.
     """
-    name = f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
-    building = folder.parent / name
+    building = part_beside(folder)
     try:
         building.mkdir(parents=True)
         yield building

@@ -1,8 +1,6 @@
 """The arms of an inheritance as the work of a cluster: each seed's heirs, and each baseline."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.config.tables import from_table, read_table
@@ -11,47 +9,25 @@ from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import read_windows
-from wakeful.training.cluster import Call, Ended, ended_of
+from wakeful.training.cluster import Ended, Work, ended_of
 from wakeful.training.validation import mean_loss
 
 
-@dataclass(frozen=True)
-class ArmWork:
-    """The heirs of one seed, or one of its baselines."""
+def arms_of(recipe: Recipe, out: Path) -> Iterator[Work]:
+    """Give every seed's heirs, then its baselines, whose runs lie below `out`.
 
-    label: str
-    place: Path
-    """The seed's folder: what any of its arms saves counts as a step forward."""
-    out: Path
-    """The inheritance's folder, which all machines must see."""
-    number: int
-    """Which of the recipe's seeds."""
-    baseline: str = ""
-    """Its name; empty of the heirs."""
-    after: tuple[str, ...] = ()
-    operations: float = math.inf
-    """Enough for a job of its own."""
-    done: bool = False
-    """Never known beforehand: parity decides the number of rounds. Finished runs are read."""
-
-    @property
-    def call(self) -> Call:
-        """Its training, or what is left of it."""
-        return train_arm, str(self.out), self.number, self.baseline
-
-
-def arms_of(recipe: Recipe, out: Path) -> Iterator[ArmWork]:
-    """Give every seed's heirs, then its baselines.
-
-    These wait where several heirs are trained: the last one's depth and steps decide theirs.
+    These wait where several heirs are trained: the last one's depth and steps decide theirs. When
+    any of them is done is not known beforehand: parity decides the number of rounds. What any arm
+    of a seed saves counts as a step forward.
     """
     for number, (name, seeded) in enumerate(recipe.of_seeds()):
         seed, place = f"seed {seeded.train.seed}", out / name
         heirs = f"{seed}, heirs" if recipe.most_heirs > 1 else f"{seed}, heir"
-        yield ArmWork(heirs, place, out, number)
+        yield Work(heirs, place, (train_arm, str(out), number, ""), said=False)
         after = (heirs,) if recipe.most_heirs > 1 else ()
         for baseline in recipe.baselines:
-            yield ArmWork(f"{seed}, {baseline}", place, out, number, baseline, after)
+            call = train_arm, str(out), number, baseline
+            yield Work(f"{seed}, {baseline}", place, call, after, said=False)
 
 
 def train_arm(place: str, number: int, baseline: str) -> Ended:

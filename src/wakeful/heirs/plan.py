@@ -38,8 +38,7 @@ from wakeful.heirs.stages import (
     timed_heir,
 )
 from wakeful.model.decoder import Decoder
-from wakeful.training.objective import make_loss
-from wakeful.training.setup import autocast, make_decoder, make_optimizer
+from wakeful.training.setup import Training, autocast
 from wakeful.training.validation import mean_loss
 
 PASSES = 2.0
@@ -339,25 +338,17 @@ def _cost(
     stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=lora)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
-    decoder = make_decoder(config, device, decoder).train()
-    optimizer = make_optimizer(config, decoder)
-    loss_of = make_loss(
-        config, decoder, device, end_of_text=data.train.end_of_text, teacher=reference.to(device)
-    )
-    batches, windows = data.batches(config), data.windows(config)
+    training = Training(config, data, device, given=decoder, teacher=reference.to(device))
+    training.decoder.train()
     taken = 0.0
     for step in range(2):
         began = time.perf_counter()
-        batch = batches.batch(step).to(device)
-        for part in batch.split(config.train.micro_batch_size or len(batch)):
-            with autocast(config.train, device):
-                loss = loss_of(part[:, :-1], part[:, 1:])
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
+        training.gradients(training.batches.batch(step))
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+        training.decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
-    evaluation = evaluation_seconds(decoder, windows, autocast(config.train, device))
+    evaluation = evaluation_seconds(training.decoder, training.windows, training.mixed)
     return ArmCost(name, taken, evaluation, share)
 
 

@@ -4,17 +4,17 @@ from wakeful.optim.axes import RotationPlan
 from wakeful.optim.build import build_optimizer, decay_groups, warmup_cosine
 from wakeful.optim.muon import MuonAdamW
 from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.rotations import (
-    BlockDiagonal,
-    Eigenbasis,
+from wakeful.optim.rotations.base import (
     Haar,
-    Hadamard,
     Identity,
     Learned,
     Rotation,
     SignedPermutation,
     rotation_of,
 )
+from wakeful.optim.rotations.block_diagonal import BlockDiagonal
+from wakeful.optim.rotations.eigenbasis import Eigenbasis
+from wakeful.optim.rotations.hadamard import Hadamard
 
 __all__ = [
     "BlockDiagonal",

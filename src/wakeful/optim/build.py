@@ -127,9 +127,6 @@ def configured(
     RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`. An option of another form
     than its field, such as three betas, is the expression's. Each group keeps what it was made
     with, for checkpoints, and the ratio of its learning rate to `lr`, which every schedule keeps.
-
-    Raises:
-        WakefulError: see `build_optimizer`.
     """
     build = optimizer_of(config.name)
     fields = {
@@ -178,9 +175,6 @@ def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any
     """Return what an expression names, with its options, to be called with groups.
 
     `imports` lets the module of `my_module:MyOptimizer` be imported: only for what the user wrote.
-
-    Raises:
-        WakefulError: see `wakeful.variants.build_call`.
     """
     if not isinstance(given, str):
         return partial(given)
@@ -224,36 +218,17 @@ def sgd_momentum(
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-def muon(
-    groups: Groups,
-    *,
-    lr: float = 1e-3,
-    momentum: float = 0.95,
-    ns_steps: int = 5,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    adamw_lr: float = 0.0,
-) -> torch.optim.Optimizer:
-    """Return Muon for the hidden matrices and AdamW for the rest, as one optimizer.
-
-    `adamw_lr` is AdamW's learning rate where Muon's is `lr`, and rises and falls with it; 0: `lr`.
-    """
-    return MuonAdamW(
-        groups, lr=lr, momentum=momentum, ns_steps=ns_steps, betas=betas, eps=eps, adamw_lr=adamw_lr
-    )
-
-
 BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adamw,
     "orthoadam": OrthoAdam,
     "rmsprop": rmsprop,
     "sgd": sgd,
     "sgd_momentum": sgd_momentum,
-    "muon": muon,
+    "muon": MuonAdamW,
     "soap": soap,
     "shampoo": shampoo,
 }
-"""By name. The class of OrthoAdam is its own builder."""
+"""By name. The classes of OrthoAdam and Muon are their own builders."""
 
 
 def warmup_cosine(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
+from wakeful.plugins import optional
 
 _SHARED = ("param_groups", "state")
 _LISTS = ("GG", "Q")
@@ -34,7 +35,11 @@ class Curved(torch.optim.Optimizer):
             {**g, "params": [p for _, p in g["params"]], "param_names": [n for n, _ in g["params"]]}
             for g in groups
         ]
-        self._theirs = _class(name)(plain, **options)
+        package = optional(
+            "pytorch-optimizer", extra="optimizers", wants=f"optimizer.name = {name.lower()}",
+            otherwise=", or leave it out of a comparison with --only",
+        )  # fmt: skip
+        self._theirs = getattr(package, name)(plain, **options)
         super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
         self._link()
 
@@ -73,11 +78,7 @@ class Curved(torch.optim.Optimizer):
         return {**packed, "state": entries}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load what `state_dict` gave.
-
-        Raises:
-            ValueError: a tensor's shape differs from its parameter's side.
-        """
+        """Load what `state_dict` gave, or raise `ValueError` where a side has another shape."""
         super().load_state_dict(state_dict)
         for parameter, entry in self.state.items():
             _check_sides(parameter, entry)
@@ -130,17 +131,6 @@ def shampoo(
 
 
 _WIDEST = 8192
-
-
-def _class(name: str) -> Any:
-    try:
-        import pytorch_optimizer  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise WakefulError(
-            f"optimizer.name = {name.lower()} needs the package pytorch-optimizer: "
-            "pip install 'wakeful[optimizers]', or leave it out of a comparison with --only"
-        ) from None
-    return getattr(pytorch_optimizer, name)
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, Any]:

@@ -18,20 +18,20 @@ class MuonAdamW(torch.optim.Optimizer):
     """torch's Muon on the hidden matrices, AdamW on embeddings, head and 1-D parameters.
 
     Muon's step is scaled to the size of AdamW's (`match_rms_adamw`), so both take one `lr` and one
-    schedule. Muon's author gives embeddings and head a rate of their own: `adamw_lr`, kept in each
-    group as `lr_scale`, the ratio to `lr`, which every schedule keeps. `groups` must be named:
-    where no role tells embeddings and heads, their names do.
+    schedule. Muon's author gives embeddings and head a rate of their own: `adamw_lr` (0: `lr`),
+    kept in each group as `lr_scale`, the ratio to `lr`, which every schedule keeps. `groups` must
+    be named: where no role tells embeddings and heads, their names do.
     """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         *,
-        lr: float,
-        momentum: float,
-        ns_steps: int,
-        betas: tuple[float, float],
-        eps: float,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        ns_steps: int = 5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         adamw_lr: float = 0.0,
     ) -> None:
         if adamw_lr < 0 or (adamw_lr and not lr):
@@ -72,11 +72,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._link()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a group: which of the two parts it belongs to is decided once, for all of them.
-
-        Raises:
-            WakefulError: always, once the optimizer is made.
-        """
+        """Refuse a group: which part it belongs to is decided once, for all groups together."""
         if getattr(self, "_whole", False):
             raise WakefulError("muon takes no further group: give it all parameters at once")
         super().add_param_group(param_group)

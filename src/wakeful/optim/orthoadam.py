@@ -21,9 +21,9 @@ from torch.optim.optimizer import ParamsT
 
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
-from wakeful.optim.recipe import RotatedParameter, RotationRecipe, as_now, moment_dtype
+from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
-from wakeful.optim.sharding import is_sharded, whole
+from wakeful.optim.sharding import whole
 from wakeful.optim.step import ParameterStep, take_step
 
 KERNELS = ("auto", "chunked", "foreach")
@@ -108,11 +108,7 @@ class OrthoAdam(torch.optim.Optimizer):
         return {**super().__getstate__(), **{k: getattr(self, k) for k in private}, "_axes": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters.
-
-        Raises:
-            WakefulError: it does not fit; the group was not added.
-        """
+        """Add a group of parameters; one that does not fit is refused and left out."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         names = group.get("param_names")
@@ -140,7 +136,7 @@ class OrthoAdam(torch.optim.Optimizer):
         for parameter in new if self._recipe.rotates else ():
             place = self._places[parameter]
             place.axes, place.why = found[place.name]
-            if place.axes and self._recipe.learns and is_sharded(parameter):
+            if place.axes and self._recipe.learns and isinstance(parameter, DTensor):
                 raise WakefulError(
                     f"{place.name} is sharded; {self._recipe.rotation} takes whole parameters"
                 )
@@ -181,12 +177,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; return the closure's loss, if there is a closure.
-
-        Raises:
-            WakefulError: a gradient is sparse, or NaN or infinite where that is checked; no
-                parameter or moment changed.
-        """
+        """Take one step; return the closure's loss, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -202,7 +193,7 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def _refuse_bad_gradients(self, parameters: list[Tensor]) -> None:
-        """One norm a gradient; only one whose norm is not finite is read again: it may overflow."""
+        """One norm a gradient; they are read again where one is not finite: it may overflow."""
         dense: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             grad = cast(Tensor, parameter.grad)
@@ -215,12 +206,7 @@ class OrthoAdam(torch.optim.Optimizer):
             dense.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
         for some in dense.values() if self._check_finite else ():
             norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in some]))
-            norms = whole(norms)
-            if norms.isfinite().all():
-                continue
-            for parameter, norm in zip(some, norms.tolist(), strict=True):
-                if math.isfinite(norm):
-                    continue
+            for parameter in () if whole(norms).isfinite().all() else some:
                 grad = whole(cast(Tensor, parameter.grad))
                 if not grad.isfinite().all():
                     what = "NaN" if grad.isnan().any() else "an infinite value"
@@ -251,9 +237,6 @@ class OrthoAdam(torch.optim.Optimizer):
 
         Moments keep their precision even where the parameters are bfloat16. Parameters without
         names go by their order, as in torch's optimizers: only a shape that differs is noticed.
-
-        Raises:
-            WakefulError: any of them differs; nothing has changed.
         """
         saved_groups = state_dict["param_groups"]
         ours = [(group["params"], group["rotations"]) for group in self.param_groups]
@@ -267,7 +250,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 saved["params"], parameters, saved["rotations"], rotations, strict=True
             ):
                 place = self._places[parameter]
-                if as_now(theirs) != mine:
+                if theirs != mine:
                     raise WakefulError(
                         f"the state of {place.name} is of another rotation: {_written(theirs)} "
                         f"saved, {_written(mine)} here"

@@ -10,7 +10,7 @@ from torch import Tensor
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
-from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
+from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for
 from wakeful.optim.sharding import fill_moment, layout_for, zeros
 
 
@@ -122,20 +122,6 @@ class RotationRecipe:
                     f"{needed / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
                     "rotation='hadamard', or share=True"
                 )
-
-
-def as_now(saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a saved description in today's words: a rotation's options once stood beside it."""
-    fixed = ("kind", "seed", "name", "axis", "width")
-    found: list[dict[str, Any]] = []
-    for entry in saved:
-        now = {key: entry.get(key) for key in fixed}
-        options = {key: value for key, value in entry.items() if key not in fixed}
-        if options:
-            words = (f"{'size' if k == 'block' else k}={v!r}" for k, v in options.items())
-            now["kind"] = str(rotation_of(f"{now['kind']}({', '.join(words)})"))
-        found.append(now)
-    return found
 
 
 def moment_dtype(parameter: Tensor) -> torch.dtype:

@@ -14,11 +14,6 @@ from wakeful.errors import WakefulError
 Layout = tuple[Placement, ...] | None
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether the tensor is a DTensor, of which a rank holds a part."""
-    return isinstance(tensor, DTensor)
-
-
 def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
     """Return how a parameter must lie over the ranks for its step; None for a whole tensor.
 

@@ -5,17 +5,19 @@
 """
 
 import collections
+import fcntl
 import itertools
+import math
 import os
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
@@ -23,17 +25,13 @@ from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
+from wakeful.plugins import optional
 from wakeful.runs.run import disk_errors, is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
 from wakeful.world import on_signal
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 TRIES = 3
 """Jobs of one run that may end one after another without having saved a step."""
@@ -80,64 +78,33 @@ class Cluster:
     """Of submitit's executor."""
 
 
-@runtime_checkable
-class Work(Protocol):
+@dataclass(frozen=True)
+class Work:
     """A piece of work, which goes on in another job where one ended before it was done."""
 
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        ...
-
-    @property
-    def place(self) -> Path:
-        """The folder that its checkpoints are below."""
-        ...
-
-    @property
-    def after(self) -> Collection[str]:
-        """The labels of what must have ended before it begins."""
-        ...
-
-    @property
-    def operations(self) -> float:
-        """Floating-point operations that it takes, very roughly; inf has a job of its own."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        ...
-
-    @property
-    def call(self) -> Call:
-        """The function that the job calls, and its arguments."""
-        ...
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run to be trained."""
-
     label: str
-    config: Config
+    """Its name in messages."""
     place: Path
+    """The folder that its checkpoints are below."""
+    call: Call
+    """The function that the job calls, and its arguments."""
     after: Collection[str] = ()
-
-    @property
-    def operations(self) -> float:
-        """Those of its training."""
-        return run_operations(self.config)
+    """The labels of what must have ended before it begins."""
+    operations: float = math.inf
+    """Floating-point operations that it takes, very roughly; inf has a job of its own."""
+    said: bool = True
+    """Whether the run in its place says when nothing is left to do; else only its job does."""
 
     @property
     def done(self) -> bool:
-        """Whether it is finished."""
-        return is_done(self.place)
+        """Whether nothing is known to be left to do."""
+        return self.said and is_done(self.place)
 
-    @property
-    def call(self) -> Call:
-        """Its training, or what is left of it."""
-        return train_row, config_to_table(self.config), str(self.place)
+
+def run_work(label: str, config: Config, place: Path) -> Work:
+    """Return a run to be trained, or what is left of it."""
+    call = train_row, config_to_table(config), str(place)
+    return Work(label, place, call, operations=run_operations(config))
 
 
 def cluster_of(expression: str) -> Cluster:
@@ -182,33 +149,19 @@ def deal(
             they had saved a step, or another command's workers are at it.
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
-    with _held(folder / _LOGS / _COMMAND):
-        return _deal(rows, cluster, folder, show, may_diverge, may_fail)
-
-
-def _deal(
-    rows: Sequence[Work],
-    cluster: Cluster,
-    folder: Path,
-    show: Display,
-    may_diverge: Container[str],
-    may_fail: bool,
-) -> dict[str, str]:
-    submitit = _submitit()
-    executor = _executor(submitit, cluster, folder / _LOGS)
-    dealing = _Dealing(
-        [row for row in rows if not row.done], cluster.workers, folder / _LOGS, may_diverge,
-        may_fail,
-    )  # fmt: skip
+    submitit, logs = _submitit(), folder / _LOGS
     running = dict[int, tuple[list[Work], Any]]()
-    before = on_signal(signal.SIGTERM, _stop)
-    try:
+    with _held(logs / _COMMAND), ExitStack() as ends:
+        executor = _executor(submitit, cluster, logs)
+        left = [row for row in rows if not row.done]
+        dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
+        ends.callback(on_signal, signal.SIGTERM, on_signal(signal.SIGTERM, _stop))
+        ends.callback(lambda: _end([job for _, job in running.values()], cluster))
         while dealing.waiting or running:
             for slot in range(cluster.workers):
-                batch = [] if slot in running else dealing.batch()
-                if batch:
-                    command = folder / _LOGS / _COMMAND
-                    running[slot] = batch, _submitted(executor, cluster, slot, batch, command)
+                if slot not in running and (batch := dealing.batch()):
+                    job = _submitted(executor, cluster, slot, batch, logs / _COMMAND)
+                    running[slot] = batch, job
             for slot, (batch, job) in list(running.items()):
                 if not job.done():
                     for row in itertools.takewhile(lambda row: row.done, batch):
@@ -220,9 +173,6 @@ def _deal(
                 again = [row for row in batch if row.label in dealing.left]
                 dealing.waiting = again + dealing.waiting
             time.sleep(_PAUSE[cluster.engine] if running else 0)
-    finally:
-        _end([job for _, job in running.values()], cluster)
-        on_signal(signal.SIGTERM, before)
     return dealing.faults
 
 
@@ -270,11 +220,7 @@ class _Dealing:
             show.note(f"{row.label} is done ({self.total - len(self.left)} of {self.total})")
 
     def ended(self, row: Work, came: Ended, show: Display) -> None:
-        """Take the outcome of a row in a job that has ended.
-
-        Raises:
-            WakefulError: what was wrong, where the others do not go on without it.
-        """
+        """Take the outcome of a row in a job that has ended; raise it if others need that row."""
         fault = came.fault
         if not fault or row.done:  # a signal may come after the last step
             self.trained(row, show)
@@ -304,27 +250,22 @@ def _held(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WakefulError(
-                    f"another command distributes work in {path.parent.parent}, or the workers of "
-                    "one that was killed are saving their step: wait a minute, then give the "
-                    "command again"
-                ) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WakefulError(
+                f"another command distributes work in {path.parent.parent}, or the workers of one "
+                "that was killed are saving their step: wait a minute, then give the command again"
+            ) from None
         yield
 
 
 def _end_with(command: str) -> None:
     """Let this worker save its step and end once nobody holds the file of its command."""
-    if fcntl is None:
-        return
-    flock, shared = fcntl.flock, fcntl.LOCK_SH
 
     def watch() -> None:
         with Path(command).open() as file:
-            flock(file, shared)  # which the next command sees until this process ends
+            fcntl.flock(file, fcntl.LOCK_SH)  # which the next command sees until this process ends
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -457,13 +398,7 @@ def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[Ended]:
 
 
 def _submitit() -> Any:
-    try:
-        import submitit  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise WakefulError(
-            "--cluster needs the package submitit: pip install 'wakeful[cluster]'"
-        ) from None
-    return submitit
+    return optional("submitit", extra="cluster", wants="--cluster")
 
 
 def _local(_written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0) -> Cluster:

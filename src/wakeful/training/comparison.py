@@ -11,7 +11,7 @@ from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import Run, is_done, refuse_link
-from wakeful.training.cluster import RunRow, cluster_of, deal
+from wakeful.training.cluster import cluster_of, deal, run_work
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import check_run
@@ -65,37 +65,33 @@ def train_variants(
     variants = _checked(variants, shown, beside)
     if not resume:
         comparison.make("compare", facts)
-    runs = {
-        (name, seed): dataclasses.replace(
-            config, train=dataclasses.replace(config.train, seed=seed)
-        )
+    rows = [
+        _Row(name, config, seed, comparison.path)
         for seed in seeds
         for name, config in variants.items()
-    }
-    places = {key: comparison.path / key[0] / f"seed-{key[1]}" for key in runs}
+    ]
     for name, config in variants.items():
-        _check_begun(comparison.path / name, config, facts["seeds"])
+        refuse_link(comparison.path / name)
+        for seed in facts["seeds"]:
+            _Row(name, config, seed, comparison.path).check_begun()
     said = {key: facts[key] for key in ("variants", "seeds", "layouts")}
     comparison.update(status="running", **said)
     baseline = comparison.header.baseline
+    others = {row.label for row in rows if row.variant != baseline}
     try:
         if dealt is not None:
-            rows = [
-                RunRow(f"{name}, seed {seed}", config, places[name, seed].absolute())
-                for (name, seed), config in runs.items()
-            ]
+            work = [run_work(row.label, row.config, row.place.absolute()) for row in rows]
             with shown("compare") as show:
-                others = {f"{name}, seed {seed}" for name, seed in runs if name != baseline}
-                deal(rows, dealt, comparison.path.absolute(), show, may_diverge=others)
+                deal(work, dealt, comparison.path.absolute(), show, may_diverge=others)
         else:
-            for (name, seed), config in runs.items():
-                with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
+            for row in rows:
+                with shown(row.variant if len(seeds) == 1 else row.label) as show:
                     try:
-                        _train(f"{name}, seed {seed}", config, places[name, seed], show)
+                        row.train(show)
                     except Diverged as error:
-                        if name == baseline:
+                        if row.label not in others:
                             raise
-                        show.note(f"{name}, seed {seed}: {error}; the others go on without it")
+                        show.note(f"{row.label}: {error}; the others go on without it")
     except BaseException:
         comparison.set_status("stopped")
         raise
@@ -136,17 +132,45 @@ def _finished(comparison: Run) -> bool:
     return all(is_done(place) for place in places)
 
 
-def _train(label: str, config: Config, place: Path, show: Display) -> None:
-    """Train a run that is not finished, or go on with it."""
-    if is_done(place):
-        return
-    begun = (place / "run.json").is_file()
-    try:
-        train(config, place, resume=begun, show=show)
-    except Interrupted as stopped:
-        raise Interrupted(
-            f"{label}: {stopped.what}", "continue with the same command and --resume"
-        ) from None
+class _Row:
+    """A variant with a seed: a run of a comparison."""
+
+    def __init__(self, variant: str, config: Config, seed: int, folder: Path) -> None:
+        self.variant, self.label = variant, f"{variant}, seed {seed}"
+        self.place = folder / variant / f"seed-{seed}"
+        self.config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, seed=seed)
+        )
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of it."""
+        return (self.place / "run.json").is_file()
+
+    def train(self, show: Display) -> None:
+        """Train it if it is not finished, or go on with it."""
+        if is_done(self.place):
+            return
+        try:
+            train(self.config, self.place, resume=self.begun, show=show)
+        except Interrupted as stopped:
+            raise Interrupted(
+                f"{self.label}: {stopped.what}", "continue with the same command and --resume"
+            ) from None
+
+    def check_begun(self) -> None:
+        """Raise `WakefulError` where it was begun otherwise than it is now.
+
+        Reports take all seeds of a variant for one.
+        """
+        refuse_link(self.place)
+        odd = config_differences(Run.open(self.place).config, self.config) if self.begun else {}
+        if odd:
+            told = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
+            raise WakefulError(
+                f"{self.place} was begun with another configuration than its variant has now: "
+                f"{told}; restore it, give the variant another name, or choose another folder"
+            )
 
 
 def _checked(
@@ -179,24 +203,3 @@ def _paired(config: Config, data: DataFacts) -> dict[str, object]:
     prefix = max(1, config.model.relaxed_prefix)  # one token sees itself either way
     own = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
     return {**to_table(data), **own}
-
-
-def _check_begun(folder: Path, config: Config, seeds: Sequence[int]) -> None:
-    """Raise `WakefulError` where a variant's run of any seed was begun otherwise than it is now.
-
-    Reports take all seeds of a variant for one.
-    """
-    refuse_link(folder)
-    for seed in seeds:
-        place = folder / f"seed-{seed}"
-        refuse_link(place)
-        if not (place / "run.json").is_file():
-            continue
-        now = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        odd = config_differences(Run.open(place).config, now)
-        if odd:
-            told = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
-            raise WakefulError(
-                f"{place} was begun with another configuration than its variant has now: {told}; "
-                "restore it, give the variant another name, or choose another folder"
-            )

@@ -1,18 +1,47 @@
-"""Losses that stay on the device until they are read: to read one waits for all work before it."""
+"""What lets a device work on: batches that are read ahead, and losses that stay there unread.
+
+To read a loss waits for all work before it.
+"""
 
 import math
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from wakeful.data.order import Batches
 from wakeful.training.records import Step
 
 
-@dataclass(frozen=True)
-class _Taken:
+def read_ahead(
+    batches: Batches, steps: Iterable[int], device: torch.device
+) -> Iterator[torch.Tensor]:
+    """Yield the batches of `steps`; for a GPU each is read while the one before it is worked on,
+    into memory that the copy need not wait for.
+    """
+    if device.type == "cpu":
+        yield from map(batches.batch, steps)
+        return
+
+    def read(step: int) -> torch.Tensor:
+        batch = batches.batch(step)
+        return batch.pin_memory() if device.type == "cuda" else batch
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = deque[Future[torch.Tensor]]()
+        for step in steps:
+            coming.append(pool.submit(read, step))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+class _Taken(NamedTuple):
     step: int
     lr: float
     tokens: int
@@ -31,14 +60,11 @@ class Fault(NamedTuple):
 class Unread:
     """The steps since the last reading, and how long they take together."""
 
-    def __init__(
-        self, every: int, tokens: int, seconds: float, fastest: float | None = None
-    ) -> None:
-        """Read once in a number of steps, after `tokens` and `seconds` of training.
+    def __init__(self, tokens: int, seconds: float, fastest: float | None = None) -> None:
+        """Begin after `tokens` and `seconds` of training.
 
         `fastest` is the tokens a second that the devices' peak would allow, where it is known.
         """
-        self.every = every
         self.fastest = fastest
         self.tokens = tokens
         self.seconds = seconds
@@ -58,10 +84,6 @@ class Unread:
         """Note step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
         self.tokens += tokens
         self._taken.append(_Taken(step, lr, self.tokens, loss, norm, best))
-
-    def due(self, step: int) -> bool:
-        """Whether the steps up to this one are to be read, by their number alone."""
-        return step % self.every == 0
 
     def read(self) -> Fault | None:
         """Wait for the device; return the first step with a figure that is not finite.

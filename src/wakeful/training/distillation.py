@@ -1,12 +1,17 @@
 """A teacher's predictions and streams as what a student learns: at hand, or stored once.
 
-Hinton et al. 2015; When Attention Collapses, appendix B. B batch, L tokens, V vocabulary, k tokens
-kept of a stored prediction.
+Hinton et al. 2015; When Attention Collapses, appendix B. Each loss stands twice: its definition,
+and the same a few rows at a time, to rounding, with its gradient in closed form. With s a row of
+the student's logits, q = softmax(s / T), q' = softmax(s), p the teacher's and y the target:
+
+    d/ds [α CE + (1 − α) T² KL(p ‖ q)] = α (q' − 1_y) + (1 − α) T (q − p)
+
+B batch, L tokens, V vocabulary, k tokens kept of a stored prediction.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
-from wakeful.training.chunked_distillation import Over, Rest, distillation_in_rows, top_k_in_rows
-from wakeful.training.matching import distance, stream_outputs
+from wakeful.model.hooks import hooked
 from wakeful.training.stored import Store, TopK, row_digest, top_k
+
+Over = Literal["sum", "mean"]
+"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+Rest = Literal["bucket", "renormalize"]
+"""The part of tokens that a stored prediction leaves out."""
 
 
 def distillation_loss(
@@ -91,6 +101,117 @@ def top_k_loss(
     return loss + alpha * cross_entropy(student, targets) if alpha else loss
 
 
+def distillation_in_rows(
+    student: Float[Tensor, "B L V"],
+    teacher: Float[Tensor, "B L V"],
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    over: Over,
+    rows: int = 0,
+) -> Tensor:
+    """Return `distillation_loss`, `rows` rows at a time (0: as many as suit V).
+
+    Gradients reach the student alone, once.
+    """
+    theirs, wanted = teacher.detach().flatten(0, 1), targets.flatten()
+    width = student.shape[-1] if over == "mean" else 1
+
+    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        log_q = _divided(logits, temperature).log_softmax(-1)
+        log_p = _divided(theirs[some].to(logits.dtype), temperature).log_softmax(-1)
+        p = log_p.exp()
+        loss = log_p.sub_(log_q).mul_(p).sum(-1) * ((1 - alpha) * temperature**2 / width)
+        slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / width)
+        return _with_targets(loss, slope, logits, wanted[some], alpha)
+
+    return _mean(student, of, wanted, rows)
+
+
+def top_k_in_rows(
+    student: Float[Tensor, "B L V"],
+    teacher: TopK,
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    rest: Rest = "bucket",
+    rows: int = 0,
+) -> Tensor:
+    """Return `top_k_loss`, `rows` rows at a time (0: as many as suit V).
+
+    By a logit in K the gradient of the divergence is T times q − p. By one outside it is q less
+    its share of p_R, q p_R / q_R, with a bucket; q alone, renormalized or with nothing outside.
+    """
+    ids, kept, left = (each.flatten(0, 1) for each in (teacher.ids, teacher.kept, teacher.rest))
+    wanted = targets.flatten()
+    whole = ids.shape[-1] == student.shape[-1]
+
+    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = _divided(logits, temperature)
+        named, log_p = ids[some], kept[some].to(logits.dtype)
+        found = scaled.gather(-1, named)
+        log_whole, outside = found.logsumexp(-1), None
+        if not whole:
+            outside = scaled.scatter(-1, named, -torch.inf).logsumexp(-1)
+            log_whole = torch.logaddexp(log_whole, outside)
+        if rest == "renormalize":
+            log_p = log_p.log_softmax(-1)
+        p = log_p.exp()
+        log_q = found - log_whole.unsqueeze(-1)
+        loss = (p * (log_p - log_q)).sum(-1)
+        slope = (scaled - log_whole.unsqueeze(-1)).exp_()
+        if outside is not None and rest == "bucket":
+            log_rest = left[some].to(logits.dtype)
+            log_others = outside - log_whole
+            loss += log_rest.exp() * (log_rest - log_others)
+            slope.mul_((1 - (log_rest - log_others).exp()).unsqueeze(-1))
+        slope.scatter_(-1, named, log_q.exp() - p)
+        loss *= (1 - alpha) * temperature**2
+        slope *= (1 - alpha) * temperature
+        return _with_targets(loss, slope, logits, wanted[some], alpha)
+
+    return _mean(student, of, wanted, rows)
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    """Divide logits by T, which at 1 would be a pass for nothing."""
+    return logits / temperature if temperature != 1 else logits
+
+
+def _with_targets(
+    loss: Tensor, slope: Tensor, logits: Tensor, targets: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Add α times the cross-entropy to a loss of rows, and its gradient to theirs."""
+    if not alpha:
+        return loss, slope
+    hard, steep = cross_entropy_and_slope(logits, targets)
+    return loss.add_(hard, alpha=alpha), slope.add_(steep, alpha=alpha)
+
+
+def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
+    return mean_of_rows(student.flatten(0, 1), of, targets.ne(IGNORED), rows=rows)
+
+
+def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """Return 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖² of states (B, L, D) after each layer n."""
+    apart = [
+        ((one - other).square().sum(-1) / other.square().sum(-1)).mean()
+        for one, other in zip(found, wanted, strict=True)
+    ]
+    return torch.stack(apart).mean()
+
+
+@contextlib.contextmanager
+def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
+    """Collect every block's output while a model runs."""
+    found: list[Tensor] = []
+    blocks = dict(enumerate(decoder.blocks))
+    with hooked(blocks, after=lambda _, args, output: found.append(output[0])):
+        yield found
+
+
 def check_vocabulary(student: int, teacher: int) -> None:
     """Raise `WakefulError` where a teacher has no prediction of some token of a student's."""
     if student > teacher:
@@ -126,15 +247,8 @@ class Distillation:
         hidden: float = 0.0,
         layers: Sequence[int] = (),
     ) -> None:
-        """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
+        """Raises `WakefulError` where the two cannot see the same tokens or match streams."""
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
-        if over not in get_args(Over):
-            raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
-        if not 0 <= alpha <= 1 or not temperature > 0:
-            raise WakefulError(
-                f"alpha must be between 0 and 1 and temperature positive, got {alpha} and "
-                f"{temperature}"
-            )
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
         self._tokens = student.config.vocab_size
@@ -158,7 +272,8 @@ class Distillation:
 
         Both see of each row what `documents` lets them see (`Decoder.forward`).
         """
-        looks = stream_outputs if self.hidden else _nothing
+        looks: Callable[[Decoder], contextlib.AbstractContextManager[Any]]
+        looks = stream_outputs if self.hidden else contextlib.nullcontext
         with torch.no_grad(), looks(self.teacher) as theirs:
             wanted = self.teacher(tokens, documents=documents)[..., : self._tokens]
         with looks(self.student) as ours:
@@ -182,11 +297,6 @@ def _counted(
     """Return the targets with −100 where a relaxed prefix lets student or teacher see its own."""
     early = torch.arange(targets.shape[1], device=targets.device) < teachers_prefix - 1
     return student.counted(targets).masked_fill(early, IGNORED)
-
-
-@contextlib.contextmanager
-def _nothing(_: Decoder) -> Iterator[list[Tensor]]:
-    yield []
 
 
 def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) -> None:

@@ -2,15 +2,16 @@
 
 import contextlib
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from wakeful.config.schema import Config, config_to_table
 from wakeful.errors import WakefulError
+from wakeful.plugins import optional
 from wakeful.runs.run import Run
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -18,14 +19,13 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 """Fields of a row that nobody draws a curve of."""
 
 
-def check_installed(config: Config) -> None:
-    """Raise `WakefulError` where copies are wanted and the package that writes them is missing."""
-    if config.train.tensorboard:
-        _summary_writer()
-    if config.train.wandb:
-        _imported("wandb")
-    if config.train.trackio:
-        _imported("trackio")
+def wanted_packages(config: Config) -> dict[str, Any]:
+    """Return the packages, by name, that write the copies that are wanted; refuse missing ones."""
+    return {
+        name: optional(name, extra=name, wants=f"train.{name}", module=module)
+        for name, (module, _) in _PACKAGES.items()
+        if getattr(config.train, name)
+    }
 
 
 @contextlib.contextmanager
@@ -38,35 +38,33 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
     $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
     """
-    writers: list[Write] = []
-    with contextlib.ExitStack() as stack:
-        if enabled and config.train.tensorboard:
-            writers.append(_to_tensorboard(run, first))
-        if enabled and config.train.wandb:
-            writers.append(_to_wandb(config, run, stack))
-        if enabled and config.train.trackio:
-            writers.append(_to_trackio(config, run, stack))
+    wanted = wanted_packages(config) if enabled else {}
+    with ExitStack() as stack:
+        logs = [_PACKAGES[name][1](wanted[name], config, run, first, stack) for name in wanted]
 
         def write(row: Mapping[str, Any]) -> None:
-            for writer in writers:
-                writer(row)
+            for log in logs:
+                log(_scalars(row), step=row["step"])
 
         yield write
 
 
-def _to_tensorboard(run: Run, first: int) -> Write:
-    writer = _summary_writer()(str(run.path / "tensorboard"), purge_step=first)
+def _to_tensorboard(
+    tensorboard: Any, config: Config, run: Run, first: int, stack: ExitStack
+) -> Callable[..., None]:
+    writer = tensorboard.SummaryWriter(str(run.path / "tensorboard"), purge_step=first)
 
-    def write(row: Mapping[str, Any]) -> None:
-        for name, value in _scalars(row).items():
-            writer.add_scalar(name, value, row["step"])
+    def log(scalars: dict[str, float], *, step: int) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
         writer.flush()
 
-    return write
+    return log
 
 
-def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
-    wandb = _imported("wandb")
+def _to_wandb(
+    wandb: Any, config: Config, run: Run, first: int, stack: ExitStack
+) -> Callable[..., None]:
     try:
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
@@ -86,19 +84,15 @@ def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
         session.finish(exit_code=0 if kind is None else 1)
 
     stack.push(end)
-    return lambda row: session.log(_scalars(row), step=row["step"])
+    return session.log
 
 
-def _to_trackio(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
-    session = stack.enter_context(_trackio_session(config, run))
-    return lambda row: session.log(_scalars(row), step=row["step"])
-
-
-@contextlib.contextmanager
-def _trackio_session(config: Config, run: Run) -> Iterator[Any]:
-    """Begin a run of trackio and end it; what the package says goes where messages go."""
+def _to_trackio(
+    trackio: Any, config: Config, run: Run, first: int, stack: ExitStack
+) -> Callable[..., None]:
+    # What the package says goes where messages go.
     with contextlib.redirect_stdout(sys.stderr):
-        session = _imported("trackio").init(
+        session = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "wakeful"),
             name=f"{config.name}-{_identity(config, run)}",
             resume="allow",
@@ -107,11 +101,21 @@ def _trackio_session(config: Config, run: Run) -> Iterator[Any]:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-    try:
-        yield session
-    finally:
+
+    @stack.callback
+    def end() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             session.finish()
+
+    return session.log
+
+
+_PACKAGES: Mapping[str, tuple[str, Callable[..., Callable[..., None]]]] = {
+    "tensorboard": ("torch.utils.tensorboard", _to_tensorboard),
+    "wandb": ("wandb", _to_wandb),
+    "trackio": ("trackio", _to_trackio),
+}
+"""By the name of the package: the module, and what begins to write to it."""
 
 
 def _identity(config: Config, run: Run) -> str:
@@ -127,22 +131,3 @@ def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if name not in _COUNTS and value is not None
     }
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-    except ImportError:
-        raise WakefulError(
-            "train.tensorboard needs the package tensorboard: pip install 'wakeful[tensorboard]'"
-        ) from None
-    return SummaryWriter
-
-
-def _imported(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise WakefulError(
-            f"train.{package} needs the package {package}: pip install 'wakeful[{package}]'"
-        ) from None

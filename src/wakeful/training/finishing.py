@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from wakeful.config.schema import Config
-from wakeful.data.base import Data
 from wakeful.data.order import ValidationWindows
 from wakeful.estimates import finite
 from wakeful.model.decoder import Decoder
@@ -20,9 +19,6 @@ from wakeful.optim.saved import apart
 from wakeful.quant.convert import quantize
 from wakeful.quant.measure import measure
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
-from wakeful.training.events import Write
-from wakeful.training.parallel import Parallel
 from wakeful.training.records import (
     AtTheEnd,
     Parameters,
@@ -33,8 +29,9 @@ from wakeful.training.records import (
     data_facts,
     rows,
 )
+from wakeful.training.setup import Training
 from wakeful.training.validation import validate
-from wakeful.training.watching import logged, precision_of, watched, whole_windows
+from wakeful.training.watching import logged, watched, whole_windows
 
 
 def quantization_damage(
@@ -92,33 +89,25 @@ _LARGEST_EXPONENT = 700.0
 """e to this is still a float; JSON has no infinity."""
 
 
-def finish_run(
-    config: Config,
-    run: Run,
-    parallel: Parallel,
-    optimizer: torch.optim.Optimizer,
-    data: Data,
-    windows: ValidationWindows,
-    write_scalars: Write,
-) -> None:
+def finish_run(training: Training) -> None:
     """Evaluate, continue the sample prompts and write the run's figures.
 
     The last two are the first process's work alone, with the whole model; the others end before.
     """
-    steps = config.train.steps
+    config, run, world = training.config, training.run, training.world
+    steps, settings = config.train.steps, config.train.diagnose
     run.keep_metrics_before_final(steps)
-    frame, row = validate(config, run, parallel, windows, steps, write_scalars)
-    settings = config.train.diagnose
+    frame, row = validate(training, steps)
     diagnosis: dict[str, float] = {}
     if settings.every:
-        world, precision = parallel.world, precision_of(config, parallel)
         diagnosis = world.gather(logged(run, steps) if world.first else None)[0] or watched(
-            parallel, windows, settings.num_sequences, autocast=precision
-        )
-    if not parallel.world.first:
+            training.parallel, training.windows, settings.num_sequences,
+            autocast=training.as_watched,
+        )  # fmt: skip
+    if not world.first:
         return
-    used = training_bytes(parallel.decoder, optimizer)
-    decoder = _whole(config, run, parallel)
+    used = training_bytes(training.decoder, training.optimizer)
+    decoder = _whole(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.finish_metrics()
     trained = rows(run, Step)
@@ -136,29 +125,30 @@ def finish_run(
             length=config.train.length,
         ),
         diagnosis=diagnosis,
-        quantization=quantization_damage(config, decoder, windows),
+        quantization=quantization_damage(config, decoder, training.windows),
         bytes=used,
-        samples=tuple(_samples(config, decoder, data)),
-        data=data_facts(data),
+        samples=tuple(_samples(training, decoder)),
+        data=data_facts(training.data),
     )
     run.write_json("summary.json", summary)
 
 
-def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:
+def _whole(training: Training) -> Decoder:
     """Return the whole model as others read it, its adapters merged.
 
     Where it is in shares or has adapters, it comes from the last step's checkpoint.
     """
-    if not (parallel.in_shares or config.train.lora.rank):
-        return parallel.decoder
-    decoder = Decoder(config.model)
-    weight = parallel.decoder.head.weight
+    if not (training.parallel.in_shares or training.config.train.lora.rank):
+        return training.decoder
+    decoder = Decoder(training.config.model)
+    weight = training.decoder.head.weight
     decoder.to(weight.dtype)
-    checkpoint.load_model(checkpoint.newest(run.checkpoints), decoder)
+    checkpoint.load_model(checkpoint.newest(training.run.checkpoints), decoder)
     return decoder.to(weight.device)
 
 
-def _samples(config: Config, decoder: Decoder, data: Data) -> Iterator[Sample]:
+def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
+    config, data = training.config, training.data
     settings, bos = config.sample, data.begin(config.data)
     before = [] if bos is None else [bos]
     decoder.eval()

@@ -2,10 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.data.base import Data
-from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device, peak_operations, rough_seconds
@@ -27,27 +25,18 @@ from wakeful.optim.judged import judged, switch
 from wakeful.optim.sharding import whole
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Environment, Run, SharedRun, environment
+from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
-from wakeful.training.deferred import Fault, Unread
-from wakeful.training.events import Write, event_writer
+from wakeful.training.deferred import Fault, Unread, read_ahead
+from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
-from wakeful.training.objective import Loss, loss_name, make_loss
-from wakeful.training.parallel import Parallel, distribute
-from wakeful.training.prefetch import read_ahead
-from wakeful.training.records import check_rows, check_same_data, data_facts, record
-from wakeful.training.setup import (
-    admit_parts,
-    autocast,
-    check_parts,
-    make_decoder,
-    make_optimizer,
-    resolved,
-)
+from wakeful.training.objective import loss_name
+from wakeful.training.records import check_rows, check_same_data, data_facts
+from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
-from wakeful.world import World, is_lost, joined, lost
+from wakeful.world import World, is_lost, joined, lost, on_signal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOG_EVERY = 10
@@ -102,7 +91,12 @@ def _train(
     show: Display,
     world: World,
 ) -> Run:
-    config = _begun(Run.open(path), steps) if resume else _fresh(config, path, world)
+    if resume:
+        config = _begun(Run.open(path), steps)
+    else:
+        if world.first:
+            Run(path).refuse_existing("train")
+        admit_parts(config)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
@@ -111,55 +105,46 @@ def _train(
         "the processes read different data: give each machine the same files",
     )
     config = config if resume else _new(config, data, initial, show)
-    batches = data.batches(config, world)
-    windows = data.windows(config)
     given = None if resume or initial is None else initial.decoder
-    decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
+    training = Training(config, data, device, world, given=given)
+    training.show = show
     if config.train.diagnose.every:
-        check_one_matrix(decoder, config.train.length)
-    optimizer = make_optimizer(config, decoder)
-    loss = make_loss(
-        config, decoder, device, world, end_of_text=data.train.end_of_text, tokenizer=data.tokenizer
-    )
+        check_one_matrix(training.decoder, config.train.length)
     if resume:
         check_same_data(Run.open(path), data)
     elif world.first:
-        _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
+        _create(training, path, initial)
     world.gather("the run is there")
-    parallel = distribute(config, decoder, device, world)
-    if world.size > 1:
-        optimizer = make_optimizer(config, decoder)
-    loss = functools.partial(parallel.call, loss)
+    training.lay_out()
 
-    run = Run.open(path) if world.first else SharedRun.open(path)
-    with run.lock(), _kept_on_loss(run, world), _stop_signals(world) as stopped:
+    run = training.run = Run.open(path) if world.first else SharedRun.open(path)
+    with run.lock(), _kept_on_loss(training), _stop_signals(world) as training.stopped:
         world.gather("locked")
         run.set_status("running")
         forget_peak(device)
-        if steps:
-            _lengthen(run, config)
+        if steps and run.config != config:
+            run.write_text("config.toml", config_to_toml(config))
+            for name in ("summary.json", "validation.parquet", "metrics.parquet"):
+                run.remove(name)  # what it wrote at its old end
         progress = checkpoint.RunProgress()
         if resume and checkpoint.steps(run.checkpoints):
-            progress = _continued(config, run, parallel, optimizer)
+            progress = _continued(training)
         first = progress.step
         run.keep_metrics(first or -1)
         check_rows(run, done=first == config.train.steps)
         try:
-            with event_writer(config, run, enabled=world.first, first=first + 1) as write_scalars:
+            with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
                 if first == 0 and run.header.initial is not None:
-                    validate(config, run, parallel, windows, 0, write_scalars)
+                    validate(training, 0)
                 if first == 0 and config.train.diagnose.from_the_start:
-                    record_diagnosis(config, run, parallel, windows, 0, write_scalars)
-                _steps(
-                    config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
-                    stopped, progress,
-                )  # fmt: skip
-                switch(optimizer, train=False)
-                finish_run(config, run, parallel, optimizer, data, windows, write_scalars)
+                    record_diagnosis(training, 0)
+                _steps(training, progress)
+                switch(training.optimizer, train=False)
+                finish_run(training)
         except BaseException:
             run.set_status("stopped")
             raise
-        _done(run, world, stopped)
+        _done(training)
     return run
 
 
@@ -182,13 +167,6 @@ def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> 
     return config
 
 
-def _fresh(config: Config, path: str | Path, world: World) -> Config:
-    if world.first and Path(path).exists():
-        Run(path).refuse_existing("train")
-    admit_parts(config)
-    return config
-
-
 def _begun(run: Run, steps: int) -> Config:
     """Return a run's configuration, which fits its newest checkpoint, with its `steps` if given."""
     config = run.config
@@ -204,33 +182,20 @@ def _begun(run: Run, steps: int) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
 
 
-def _lengthen(run: Run, config: Config) -> None:
-    """Record a run's new length; what it wrote at its old end is of no use to the new one."""
-    if run.config == config:
-        return
-    run.write_text("config.toml", config_to_toml(config))
-    for name in ("summary.json", "validation.parquet", "metrics.parquet"):
-        run.remove(name)
-
-
-def _create(
-    config: Config,
-    path: str | Path,
-    data: Data,
-    decoder: Decoder,
-    optimizer: torch.optim.Optimizer,
-    initial: Initial | None,
-    machine: Environment,
-) -> None:
+def _create(training: Training, path: str | Path, initial: Initial | None) -> None:
     """Make the run directory, with the weights it starts from where they are given."""
+    config, data = training.config, training.data
     origin = {"initial": dict(initial.origin)} if initial is not None else {}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
-        new.write_json("environment.json", machine)
+        new.write_json("environment.json", environment(training.device, training.world.size))
         new.write_json("data.json", data_facts(data))
         _as_trained(config, data).save(new.path)
         if initial is not None:
-            checkpoint.save(new.checkpoints, decoder, optimizer, checkpoint.RunProgress(), keep=1)
+            checkpoint.save(
+                new.checkpoints, training.decoder, training.optimizer, checkpoint.RunProgress(),
+                keep=1,
+            )  # fmt: skip
 
 
 def _as_trained(config: Config, data: Data) -> Tokenizer:
@@ -245,47 +210,29 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
     return tokenizer if written or not tokenizer.adds_bos else tokenizer.without_bos()
 
 
-def _continued(
-    config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
-) -> checkpoint.RunProgress:
+def _continued(training: Training) -> checkpoint.RunProgress:
     """Load the newest checkpoint; return how far it had come."""
-    world = parallel.world
-    newest = checkpoint.newest(run.checkpoints)
-    checkpoint.load_model(newest, parallel.decoder, world)
-    progress = checkpoint.load_optimizer(newest, optimizer)
+    world, folder = training.world, training.run.checkpoints
+    newest = checkpoint.newest(folder)
+    checkpoint.load_model(newest, training.decoder, world)
+    progress = checkpoint.load_optimizer(newest, training.optimizer)
     world.gather("loaded")
     if world.first:
-        checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+        checkpoint.prune(folder, keep=training.config.train.keep_checkpoints)
     return progress
 
 
-def _steps(
-    config: Config,
-    run: Run,
-    parallel: Parallel,
-    optimizer: torch.optim.Optimizer,
-    loss_of: Loss,
-    batches: Batches,
-    windows: ValidationWindows,
-    show: Display,
-    write_scalars: Write,
-    stopped: list[int],
-    progress: checkpoint.RunProgress,
-) -> None:
+def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
+    config, run, world, device = training.config, training.run, training.world, training.device
     settings, optim = config.train, config.optimizer
-    first = progress.step
-    decoder, world = parallel.decoder, parallel.world
-    device = decoder.head.weight.device
-    share = settings.batch_size // world.size
-    micro = min(settings.micro_batch_size or share, share)
-    mixed = autocast(config.train, device)
+    decoder, optimizer, first = training.decoder, training.optimizer, progress.step
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     fastest = fastest_tokens(config, decoder, device, world)
-    unread = Unread(every, progress.tokens, progress.seconds, fastest)
-    coming = read_ahead(batches, range(first, settings.steps), device)
+    unread = Unread(progress.tokens, progress.seconds, fastest)
+    coming = read_ahead(training.batches, range(first, settings.steps), device)
     decoder.train()
-    _announce(config, decoder, device, world, show, first)
+    _announce(training, first)
 
     for step in range(first, settings.steps):
         unread.begin()
@@ -299,38 +246,41 @@ def _steps(
         )
         set_rate(optimizer, lr)
         batch = next(coming)
-        parts = batch.to(device, non_blocking=True).split(micro)
-        loss = _gradients(parts, parallel, loss_of, mixed)
+        loss = training.gradients(batch)
         norm = whole(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         done = step + 1
         tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
-        unread.add(done, lr, tokens, loss, norm, best_loss(config, world, batches, batch))
+        unread.add(done, lr, tokens, loss, norm, best_loss(training, batch))
 
         last = done == settings.steps
         evaluates = _falls(done, settings.eval_every) and not last
         diagnoses = _falls(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
         due = _falls(done, settings.checkpoint_every) or last
         # A single process sees its own signal; several have to ask each other.
-        asks = bool(stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
-        reads = unread.due(done) or evaluates or diagnoses or due or asks
+        asks = bool(training.stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
+        reads = _falls(done, every) or evaluates or diagnoses or due or asks
         fault = unread.read() if reads else None
         if fault is None:
             fault = _moved(optimizer, unread)
         if reads or fault is not None:
             for row in unread.rows():
-                write_scalars(record(run, row))
-                show.step(row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu)
+                training.record(row)
+                training.show.step(
+                    row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu
+                )
         if fault is not None:
-            raise Diverged(_not_finite(run, world, batches, fault))
+            raise _not_finite(training, fault)
 
         with judged(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
             if evaluates:
-                validate(config, run, parallel, windows, done, write_scalars)
+                validate(training, done)
             if diagnoses:
-                record_diagnosis(config, run, parallel, windows, done, write_scalars)
-        stop = _stop_asked(world, stopped) if reads else ""
+                record_diagnosis(training, done)
+        stop = _stop_asked(training) if reads else ""
         if due or stop:
-            _check_weights(run, world, batches, done, parameters)
+            bad = not all(local(parameter).isfinite().all() for parameter in parameters)
+            if world.sum(torch.tensor(int(bad))):
+                raise _not_finite(training, Fault(done, "a weight is not finite"))
             at = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
             checkpoint.save(
                 run.checkpoints, decoder, optimizer, at, keep=settings.keep_checkpoints,
@@ -339,36 +289,18 @@ def _steps(
         if stop and not last:
             raise Interrupted(
                 f"stopped by {stop} after step {done}, which is saved",
-                f"continue with: {_again(run, world)}",
+                f"continue with: {_again(training)}",
             )
 
 
-def _done(run: Run, world: World, stopped: list[int]) -> None:
-    run.set_status("done")
-    world.meet()  # the first process has work of its own at the end, which may take long
-    if stop := _stop_asked(world, stopped):  # too late for this run: stop whoever began it
+def _done(training: Training) -> None:
+    training.run.set_status("done")
+    training.world.meet()  # the first process has work of its own at the end, maybe for long
+    if stop := _stop_asked(training):  # too late for this run: stop whoever began it
         raise Interrupted(
             f"stopped by {stop} after the last step, and the run is done",
-            f"read it with: wakeful report {run.path}",
+            f"read it with: wakeful report {training.run.path}",
         )
-
-
-def _gradients(
-    parts: Sequence[torch.Tensor],
-    parallel: Parallel,
-    loss_of: Loss,
-    mixed: contextlib.AbstractContextManager[object],
-) -> torch.Tensor:
-    """Add the gradients of a batch's parts up; return the loss, the mean over all processes."""
-    losses: list[torch.Tensor] = []
-    for number, part in enumerate(parts, 1):
-        with parallel.adding(last=number == len(parts)):
-            with mixed:
-                loss = loss_of(part[:, :-1], part[:, 1:]) / len(parts)
-            loss.backward()
-        losses.append(loss.detach())
-    world = parallel.world
-    return world.sum(torch.stack(losses).sum()) / world.size
 
 
 def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
@@ -406,17 +338,16 @@ def fastest_tokens(
     return peak * world.size / operations_of(decoder.config, config.train.length)
 
 
-def _announce(
-    config: Config, decoder: Decoder, device: torch.device, world: World, show: Display, first: int
-) -> None:
+def _announce(training: Training, first: int) -> None:
     """Say before the first step how much there is to do, and about how long it takes."""
+    config, device = training.config, training.device
     left, each = config.train.steps - first, config.train.batch_size * config.train.length
-    size = decoder.num_parameters()["total"]
+    size = training.decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
-    seconds = rough_seconds(6 * size * each * left / world.size, device)
+    seconds = rough_seconds(6 * size * each * left / training.world.size, device)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
-    show.begin(
+    training.show.begin(
         first,
         config.train.steps,
         f"{left} steps of {each:,} tokens, {size / 1e6:,.2f}M parameters; very roughly "
@@ -425,22 +356,13 @@ def _announce(
     )
 
 
-def _check_weights(
-    run: Run, world: World, batches: Batches, step: int, parameters: list[torch.nn.Parameter]
-) -> None:
-    bad = not all(local(parameter).isfinite().all() for parameter in parameters)
-    if world.sum(torch.tensor(int(bad))):
-        fault = Fault(step, "a weight is not finite")
-        raise Diverged(_not_finite(run, world, batches, fault))
-
-
-def _not_finite(run: Run, world: World, batches: Batches, fault: Fault) -> str:
-    mine = [int(start) for start in batches.starts(fault.step - 1)[:4]]
-    starts = [start for theirs in world.gather(mine) for start in theirs][:4]
-    return (
+def _not_finite(training: Training, fault: Fault) -> Diverged:
+    mine = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
+    starts = [start for theirs in training.world.gather(mine) for start in theirs][:4]
+    return Diverged(
         f"{fault.what} at step {fault.step}, on the batch whose sequences begin at training tokens "
-        f"{', '.join(map(str, starts))}...; {_kept(run)}. Lower optimizer.lr or optimizer.clip, or "
-        "look at that text"
+        f"{', '.join(map(str, starts))}...; {_kept(training.run)}. Lower optimizer.lr or "
+        "optimizer.clip, or look at that text"
     )
 
 
@@ -449,27 +371,28 @@ def _kept(run: Run) -> str:
     return f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
 
 
-def _again(run: Run, world: World) -> str:
+def _again(training: Training) -> str:
     """Return the command that continues a run."""
-    starter = "wakeful" if world.size == 1 else "torchrun [as before] -m wakeful"
-    return f"{starter} train --resume {run.path}"
+    starter = "wakeful" if training.world.size == 1 else "torchrun [as before] -m wakeful"
+    return f"{starter} train --resume {training.run.path}"
 
 
 @contextlib.contextmanager
-def _kept_on_loss(run: Run, world: World) -> Iterator[None]:
+def _kept_on_loss(training: Training) -> Iterator[None]:
     """Say which checkpoint is left and how to go on where another process of the run is gone."""
     try:
         yield
     except Exception as error:
         if not is_lost(error):
             raise
-        cure = f"{_kept(run)}; continue with: {_again(run, world)}"
+        cure = f"{_kept(training.run)}; continue with: {_again(training)}"
         raise WakefulError(lost(cure)) from error
 
 
-def _stop_asked(world: World, stopped: list[int]) -> str:
+def _stop_asked(training: Training) -> str:
     """Return the name of a signal that any process was sent, or ""."""
-    counts = world.sum(torch.tensor([stopped.count(number) for number in _SIGNALS]))
+    mine = torch.tensor([training.stopped.count(number) for number in _SIGNALS])
+    counts = training.world.sum(mine)
     named = zip(_SIGNALS, counts.tolist(), strict=True)
     return next((number.name for number, count in named if count), "")
 
@@ -487,11 +410,7 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    try:
-        previous = {number: signal.signal(number, receive) for number in _SIGNALS}
-    except ValueError:  # not the main thread: leave signals alone
-        yield received
-        return
+    previous = {number: on_signal(number, receive) for number in _SIGNALS}
     try:
         yield received
     except BaseException:
@@ -500,4 +419,4 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
         raise
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            on_signal(number, handler)

@@ -9,18 +9,17 @@ student's: layers far from the head are told directly where they went wrong, so 
 enough. Every other batch is of short sequences, whose first tokens count for more.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from wakeful.display import Passed, unseen
 from wakeful.model.decoder import Decoder
-from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
-from wakeful.training.chunked_distillation import distillation_in_rows
+from wakeful.training.distillation import distance, distillation_in_rows, stream_outputs
 from wakeful.world import ALONE, World
 
 MATCHING_PASSES = 4
@@ -54,7 +53,7 @@ def match(
     *,
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Passed = unseen,
     world: World = ALONE,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
@@ -109,24 +108,6 @@ def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
     with stream_outputs(student) as found:
         logits = student(tokens)
     return _divergence(logits, expected) + distance(found, wanted)
-
-
-def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """Return 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖² of states (B, L, D) after each layer n."""
-    apart = [
-        ((one - other).square().sum(-1) / other.square().sum(-1)).mean()
-        for one, other in zip(found, wanted, strict=True)
-    ]
-    return torch.stack(apart).mean()
-
-
-@contextmanager
-def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
-    """Collect every block's output while a model runs."""
-    found: list[Tensor] = []
-    blocks = dict(enumerate(decoder.blocks))
-    with hooked(blocks, after=lambda _, args, output: found.append(output[0])):
-        yield found
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wakeful.config.refusals import Excludes, Needs, check_rules
 from wakeful.config.schema import Config, DistillConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
@@ -110,38 +111,22 @@ def check_same_tokens(ours: Tokenizer, teacher: Model) -> None:
 
 def check_distill(config: Config) -> None:
     """Raise `WakefulError` where fields of `[train.distill]` do not go together."""
-    distill = config.train.distill
-    for name in ("hidden", "top_k", "layers"):
-        if getattr(distill, name) and not distill.teacher:
-            raise WakefulError(
-                f"train.distill.{name} = {getattr(distill, name)!r} does nothing without a "
-                "teacher: give train.distill.teacher too, or leave it out"
-            )
-    if distill.layers and not distill.hidden:
-        raise WakefulError(
-            f"train.distill.layers = {distill.layers!r} names layers whose streams are matched, "
-            "and train.distill.hidden = 0 matches none: give it too, or leave out the layers"
-        )
-    if distill.hidden and distill.top_k:
-        raise WakefulError(
-            "train.distill.hidden needs the teacher's streams, and train.distill.top_k stores its "
-            "predictions alone: leave out one"
-        )
-    if distill.hidden and config.train.compile:
-        raise WakefulError(
-            "train.distill.hidden looks into the models, which train.compile does not let it: "
-            "leave out one"
-        )
-    if not distill.top_k and (distill.store or distill.rest != "bucket"):
-        raise WakefulError(
-            "train.distill.store and train.distill.rest are for stored predictions: give "
-            "train.distill.top_k too"
-        )
-    if distill.top_k and distill.over == "mean":
-        raise WakefulError(
-            "train.distill.over = mean averages over the whole vocabulary, of which "
-            f"train.distill.top_k = {distill.top_k} are stored: leave out one"
-        )
+    hidden, top_k = "train.distill.hidden", "train.distill.top_k"
+    check_rules(
+        config,
+        Needs(
+            f"{hidden} {top_k} train.distill.layers", "train.distill.teacher",
+            "it does nothing without a teacher",
+        ),
+        Needs("train.distill.layers", hidden, "it names layers whose streams are matched"),
+        Excludes(hidden, top_k, "it needs the teacher's streams, and its predictions are stored"),
+        Excludes(hidden, "train.compile", "it looks into the models, which compiling forbids"),
+        Needs("train.distill.store train.distill.rest", top_k, "it is for stored predictions"),
+        Excludes(
+            "train.distill.over=mean", top_k,
+            "the mean is over the whole vocabulary, of which some tokens are stored",
+        ),
+    )  # fmt: skip
 
 
 def open_store(config: Config, teacher: Decoder, end_of_text: int) -> Store:

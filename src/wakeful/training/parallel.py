@@ -6,7 +6,6 @@ whichever of the decoder's methods it is.
 
 import contextlib
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,45 +21,32 @@ from wakeful.model.decoder import Decoder
 from wakeful.optim import Learned, OrthoAdam, rotation_of
 from wakeful.optim.build import optimizer_of
 from wakeful.optim.curvature import shampoo, soap
-from wakeful.world import World
+from wakeful.world import ALONE, World
 
 
-class Parallel(ABC):
-    """A decoder and the processes that train it."""
+class Parallel:
+    """A decoder and the processes that train it; this one is of one process: everything is here."""
 
     in_shares = False
     """Whether no process has the whole model."""
 
-    def __init__(self, decoder: Decoder, world: World) -> None:
+    def __init__(self, decoder: Decoder, world: World = ALONE) -> None:
         self.decoder = decoder
         self.world = world
 
-    @abstractmethod
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return `function(*inputs)`, a computation with the decoder's weights."""
+        return function(*inputs)
 
-    @abstractmethod
     def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
         """Return the context of one part of a batch, forward and backward.
 
         Gradients add up over parts; in the `last` they become the mean over processes.
         """
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Let go of what calls without a backward pass have gathered."""
-
-
-class Alone(Parallel):
-    """One process: everything is here."""
-
-    def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        return function(*inputs)
-
-    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Let go of what calls without a backward pass have gathered."""
 
 
 class ForwardEntry(nn.Module):
@@ -92,8 +78,6 @@ class DataParallel(Parallel):
 
     def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if last else self._entry.no_sync()
-
-    def settle(self) -> None: ...
 
 
 class FullyShard(Parallel):
@@ -142,13 +126,10 @@ class FullyShard(Parallel):
         return self._entry(function, *inputs)
 
     @contextlib.contextmanager
-    def _part(self, last: bool) -> Iterator[None]:
+    def adding(self, *, last: bool) -> Iterator[None]:
         assert isinstance(self._entry, FSDPModule)
         self._entry.set_requires_gradient_sync(last)
         yield
-
-    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
-        return self._part(last)
 
     def settle(self) -> None:
         for module in self._entry.modules():
@@ -167,7 +148,7 @@ def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:
 def distribute(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
     """Lay a decoder over the processes of a run as its configuration says, on `device`."""
     if world.size == 1:
-        return Alone(decoder, world)
+        return Parallel(decoder, world)
     if config.train.compile:
         allow_recompiling(len(decoder.blocks))
         for block in decoder.blocks:

@@ -202,11 +202,7 @@ def record(run: Run, row: Step | Evaluation) -> dict[str, Any]:
 
 
 def rows(run: Run, kind: type[Row]) -> list[Row]:
-    """Return the rows of one kind that a run has logged.
-
-    Raises:
-        WakefulError: a row lacks a figure.
-    """
+    """Return the rows of one kind that a run has logged; refuse one that lacks a figure."""
     place = str(run.path / kind.log)
     logged = run.metrics(kind.log)
     return [from_table(kind, row, record=place) for row in logged if row["kind"] == kind.kind]

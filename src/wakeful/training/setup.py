@@ -1,4 +1,4 @@
-"""The parts of a run: its data, model, optimizer and arithmetic."""
+"""A run's parts, checked and made: its text, model, optimizer, loss and arithmetic."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,7 @@ from wakeful.config.schema import Config, TrainConfig
 from wakeful.data.base import Data
 from wakeful.data.preparing import Progress, load_data
 from wakeful.device import DTYPES, choose_device
+from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
@@ -19,10 +20,12 @@ from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
+from wakeful.runs.run import Run
 from wakeful.training.distillation import check_vocabulary
-from wakeful.training.events import check_installed
-from wakeful.training.objective import check_distill, check_same_tokens, open_store
-from wakeful.training.parallel import check_shares
+from wakeful.training.events import Write, wanted_packages
+from wakeful.training.objective import check_distill, check_same_tokens, make_loss, open_store
+from wakeful.training.parallel import Parallel, check_shares, distribute
+from wakeful.training.records import Evaluation, Step, record
 from wakeful.training.rehearsal import rehearse
 from wakeful.world import ALONE, World
 
@@ -55,7 +58,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
     The model is made on the meta device, where weights take no memory.
     """
-    check_installed(config)
+    wanted_packages(config)
     _check_schemes(config)
     check_distill(config)
     check_shares(config, world)
@@ -110,6 +113,76 @@ def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Co
             f"to start from has {given.vocab_size} tokens; tokenize the text as the model does"
         )
     return dataclasses.replace(config, model=given)
+
+
+class Training:
+    """A run as one of its processes sees it: what learns, from what, and where that is recorded."""
+
+    run: Run
+    show: Display
+    write: Write
+    """Copies a row of metrics to wherever the configuration says."""
+    stopped: list[int]
+    """The signals that asked for an end."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: Data,
+        device: torch.device,
+        world: World = ALONE,
+        *,
+        given: Decoder | None = None,
+        teacher: Decoder | None = None,
+    ) -> None:
+        """Make the parts, the model whole; `given` is as for `make_decoder`, `teacher` as for
+        `make_loss`.
+        """
+        self.config, self.data, self.device, self.world = config, data, device, world
+        self.batches, self.windows = data.batches(config, world), data.windows(config)
+        here = device if world.size == 1 else torch.device("cpu")
+        self.decoder = make_decoder(config, here, given)
+        self.parallel = Parallel(self.decoder)
+        self.optimizer = make_optimizer(config, self.decoder)
+        self.loss = make_loss(
+            config, self.decoder, device, world, end_of_text=data.train.end_of_text,
+            tokenizer=data.tokenizer, teacher=teacher,
+        )  # fmt: skip
+        self.mixed = autocast(config.train, device)
+
+    def lay_out(self) -> None:
+        """Lay the model over the processes, which all call it, and make the optimizer of that."""
+        self.parallel = distribute(self.config, self.decoder, self.device, self.world)
+        if self.world.size > 1:
+            self.optimizer = make_optimizer(self.config, self.decoder)
+
+    @property
+    def as_watched(self) -> contextlib.AbstractContextManager[object]:
+        """The context of a pass that probes watch: the weights' own precision.
+
+        Blocks in shares get theirs in that of training, which asks for its context.
+        """
+        return self.mixed if self.parallel.in_shares else AS_IT_IS
+
+    def gradients(self, batch: torch.Tensor) -> torch.Tensor:
+        """Add up the gradients of this process's part of a batch, as many sequences at a time as
+        fit; return the loss, the mean over all processes.
+        """
+        parts = batch.to(self.device, non_blocking=True).split(
+            self.config.train.micro_batch_size or len(batch)
+        )
+        losses: list[torch.Tensor] = []
+        for number, part in enumerate(parts, 1):
+            with self.parallel.adding(last=number == len(parts)):
+                with self.mixed:
+                    loss = self.parallel.call(self.loss, part[:, :-1], part[:, 1:]) / len(parts)
+                loss.backward()
+            losses.append(loss.detach())
+        return self.world.sum(torch.stack(losses).sum()) / self.world.size
+
+    def record(self, row: Step | Evaluation) -> None:
+        """Add a row to the run's metrics and to their copies."""
+        self.write(record(self.run, row))
 
 
 def make_decoder(config: Config, device: torch.device, given: Decoder | None = None) -> Decoder:

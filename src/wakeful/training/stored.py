@@ -90,24 +90,16 @@ class Store:
     """The stored predictions of one teacher; nothing is written before the first `put`."""
 
     def __init__(self, about: About, folder: str | Path = "") -> None:
-        """Open `folder`; empty: the one in the cache that is named by all of `about`.
-
-        Raises:
-            WakefulError: the folder holds predictions of another teacher, or of another form.
-        """
+        """Open `folder`, or the cache's of all of `about`; refuse another teacher's or form's."""
         self.about = about
-        self.path = Path(folder) if folder else _in_cache(about)
+        cached = default_cache_dir() / "predictions" / json_digest(to_table(about))
+        self.path = Path(folder) if folder else cached
         self._check()
         self._own = self.path / f"{uuid.uuid4().hex}.rows"
         self._places: dict[bytes, tuple[Path, int]] = {}
         """Where the record of a row is: its file, and the byte where it begins."""
         for path in sorted(self.path.glob("*.rows")):
             self._index(path)
-
-    @staticmethod
-    def about_in(folder: Path) -> About:
-        """Return the facts about a folder's predictions."""
-        return read_record(About, folder / _ABOUT)
 
     def __contains__(self, row: Int[Tensor, "L"]) -> bool:
         return row_digest(row) in self._places
@@ -164,7 +156,7 @@ class Store:
                     "predictions: name a new one"
                 )
             return
-        there = self.about_in(self.path)
+        there = read_record(About, self.path / _ABOUT)
         for name in (field.name for field in fields(About)):
             ours, theirs = getattr(self.about, name), getattr(there, name)
             if ours != theirs:
@@ -178,7 +170,3 @@ def row_digest(row: Tensor) -> bytes:
     """Return 32 hexadecimal digits of a row of tokens, which no padding of a record looks like."""
     content = row.cpu().numpy().astype("<i8").tobytes()
     return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
-
-
-def _in_cache(about: About) -> Path:
-    return default_cache_dir() / "predictions" / json_digest(to_table(about))

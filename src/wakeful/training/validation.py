@@ -7,20 +7,16 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from wakeful.config.schema import Config
-from wakeful.data.order import Batches, ValidationWindows, documents_of
+from wakeful.data.order import ValidationWindows, documents_of
 from wakeful.data.tokens import Tokens
 from wakeful.display import Passed, unseen
 from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.runs.run import Run
-from wakeful.training.events import Write
-from wakeful.training.parallel import Alone, Parallel
-from wakeful.training.records import Evaluation, record
-from wakeful.training.setup import autocast
-from wakeful.world import ALONE, World
+from wakeful.training.parallel import Parallel
+from wakeful.training.records import Evaluation
+from wakeful.training.setup import Training
 
 
 @torch.no_grad()
@@ -45,7 +41,7 @@ def window_losses(
     without a batch of their own join in with the first, whose result they drop: a model in shares
     runs on all at once.
     """
-    parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
+    parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.embed.weight.device
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
@@ -106,21 +102,13 @@ def mean_loss(windows: pl.DataFrame) -> Estimate:
     return weighted_mean(windows["loss"], windows["tokens"])
 
 
-def validate(
-    config: Config,
-    run: Run,
-    parallel: Parallel,
-    windows: ValidationWindows,
-    step: int,
-    write_scalars: Write,
-) -> tuple[pl.DataFrame, Evaluation]:
+def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
     """Evaluate on the full validation set and record the result."""
-    device = parallel.decoder.head.weight.device
     frame = window_losses(
-        parallel,
-        windows,
-        autocast(config.train, device),
-        cross_documents=config.data.cross_documents,
+        training.parallel,
+        training.windows,
+        training.mixed,
+        cross_documents=training.config.data.cross_documents,
     )
     loss, error = mean_loss(frame)
     if not math.isfinite(loss):
@@ -147,18 +135,19 @@ def validate(
         excess_standard_error=None if over_error is None else finite(over_error),
         domains=domains,
     )
-    write_scalars(record(run, row))
+    training.record(row)
     return frame, row
 
 
-def best_loss(config: Config, world: World, batches: Batches, batch: Tensor) -> float | None:
+def best_loss(training: Training, batch: Tensor) -> float | None:
     """Return the loss of the task itself on a step's tokens.
 
     None for text, whose own loss nobody knows, and for a loss that is not the cross-entropy.
     """
+    config, world = training.config, training.world
     if config.train.distill.teacher:
         return None
-    best = optimal(batches.token_file, batch[:, :-1], batch[:, 1:])
+    best = optimal(training.batches.token_file, batch[:, :-1], batch[:, 1:])
     if best is None:
         return None
     mean = best[:, max(0, config.model.relaxed_prefix - 1) :].mean()

@@ -1,6 +1,7 @@
 """The figures of a diagnosis, measured while a model trains."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import IGNORED, Decoder
@@ -22,11 +22,10 @@ from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.run import TRAJECTORIES, Run
-from wakeful.training.events import Write
-from wakeful.training.parallel import Alone, Parallel
+from wakeful.training.parallel import Parallel
 from wakeful.training.records import HeadWeights
-from wakeful.training.setup import AS_IT_IS, autocast
-from wakeful.world import ALONE, World
+from wakeful.training.setup import AS_IT_IS, Training
+from wakeful.world import World
 
 WATCHED = {
     **{
@@ -72,16 +71,6 @@ class _Layers(Probe):
         return self.probe.rows()
 
 
-def precision_of(config: Config, parallel: Parallel) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a pass that probes watch: the weights' own precision.
-
-    Blocks in shares get theirs in that of training, which asks for its context.
-    """
-    if not parallel.in_shares:
-        return AS_IT_IS
-    return autocast(config.train, parallel.decoder.head.weight.device)
-
-
 def watched(
     model: Decoder | Parallel,
     windows: ValidationWindows,
@@ -110,7 +99,7 @@ def observed(
 
     Those of `ranks`, which take longer than all others, may be left out.
     """
-    parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
+    parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     sequences = torch.cat(whole_windows(windows, num_sequences))
@@ -133,25 +122,20 @@ def observed(
 
 
 @torch.no_grad()
-def logged_weights(
-    parallel: Parallel,
-    windows: ValidationWindows,
-    size: int,
-    step: int,
-    autocast: contextlib.AbstractContextManager[object],
-) -> list[HeadWeights]:
-    """Return every head's weights among the first `size` tokens of the first window.
+def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
+    """Return every head's weights among the first tokens of the first window.
 
     Every process calls it. A causal model's weights do not depend on the tokens after them.
     """
-    decoder = parallel.decoder
-    tokens = whole_windows(windows, 1)[0][:, :size]
+    parallel, decoder = training.parallel, training.decoder
+    size = training.config.train.diagnose.attention
+    tokens = whole_windows(training.windows, 1)[0][:, :size]
     config = decoder.config
     probe = AttentionPictures(
         layers=range(config.num_layers), heads=range(config.num_heads), size=size
     )
-    with evaluating(decoder), autocast, watch(decoder, probe):
-        parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
+    with evaluating(decoder), training.as_watched, watch(decoder, probe):
+        parallel.call(decoder.hidden, tokens.to(training.device))
     parallel.settle()
     ids = tuple(tokens[0].tolist())
     return [
@@ -165,33 +149,23 @@ def logged_weights(
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
-    rows: list[Tensor] = []
-    for inputs, targets in windows:
-        whole = inputs[targets[:, -1] != IGNORED][: number - len(rows)]
-        rows += whole.split(1) if len(whole) else ()
-        if len(rows) == number:
-            break
-    return rows or [windows.batch(0)[0][:1]]
+    whole = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
+    return list(itertools.islice(whole, number)) or [windows.batch(0)[0][:1]]
 
 
-def window_rows(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of the first `number` windows, one row each."""
-    for inputs, targets in windows:
-        for row in range(min(number, len(inputs))):
-            yield inputs[row : row + 1], targets[row : row + 1]
-        number -= len(inputs)
-        if number <= 0:
-            return
+def window_rows(
+    windows: ValidationWindows, number: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of the first `number` windows, or of all, one row each."""
+    batches = (zip(inputs.split(1), targets.split(1), strict=True) for inputs, targets in windows)
+    return itertools.islice(itertools.chain.from_iterable(batches), number)
 
 
 def _figures(rows: Frame) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (metric, variant, position) in WATCHED.items():
         chosen = rows.filter(
-            rows["head"].is_null()
-            & (rows["metric"] == metric)
-            & (rows["variant"] == variant)
-            & (rows["position"] == position)
+            pl.col("head").is_null(), metric=metric, variant=variant, position=position
         )
         mean = mean_over_layers(chosen)
         if mean is not None and math.isfinite(mean):
@@ -199,28 +173,20 @@ def _figures(rows: Frame) -> dict[str, float]:
     return found
 
 
-def record_diagnosis(
-    config: Config,
-    run: Run,
-    parallel: Parallel,
-    windows: ValidationWindows,
-    step: int,
-    write_scalars: Write,
-) -> None:
+def record_diagnosis(training: Training, step: int) -> None:
     """Measure the chosen figures and record them; before the first step those of heads alone."""
-    settings = config.train.diagnose
-    if settings.attention:
-        precision = precision_of(config, parallel)
-        for weights in logged_weights(parallel, windows, settings.attention, step, precision):
-            run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
-    precision = precision_of(config, parallel)
-    seen = observed(parallel, windows, settings.num_sequences, autocast=precision)
+    settings, run = training.config.train.diagnose, training.run
+    for weights in _logged_weights(training, step) if settings.attention else ():
+        run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
+    seen = observed(
+        training.parallel, training.windows, settings.num_sequences, autocast=training.as_watched
+    )
     if settings.heads:
         run.append(*_followed(seen, step), log="trajectories.jsonl")
     if step:
         row = {"kind": "diagnosis", "step": step, **_figures(seen)}
         run.append(row)
-        write_scalars(row)
+        training.write(row)
 
 
 def logged(run: Run, step: int) -> dict[str, float]:

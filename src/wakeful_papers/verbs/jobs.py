@@ -1,14 +1,12 @@
 """The runs and heirs of exhibits, and their judgment, as work of a cluster."""
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from wakeful.display import Shown, usual
 from wakeful.runs.run import is_done
-from wakeful.training.cluster import Call, Ended, RunRow, Work, cluster_of, deal, ended_of
+from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.verbs.runs import make_heirs
 
@@ -16,51 +14,6 @@ _LOOK = 0.1
 """What looking at a model takes, as a share of its training, very roughly."""
 Judge = Callable[[str, Path], object]
 """What looks at an exhibit's runs and judges its claims, given its name and folder."""
-
-
-@dataclass(frozen=True)
-class HeirsJob:
-    """The heirs and baselines of one reference."""
-
-    label: str
-    source: str
-    table: Mapping[str, Any]
-    """The inheritance's options."""
-    place: Path
-    after: Collection[str] = ()
-    operations: float = math.inf
-
-    @property
-    def done(self) -> bool:
-        """Whether all of them are trained."""
-        return is_done(self.place)
-
-    @property
-    def call(self) -> Call:
-        """Their inheritance, or what is left of it."""
-        return inherit_all, self.source, dict(self.table), str(self.place)
-
-
-@dataclass(frozen=True)
-class Judgment:
-    """An exhibit whose runs are finished: looked at, judged and written."""
-
-    label: str
-    """The exhibit's name."""
-    place: Path
-    after: Collection[str]
-    operations: float
-    judge: Judge
-
-    @property
-    def done(self) -> bool:
-        """Never: a page is written anew."""
-        return False
-
-    @property
-    def call(self) -> Call:
-        """Its judgment."""
-        return judge_one, self.judge, self.label, str(self.place)
 
 
 def inherit_all(source: str, table: Mapping[str, Any], place: str) -> Ended:
@@ -99,8 +52,12 @@ def dealt_out(
             costs = [(each.operations, each.stage) for each in plan.pieces.values()]
             operations = sum(cost * (1 if stage == "reading" else _LOOK) for cost, stage in costs)
             after = {work[path].label for path in own}
-            work[folder] = Judgment(plan.exhibit.name, folder.absolute(), after, operations, judge)
-    may_diverge = {each.label for each in work.values() if isinstance(each, RunRow)} - baselines
+            name, own_place = plan.exhibit.name, folder.absolute()
+            call = judge_one, judge, name, str(own_place)
+            # A page is written anew, whatever is there.
+            work[folder] = Work(name, own_place, call, after, operations, said=False)
+    runs_of = {each.label for each in work.values() if each.call[0] is train_row}
+    may_diverge = runs_of - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with shown(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = deal(
@@ -125,7 +82,7 @@ def _work_of(
             given = plan.reference_of(job.group)
             if given is None:
                 label = labels.setdefault(path, f"{prefix}{name}")
-                found[path] = RunRow(label, job.seeded(seed), path.absolute())
+                found[path] = run_work(label, job.seeded(seed), path.absolute())
                 if job.row == plan.exhibit.table.baseline:
                     baselines.add(label)
             if plan.heirs_of(job):
@@ -134,6 +91,6 @@ def _work_of(
                 source, after = (
                     (given.source, ()) if given else (str(path.absolute()), (labels[path],))
                 )
-                table = heirs_table(plan, job, seed)
-                found[own] = HeirsJob(label, source, table, own.absolute(), after)
+                table, heirs = dict(heirs_table(plan, job, seed)), own.absolute()
+                found[own] = Work(label, heirs, (inherit_all, source, table, str(heirs)), after)
     return found

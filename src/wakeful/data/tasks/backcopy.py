@@ -95,7 +95,8 @@ class Backcopy(Task):
     def losses(self, rows: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):  # what cannot follow has an infinite loss
             drawn = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
-            copied = -np.log((rows[:, 1:] == _before(rows[:, :-1])).astype(float))
+            before = np.concatenate([rows[:, :1], rows[:, :-2]], axis=1)  # the first's is itself
+            copied = -np.log((rows[:, 1:] == before).astype(float))
         return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
@@ -158,11 +159,6 @@ class Backcopy(Task):
             first = place[each[kept[each]]]
             counts += np.bincount(first * len(found) + np.roll(first, -1), minlength=len(counts))
         return "".join(map(chr, found)), counts.reshape(len(found), len(found))
-
-
-def _before(rows: np.ndarray) -> np.ndarray:
-    """Return the token before each; before the first stands the first."""
-    return np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
 
 
 def _texts(source: str) -> list[str]:

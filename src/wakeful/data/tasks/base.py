@@ -1,10 +1,9 @@
 """Tasks, which stand in for a text: their windows are drawn when they are read."""
 
 import functools
-import hashlib
+import os
 import re
 from abc import abstractmethod
-from pathlib import Path
 
 import numpy as np
 import tokenizers
@@ -16,6 +15,7 @@ from wakeful.data.order import Tokens, key64, mix64
 from wakeful.data.sources import HUB_PREFIX, MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, SplitName
+from wakeful.digests import joined_sha256
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant, build, variants
 
@@ -116,7 +116,7 @@ class TaskData(Data):
             "corpora_sha256": [task.sha256],
             "tokenizer": {"vocab_size": self.tokenizer.vocab_size, "end_of_text": BOS_ID},
             "splits": {
-                split: {"tokens": number, "sha256": _sha256(task.sha256, split, number)}
+                split: {"tokens": number, "sha256": joined_sha256(task.sha256, split, number)}
                 for split, number in tokens.items()
             },
             "overlap": {"documents": 0, "tokens": 0},
@@ -143,15 +143,13 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
 
     None where it names a text: a file is meant by what is neither a task's name nor a call.
     `imports` is as for `build`.
-
-    Raises:
-        WakefulError: the expression names no task or no option, or a value is out of its range.
     """
     found = _EXPRESSION.fullmatch(source)
     if found is None or source.startswith(HUB_PREFIX) or found[1] == MIXTURE:
         return None
     known = found[1] in variants("data.tasks")
-    if not known and (_exists(source) or (not found[2] and ":" not in found[1])):
+    is_file = os.path.exists(os.path.expanduser(source))
+    if not known and (is_file or (not found[2] and ":" not in found[1])):
         return None
     return _built(source, imports)
 
@@ -159,14 +157,3 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
 @functools.cache
 def _built(source: str, imports: bool) -> Task:
     return build("data.tasks", source, imports=imports)
-
-
-def _exists(source: str) -> bool:
-    try:
-        return Path(source).expanduser().exists()
-    except (OSError, ValueError):  # too long for a name
-        return False
-
-
-def _sha256(*parts: object) -> str:
-    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()

@@ -66,7 +66,6 @@ class Rotation(Variant, ABC):
 
     def making_memory(self, width: int, itemsize: int) -> int:
         """Return the bytes that making one of this width needs for a moment, on top of those."""
-        del width, itemsize
         return 0
 
 
@@ -87,11 +86,7 @@ class Learned(Rotation):
 
 
 def rotation_of(given: str | Rotation) -> Rotation:
-    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`.
-
-    Raises:
-        WakefulError: the expression names no rotation, or an option that it does not have.
-    """
+    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`."""
     return given if isinstance(given, Rotation) else build("optim.rotations", given)
 
 
@@ -128,8 +123,7 @@ class Identity(Rotation):
 
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        del width, generator, device, dtype
+    ) -> None: ...
 
     def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return grad

@@ -34,7 +34,6 @@ class Eigenbasis(Learned):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        del generator
         self.basis = torch.eye(width, device=device, dtype=dtype)
         self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
         self.seen = torch.zeros((), dtype=torch.float32, device="cpu")

@@ -56,7 +56,8 @@ def transform(
     An int stands for the Hartley transform of that width by FFT. F is symmetric and its own
     inverse.
     """
-    before, after = rows.shape[0], rows.shape[1]
+    before, width = rows.shape
+    after = width
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
         after //= size
@@ -68,24 +69,19 @@ def transform(
         else:
             mixed = torch.bmm(factor.expand(before, size, size), rows.reshape(before, size, after))
         rows, before = mixed, before * size
-    return rows.reshape(-1, math.prod(_sizes(factors)))
+    return rows.reshape(-1, width)
 
 
 @functools.cache
+@torch.inference_mode(False)  # they are kept, and autograd refuses tensors made in that mode
 def transform_factors(
     width: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor | int, ...]:
     """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal."""
-    # They are kept, and autograd refuses tensors that were made in inference mode.
-    with torch.inference_mode(False):
-        return _factors(width, device, dtype)
-
-
-def _factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor | int, ...]:
     odd = width // (width & -width)
     power = width // odd
     if odd > LARGEST_DENSE:
-        rest = _factors(power, device, dtype) if power > 1 else ()
+        rest = transform_factors(power, device, dtype) if power > 1 else ()
         return (odd, *rest)
     if width <= LARGEST_FACTOR or power < TAIL:
         if width <= LARGEST_DENSE:
@@ -101,8 +97,7 @@ def _factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tens
             sizes.append((odd, 1))
         pieces = -(-bits // 5)
         sizes += [(1, 2 ** (bits // pieces + (i < bits % pieces))) for i in range(pieces)]
-    factors = [_factor(m, p, device, dtype) for m, p in (*sizes, (1, TAIL)) if m * p > 1]
-    return tuple(factors)
+    return tuple(_factor(m, p, device, dtype) for m, p in (*sizes, (1, TAIL)) if m * p > 1)
 
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -116,7 +111,3 @@ def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> T
     angle = 2 * math.pi * torch.outer(index, index).remainder(odd) / odd
     hartley = angle.cos() + angle.sin()
     return (torch.kron(hartley, hadamard) / math.sqrt(odd * power)).to(device, dtype)
-
-
-def _sizes(factors: tuple[Tensor | int, ...]) -> list[int]:
-    return [f if isinstance(f, int) else f.shape[0] for f in factors]
