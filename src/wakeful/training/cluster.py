@@ -5,7 +5,7 @@
 """
 
 import collections
-import fcntl
+import importlib
 import itertools
 import math
 import os
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
@@ -251,7 +251,7 @@ def _held(path: Path) -> Iterator[None]:
         file = path.open("w")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             raise WakefulError(
                 f"another command distributes work in {path.parent.parent}, or the workers of one "
@@ -260,12 +260,18 @@ def _held(path: Path) -> Iterator[None]:
         yield
 
 
+def _lock(file: IO[str], *, wait: bool = False) -> None:
+    """Hold an open file alone, or else wait until nobody does and share it."""
+    fcntl: Any = importlib.import_module("fcntl")  # Windows has neither it nor submitit's signals
+    fcntl.flock(file, fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _end_with(command: str) -> None:
     """Let this worker save its step and end once nobody holds the file of its command."""
 
     def watch() -> None:
         with Path(command).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # which the next command sees until this process ends
+            _lock(file, wait=True)  # which the next command sees until this process ends
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)
