@@ -24,7 +24,7 @@ from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
-from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
+from wakeful.model.block import BLOCKS, MLP, Block, ParallelBlock, SublayerBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import CosSin, Rotary
@@ -390,7 +390,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             local=layer in config.local_layers,
             turned=config.qk_rotation,
         )
-        mlp = make_mlp(
+        mlp = MLP(
             config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation
         )
         where = self.placement.at(layer, shape.num_layers)
