@@ -29,13 +29,13 @@ from wakeful.hf.weights_out import (
     describe,
     readable,
     write_config,
-    write_generation,
     write_tensors,
-    write_tokenizer,
+    write_texts,
 )
 from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
+from wakeful.model.turned import WalshHadamard
 from wakeful.paged import AT_ONCE, like
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
@@ -94,7 +94,9 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         "format": form,
     }
     if inputs is not None:
-        group["input_activations"] = _arguments(inputs, dynamic=_dynamic(scheme, inputs))
+        # Scales of groups in a tensor with static t are local.
+        dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
+        group["input_activations"] = _arguments(inputs, dynamic=dynamic)
     return {
         "quant_method": NAME,
         "format": form,
@@ -178,18 +180,13 @@ def save_compressed(
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
-    with created(folder) as part:
+    with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
-            ids = write_tokenizer(tokenizer, part, config.max_position_embeddings)
-            for name, token in ids.items():
-                setattr(config, name, token)
-            write_generation(part, ids)
+            write_texts(tokenizer, part, config, config.max_position_embeddings)
         else:
             tokenizer(part)
         write_config(config, part)
         write_tensors(tensors, part)
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
     return config.model_type
 
 
@@ -210,11 +207,6 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
             again = f"{scheme.expression!r} --scales static"
             raise _lacks(scheme, "NVFP4 inputs whose t is static", again)
     return f"{name}-pack-quantized"
-
-
-def _dynamic(scheme: Scheme, inputs: Grid) -> bool | str:
-    """Return how scales of inputs arise: those of groups in a tensor with static t are local."""
-    return "local" if inputs.two_scales else scheme.scales == "dynamic"
 
 
 def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
@@ -354,7 +346,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     names: dict[str, str] = {}
     less: dict[str, float] = {}
     for link in family.links(plain):
-        theirs = link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        theirs = family.stored(link.theirs)
         owners = [part.rpartition(".")[0] for part in link.ours]
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
             if theirs.endswith(".bias"):
@@ -380,10 +372,8 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
 
 def _inner_rotation(model: nn.Module) -> Tensor:
     """Return M, by which x M is what `down` reads of the channels x."""
-    decoder = as_decoder(model)
-    assert decoder is not None
-    turn = decoder.get_submodule("blocks.0.mlp.turn")
-    return turn(torch.eye(decoder.config.mlp_width, device=decoder.embed.weight.device))
+    down: Any = model.get_submodule("blocks.0.mlp.down")
+    return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
 
 
 def _added(model: nn.Module) -> dict[str, float]:
@@ -488,20 +478,18 @@ def _refuse_divided(layers: Collection[str]) -> None:
 
 def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
-    grid, scales = layer.grid, layer.operands.scales
+    grid = layer.grid
+    found = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
-        found = {
-            "weight_packed": layer.integers,
-            "weight_scale": layer.scale.view(_SCALES[type(grid)]),
-        }
+        found["weight_packed"] = layer.integers
+        found["weight_scale"] = layer.scale.view(_SCALES[type(grid)])
         for name, given in (("weight", layer.outer), ("input", layer.input_scale)):
             if given is not None:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
-        return found if layer.bias is None else found | {"bias": layer.bias}
+        return found
     codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
-    found = {"weight_scale": scales.scale}
-    if grid.per == "tensor":
-        found["weight_scale"] = found["weight_scale"].reshape(1)
+    scale = layer.operands.scales.scale
+    found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
         found["weight"] = codes.view(kind)
@@ -510,8 +498,6 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     else:
         found["weight_packed"] = packed(codes, grid.bits)
         found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
-    if layer.bias is not None:
-        found["bias"] = layer.bias
     return found
 
 

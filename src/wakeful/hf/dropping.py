@@ -91,7 +91,7 @@ def drop_layers(
     _compare(whole, made, layers)
     sliced = _compare_rest(whole, made)
     places = _places(text, layers)
-    with created(out) as part, Shards(folder) as tensors:
+    with created(out, card) as part, Shards(folder) as tensors:
         kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, places, total))
         for end in sliced:
             kept |= _slices(kept, end, layers, total)
@@ -101,8 +101,6 @@ def drop_layers(
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, part / name)
         write_generation(part, ids)
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
         write_config(shorter, part)
     return config.model_type
 

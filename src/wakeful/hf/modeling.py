@@ -37,8 +37,11 @@ from wakeful.variants import build
 _logger = logging.get_logger(__name__)
 _ROOM = 256
 """Tokens that a new cache has room for; it doubles whenever they are used up."""
-_Part = ValueRoute | DepthMix | Embedding | Normalizer | Norm
-"""The variants that may have parameters."""
+_PARTS = {
+    ValueRoute: "routes", DepthMix: "depth", Embedding: "embeddings", Normalizer: "normalizers",
+    Norm: "norms",
+}  # fmt: skip
+"""The folders of variants that may have parameters."""
 
 
 class WakefulPreTrainedModel(PreTrainedModel):
@@ -81,7 +84,17 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
     @property
     def _decoder(self) -> Decoder:
-        raise NotImplementedError
+        return self.base_model.decoder  # pyright: ignore[reportReturnType]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self._decoder.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self._decoder.add_module("embed", value)
+
+    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
+        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
+        return WakefulCache(self._decoder.new_cache(batch_size, capacity))
 
     def _resize_token_embeddings(
         self,
@@ -155,22 +168,8 @@ class WakefulModel(WakefulPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @property
-    def _decoder(self) -> Decoder:
-        return self.decoder
-
     def get_decoder(self) -> "WakefulModel":
         return self
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.decoder.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.decoder.add_module("embed", value)
-
-    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
-        return WakefulCache(self.decoder.new_cache(batch_size, capacity))
 
     @can_return_tuple
     def forward(
@@ -294,20 +293,6 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
             )
             model_kwargs[CACHE] = self.new_cache(batch_size * rows, max_cache_length)
 
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model.decoder
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.set_input_embeddings(value)
-
-    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
-        return self.model.new_cache(batch_size, capacity)
-
     @can_return_tuple
     def forward(
         self,
@@ -382,33 +367,22 @@ def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
     for variant in decoder.modules():
-        if not isinstance(variant, _Part):
-            continue
-        name = next((name for name, part in variant.named_modules() if part is module), None)
-        if name is not None:
-            fresh = _twin(decoder, variant).get_submodule(name)
+        folder = next((_PARTS[kind] for kind in _PARTS if isinstance(variant, kind)), None)
+        parts = () if folder is None else variant.named_modules()
+        name = next((name for name, part in parts if part is module), None)
+        if folder is not None and name is not None:
+            fresh = _twin(decoder, folder, variant).get_submodule(name)
             return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
     return None
 
 
-def _twin(decoder: Decoder, variant: _Part) -> nn.Module:
+def _twin(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
     """Return a variant as its definition starts it."""
     shape = decoder.config.shape
     with drawn_alike():
-        match variant:
-            case ValueRoute():
-                twin = build("routes", str(variant))
-                twin.attach(shape, range(shape.num_layers))
-            case DepthMix():
-                twin = build("depth", str(variant))
-                twin.attach(shape)
-            case Embedding():
-                twin = build("embeddings", str(variant))
-                twin.attach(shape)
-            case Normalizer():
-                twin = build("normalizers", str(variant))
-                twin.attach(shape)
-            case Norm():
-                twin = build("norms", str(variant))
-                twin.attach(variant.place)
+        twin = build(folder, str(variant))
+        if isinstance(variant, ValueRoute):
+            twin.attach(shape, range(shape.num_layers))
+        else:
+            twin.attach(variant.place if isinstance(variant, Norm) else shape)
     return twin

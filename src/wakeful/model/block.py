@@ -15,7 +15,6 @@ from wakeful.placements.base import NormOrder
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 
-
 _TANH = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[MLPName, tuple[Callable[[Tensor], Tensor], bool]] = {
     "gelu": (_TANH, False),

@@ -80,7 +80,7 @@ class ValueRoute(Variant, nn.Module):
     from_second = False
     """Whether it leaves layer 0 alone, which has no layer before it."""
     by_layer = False
-    """Whether each parameter is of one layer, whose number is in its name, or a row for each of
+    """Whether each parameter is of one layer, the first number in its name, or a row for each of
     `layers`."""
 
     def __init__(self) -> None:
@@ -187,9 +187,9 @@ class ValueRoute(Variant, nn.Module):
         """Return the parameters of one of its layers, `by_layer`."""
         found: list[Tensor] = []
         for name, each in self.named_parameters():
-            numbers = [part for part in name.split(".") if part.isdigit()]
-            if numbers in ([], [str(layer)]):
-                found.append(each if numbers else each[self._row[layer]])
+            number = next((part for part in name.split(".") if part.isdigit()), "")
+            if number in ("", str(layer)):
+                found.append(each if number else each[self._row[layer]])
         return found
 
 
