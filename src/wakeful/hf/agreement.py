@@ -32,7 +32,7 @@ _PAST = 16
 """Tokens behind a window."""
 _MOST = 256
 """Most tokens that reading past a window may cost, as if all layers read them."""
-Change = tuple[Any, str, Any]
+_Change = tuple[Any, str, Any]
 """An object, the name of one of its attributes, and another value."""
 _ROUNDING = 1e-4
 """The largest difference of a logit, over the largest logit, that rounding in float32 explains."""
@@ -108,7 +108,7 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     )  # fmt: skip
 
 
-def _rounded_frequencies(model: PreTrainedModel) -> list[Change]:
+def _rounded_frequencies(model: PreTrainedModel) -> list[_Change]:
     """Return what rotary frequencies are in float32 that were cast to 16 bits, as `module.half()`
     does and from_pretrained does not.
     """
@@ -121,7 +121,7 @@ def _rounded_frequencies(model: PreTrainedModel) -> list[Change]:
 
 
 @contextmanager
-def _changed(changes: Sequence[Change]) -> Iterator[None]:
+def _changed(changes: Sequence[_Change]) -> Iterator[None]:
     """Let attributes be others for a while."""
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
@@ -165,7 +165,7 @@ def _logits(model: PreTrainedModel | Decoder, tokens: Int[Tensor, "B L"]) -> Flo
     return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
 
 
-def _first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> list[Change]:
+def _first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> list[_Change]:
     """Return what leaves both models their first layers alone."""
     config = theirs.config.get_text_config(decoder=True)
     blocks = decoder_blocks(theirs, config.num_hidden_layers)

@@ -156,9 +156,9 @@ def save_compressed(
     there, read = _checked(scheme, stock, ours)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
-    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-    _fold(model, tensors, stock.names, stock.less)
-    tensors = {there.places.get(name, [name])[0]: tensor for name, tensor in tensors.items()}
+    tensors = {
+        there.places.get(name, [name])[0]: tensor.detach() for name, tensor in tensors.items()
+    }
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
         places = there.places.get(name, [name])
@@ -232,10 +232,6 @@ class _Stock:
     """What stays in full precision."""
     layers: dict[str, nn.Module]
     """Those that are, or are to be, quantized."""
-    names: dict[str, str]
-    """The names there by ours."""
-    less: dict[str, float] | None
-    """What norms are stored less, where that is known."""
     turned: Sequence[str] = ()
     """The names there of the layers that read rotated inputs."""
 
@@ -312,9 +308,8 @@ def _spelled(scheme: Scheme, weights: Grid) -> str:
 
 def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     """Return a model as its stock architecture has it, with the layers `found` quantized."""
-    parameters = dict(model.named_parameters())
-    decoder = as_decoder(model)
-    if decoder is None:
+    parameters = dict[str, Tensor](model.named_parameters()) | _divided(model)
+    if as_decoder(model) is None:
         assert isinstance(model, PreTrainedModel)
         if implementation_of(model) == SOFTMAX1:
             raise WakefulError(
@@ -328,8 +323,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
             if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
         }  # fmt: skip
-        names = {name: name for name in (*stored, *found)}
-        return _Stock(config, stored, dict(found), names, None)
+        return _Stock(config, stored, dict(found))
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
@@ -343,8 +337,6 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     turned: list[str] = []
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
-    names: dict[str, str] = {}
-    less: dict[str, float] = {}
     for link in family.links(plain):
         theirs = family.stored(link.theirs)
         owners = [part.rpartition(".")[0] for part in link.ours]
@@ -357,9 +349,6 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             turned.append(theirs.rpartition(".")[0])
         if not any(owner in found for owner in owners):
             tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
-            names |= dict.fromkeys(link.ours, theirs)
-            if tensors[theirs].ndim == 1 and len(owners) == 1:
-                less[theirs] = -float(link.join([torch.zeros(1)]))
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
@@ -367,7 +356,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
-    return _Stock(config, tensors, layers, names, less, turned)
+    return _Stock(config, tensors, layers, turned)
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:
@@ -428,24 +417,17 @@ def _there(config: PreTrainedConfig) -> _There:
     return _There(linears, places, experts, routing)
 
 
-def _fold(
-    model: nn.Module,
-    tensors: dict[str, Tensor],
-    names: Mapping[str, str],
-    less: Mapping[str, float] | None,
-) -> None:
-    """Divide each norm's scale (and shift) by what the layers that read it divide inputs by.
-
-    `less` is what a stored scale lacks of the scale; where it is None, the norms tell.
-    """
+def _divided(model: nn.Module) -> dict[str, Tensor]:
+    """Return each norm's scale (and shift) over what the layers that read it divide inputs by."""
     divided = {
         name: layer.divisor
         for name, layer in quantized_layers(model).items()
         if layer.divisor is not None and not bool((layer.divisor == 1).all())
     }
     if not divided:
-        return
-    less = _added(model) if less is None else less
+        return {}
+    added = _added(model) if as_decoder(model) is None else {}
+    found: dict[str, Tensor] = {}
     for norm, readers in readers_of_norms(model).items():
         here = [divided.pop(reader) for reader in readers if reader in divided]
         if not here:
@@ -453,12 +435,13 @@ def _fold(
         if len(here) < len(readers) or any(not torch.equal(each, here[0]) for each in here):
             raise _differ(readers)
         for part in ("weight", "bias"):
-            place = names.get(f"{norm}.{part}")
-            if place is not None:
-                stored, lacks = tensors[place], less.get(place, 0.0)
-                scale = (stored.float() + lacks) / here[0] - lacks
-                tensors[place] = scale.to(stored.dtype)
+            stored = getattr(model.get_submodule(norm), part, None)
+            if stored is not None:
+                more = added.get(f"{norm}.{part}", 0.0)
+                scale = (stored.detach().float() + more) / here[0] - more
+                found[f"{norm}.{part}"] = scale.to(stored.dtype)
     _refuse_divided(divided)
+    return found
 
 
 def _differ(readers: Collection[str]) -> WakefulError:

@@ -4,7 +4,6 @@ Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N lay
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from transformers.utils.generic import can_return_tuple
 from wakeful.depth.base import DepthMix
 from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import CACHE, Visibility, WakefulCache
+from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.projections import name_projections, named
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
+from wakeful.model.hooks import hooked
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
@@ -208,10 +208,10 @@ class WakefulModel(WakefulPreTrainedModel):
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
-        if self.decoder.by_engine:
-            seen = Visibility(None, position_ids, None)
-        else:
-            seen = Visibility.read(attention_mask, position_ids, start, x)
+        seen: Visible = None, position_ids, None
+        if not self.decoder.by_engine:
+            seen = visible(attention_mask, position_ids, start, x)
+        valid, places, documents = seen
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
         if self.gradient_checkpointing:
             self.decoder.recompute = self._gradient_checkpointing_func
@@ -219,17 +219,10 @@ class WakefulModel(WakefulPreTrainedModel):
         wanted = output_hidden_states or (
             output_hidden_states is None and self.config.output_hidden_states
         )
-        with ExitStack() as hooks:
-            for block in self.decoder.blocks if wanted else ():
-                hook = block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
-                hooks.callback(hook.remove)
+        watched = dict(enumerate(self.decoder.blocks)) if wanted else {}
+        with hooked(watched, before=lambda _, inputs: states.append(inputs[0])):
             x = self.decoder.stream(
-                x,
-                tokens=input_ids,
-                cache=slots,
-                valid=seen.valid,
-                places=seen.places,
-                documents=seen.documents,
+                x, tokens=input_ids, cache=slots, valid=valid, places=places, documents=documents
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]

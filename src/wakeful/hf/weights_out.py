@@ -31,7 +31,12 @@ from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
 """What a file of weights holds at most: as much is in memory while one is written."""
-_VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
+_ALONG = (
+    *BESIDE, "tokenizer.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "preprocessor_config.json", "processor_config.json", "chat_template.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
+"""Files that make tokens of text, and what goes in of more than text."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 _MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
@@ -241,10 +246,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> Ids:
-    """Copy the tokenizer's files from a Transformers folder whose architecture stays; return the
-    ids of special tokens that its configuration names.
+    """Copy the tokenizer's and processors' files from a Transformers folder whose architecture
+    stays; return the ids of special tokens that its configuration names.
     """
-    for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
+    for name in _ALONG:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     if (source / TEMPLATES).is_dir():

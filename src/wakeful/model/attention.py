@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -162,26 +163,18 @@ class DotProduct(nn.Module):
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
         scale = self.scale if scale is None else scale
+        rest: dict[str, Any] = {
+            "scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies,
+        }  # fmt: skip
         if not self.normalizer.fused:
-            weigh = self.normalizer.weights
-            rest = {"scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies}
-            return attend_by_definition(q, k, v, weigh, **rest)
+            return attend_by_definition(q, k, v, self.normalizer.weights, **rest)
         # Queries of no meaning before the text's make the mask a plain triangle, which is what
         # fused kernels are fast at.
         lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
         if lead:
             q = F.pad(q, (0, 0, 0, 0, lead, 0))
             sink = F.pad(sink, (0, 0, lead, 0)) if sink is not None and sink.dim() == 3 else sink
-        out = attend(
-            q,
-            k,
-            v,
-            scale=scale,
-            sink=sink,
-            prefix=self.prefix,
-            keep=keep,
-            copies=copies,
-        )
+        out = attend(q, k, v, sink=sink, **rest)
         return out[:, lead:] if lead else out
 
 

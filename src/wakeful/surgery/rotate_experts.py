@@ -37,7 +37,7 @@ _STAYS = (
     rf"|{_MLP}(?:gate|up)_proj\.bias|mlp\.experts\.gate_up_proj_bias"
 )
 _BLOCK = re.compile(r"model\.(?:layers\.\d+\.)?")
-Step = tuple[int, Turning]
+_Step = tuple[int, Turning]
 """What is done to a parameter along an axis, which is the last one meanwhile."""
 
 
@@ -81,7 +81,7 @@ def rotate_experts(
         end, block = ends[name], name.removesuffix(ends[name])
         norm = next((each for each in _READS if stream and re.fullmatch(_READS[each], end)), None)
         reads = norm is not None or (stream and end == _TABLE)
-        steps: list[Step] = []
+        steps: list[_Step] = []
         if norm is not None:
             scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
             steps.append((_axis(turned, name, reads=True), scale.double().mul))
@@ -126,7 +126,7 @@ def _turning(kind: Rotation, part: str, width: int, seed: int, device: torch.dev
     return lambda rows: drawn.into(rows.reshape(-1, width)).reshape(rows.shape)
 
 
-def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[Step]) -> None:
+def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]) -> None:
     """Put what steps in float64 make of a parameter, an expert at a time, into its place."""
     made = []
     for part in source.unbind() if source.ndim == 3 else [source]:
