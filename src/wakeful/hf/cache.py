@@ -23,6 +23,10 @@ class WakefulCache(TransformersCache):
     It wraps a `Cache`, which has a slot for each key or value that a layer owns and no others.
     """
 
+    is_compileable = False  # pyright: ignore
+    is_croppable = True  # pyright: ignore
+    is_initialized = True  # pyright: ignore
+
     def __init__(self, slots: Cache) -> None:
         super().__init__(layers=[])
         self.slots = slots
@@ -31,21 +35,9 @@ class WakefulCache(TransformersCache):
         return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
 
     @property
-    def is_compileable(self) -> bool:
-        return False
-
-    @property
-    def is_croppable(self) -> bool:
-        return True
-
-    @property
     def is_linear(self) -> list[bool]:
         """Whether a layer keeps a state in place of the text; `generate()` asks for each."""
         return [False]
-
-    @property
-    def is_initialized(self) -> bool:
-        return True
 
     @property
     def num_bytes(self) -> int:
