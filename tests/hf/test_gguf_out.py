@@ -309,7 +309,7 @@ def test_other_ways_of_cutting_are_named_or_refused() -> None:
     named = [(llama3, True, "llama-bpe"), (llama3, False, "dbrx"), (tekken, True, "tekken"),
              (qwen2, False, "qwen2")]  # fmt: skip
     for pattern, whole, name in named:
-        assert vocabulary_of(split(pattern, whole), 257).pre == name
+        assert vocabulary_of(split(pattern, whole), 257)["tokenizer.ggml.pre"] == name
     for pattern, whole in ((qwen2, True), (llama3.replace("{1,3}", "{1,2}"), False)):
         with pytest.raises(WakefulError, match="pre-tokenizer is unknown here"):
             vocabulary_of(split(pattern, whole), 257)
@@ -512,7 +512,7 @@ def test_what_phi_3_drops_behind_its_tokens_goes_by_its_name() -> None:
     inner = Tokenizer.train(TEXTS, vocab_size=257).inner
     inner.add_special_tokens(tokens)
     made = Tokenizer(inner, end_of_text="<|endoftext|>")
-    assert vocabulary_of(made, made.vocab_size, "Phi-3-mini").model == "gpt2"
+    assert vocabulary_of(made, made.vocab_size, "Phi-3-mini")["tokenizer.ggml.model"] == "gpt2"
     with pytest.raises(WakefulError, match="matches with rstrip"):
         vocabulary_of(made, made.vocab_size, "another")
 

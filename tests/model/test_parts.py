@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from helpers import some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.block import make_mlp
+from wakeful.model.block import MLP
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
 from wakeful.model.positions import Rotary, turn_pairs
@@ -211,19 +211,19 @@ def test_the_rotary_table_is_not_saved():
 def test_mlps_by_hand():
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     for bias in (False, True):
-        mlp = randomized(make_mlp("swiglu", 5, 7, bias=bias))
+        mlp = randomized(MLP("swiglu", 5, 7, bias=bias))
         gate, up = mlp.gate(x), mlp.up(x)
         expected = (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T
         expected = expected + (mlp.down.bias if bias else 0)
         torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-12)
         assert sum(p.numel() for p in mlp.parameters()) == 3 * 35 + bias * (7 + 7 + 5)
 
-        exact = randomized(make_mlp("gelu_exact", 5, 7, bias=bias))
+        exact = randomized(MLP("gelu_exact", 5, 7, bias=bias))
         h = exact.up(x)
         h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
         torch.testing.assert_close(exact(x), exact.down(h), rtol=0, atol=1e-12)
 
-        mlp = randomized(make_mlp("gelu", 5, 7, bias=bias))
+        mlp = randomized(MLP("gelu", 5, 7, bias=bias))
         h = mlp.up(x)
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         torch.testing.assert_close(mlp(x), mlp.down(h), rtol=0, atol=1e-12)

@@ -7,14 +7,14 @@ with other logits is refused.
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
@@ -25,12 +25,15 @@ from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.probes.huggingface import decoder_blocks
 
+_SHORT = (torch.float16, torch.bfloat16)
 _TOKENS = (2, 32)
 """Sequences that both read, and tokens of each."""
 _PAST = 16
 """Tokens behind a window."""
 _MOST = 256
 """Most tokens that reading past a window may cost, as if all layers read them."""
+_Change = tuple[Any, str, Any]
+"""An object, the name of one of its attributes, and another value."""
 _ROUNDING = 1e-4
 """The largest difference of a logit, over the largest logit, that rounding in float32 explains."""
 
@@ -76,7 +79,7 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     short = any(tensor.dtype in _SHORT for tensor in theirs.state_dict().values())
-    with evaluating(theirs), _exact(rounded), InFloat32() if short else nullcontext():
+    with evaluating(theirs), _changed(rounded), InFloat32() if short else nullcontext():
         try:
             expected = _logits(theirs, whole)
         except Exception as error:  # whatever the class raises
@@ -86,7 +89,7 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
         check_logits(expected)
         pairs.append((expected, _logits(ours, whole)))
         if longer is not None:
-            with _only_first(theirs, ours, layers):
+            with _changed(_first(theirs, ours, layers)):
                 pairs.append((_logits(theirs, longer), _logits(ours, longer)))
     largest, relative = 0.0, 0.0
     for expected, found in pairs:
@@ -105,29 +108,29 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     )  # fmt: skip
 
 
-def _rounded_frequencies(model: PreTrainedModel) -> dict[nn.Module, nn.Module]:
-    """Return the modules whose rotary frequencies were cast to 16 bits, as `module.half()` does and
-    from_pretrained does not, each with one like it that has them in float32.
+def _rounded_frequencies(model: PreTrainedModel) -> list[_Change]:
+    """Return what rotary frequencies are in float32 that were cast to 16 bits, as `module.half()`
+    does and from_pretrained does not.
     """
-    return {
-        part: type(part)(config=part.config)  # pyright: ignore[reportCallIssue]
+    return [
+        (part, name, type(part)(config=part.config).get_buffer(name).to(buffer.device))  # pyright: ignore[reportCallIssue]
         for part in model.modules()
-        if any(name.endswith("inv_freq") and each.dtype in _SHORT
-               for name, each in part.named_buffers(recurse=False))
-    }  # fmt: skip
+        for name, buffer in part.named_buffers(recurse=False)
+        if name.endswith("inv_freq") and buffer.dtype in _SHORT
+    ]
 
 
 @contextmanager
-def _exact(rounded: dict[nn.Module, nn.Module]) -> Iterator[None]:
-    """Put float32's frequencies in the place of rounded ones for a while."""
-    kept = [(part, name, each) for part in rounded for name, each in part.named_buffers()]
+def _changed(changes: Sequence[_Change]) -> Iterator[None]:
+    """Let attributes be others for a while."""
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
-        for part, name, each in kept:
-            setattr(part, name, rounded[part].get_buffer(name).to(each.device))
+        for owner, name, value in changes:
+            setattr(owner, name, value)
         yield
     finally:
-        for part, name, each in kept:
-            setattr(part, name, each)
+        for owner, name, value in kept:
+            setattr(owner, name, value)
 
 
 def _texts(theirs: PreTrainedModel, ours: Decoder) -> tuple[Tensor, Tensor | None, int, str]:
@@ -162,23 +165,17 @@ def _logits(model: PreTrainedModel | Decoder, tokens: Int[Tensor, "B L"]) -> Flo
     return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
 
 
-@contextmanager
-def _only_first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> Iterator[None]:
-    """Leave both models their first layers alone for a while."""
+def _first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> list[_Change]:
+    """Return what leaves both models their first layers alone."""
     config = theirs.config.get_text_config(decoder=True)
-    total, all_ours = config.num_hidden_layers, ours.blocks
-    blocks = decoder_blocks(theirs, total)
+    blocks = decoder_blocks(theirs, config.num_hidden_layers)
     name = next(name for name, module in theirs.named_modules() if module is blocks)
     owner, _, key = name.rpartition(".")
-    try:
-        setattr(theirs.get_submodule(owner), key, blocks[:layers])
-        config.num_hidden_layers = layers
-        ours.blocks = all_ours[:layers]
-        yield
-    finally:
-        setattr(theirs.get_submodule(owner), key, blocks)
-        config.num_hidden_layers = total
-        ours.blocks = all_ours
+    return [
+        (theirs.get_submodule(owner), key, blocks[:layers]),
+        (config, "num_hidden_layers", layers),
+        (ours, "blocks", ours.blocks[:layers]),
+    ]
 
 
 class InFloat32(TorchFunctionMode):
@@ -198,9 +195,6 @@ class InFloat32(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-_SHORT = (torch.float16, torch.bfloat16)
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, SupportsInt
 
 import torch
@@ -23,6 +23,10 @@ class WakefulCache(TransformersCache):
     It wraps a `Cache`, which has a slot for each key or value that a layer owns and no others.
     """
 
+    is_compileable = False  # pyright: ignore
+    is_croppable = True  # pyright: ignore
+    is_initialized = True  # pyright: ignore
+
     def __init__(self, slots: Cache) -> None:
         super().__init__(layers=[])
         self.slots = slots
@@ -31,21 +35,9 @@ class WakefulCache(TransformersCache):
         return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
 
     @property
-    def is_compileable(self) -> bool:
-        return False
-
-    @property
-    def is_croppable(self) -> bool:
-        return True
-
-    @property
     def is_linear(self) -> list[bool]:
         """Whether a layer keeps a state in place of the text; `generate()` asks for each."""
         return [False]
-
-    @property
-    def is_initialized(self) -> bool:
-        return True
 
     @property
     def num_bytes(self) -> int:
@@ -92,40 +84,34 @@ class WakefulCache(TransformersCache):
         self.slots.reorder(torch.arange(self.batch_size).repeat_interleave(repeats))
 
 
-@dataclass(frozen=True)
-class Visibility:
-    """What `Decoder.stream` takes; all None where causality and the tokens' numbers say it all."""
+Visible = tuple[Bool[Tensor, "B S"] | None, Int[Tensor, "B L"] | None, Int[Tensor, "B L"] | None]
+"""`valid`, `places` and `documents` as `Decoder.stream` takes them; all None where causality and
+the tokens' numbers say it all."""
 
-    valid: Bool[Tensor, "B S"] | None
-    places: Int[Tensor, "B L"] | None
-    documents: Int[Tensor, "B L"] | None
 
-    @classmethod
-    def read(
-        cls, mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
-    ) -> "Visibility":
-        """Read the mask (B, S) and the positions (1 or B, L) of the new tokens x (B, L, D).
+def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor) -> Visible:
+    """Return who sees whom by the mask (B, S) and positions (1 or B, L) of new tokens x (B, L, D).
 
-        Raises:
-            WakefulError: the mask has another shape.
-        """
-        batch, length = x.shape[:2]
-        end = start + length
-        if mask is not None and mask.shape != (batch, end):
-            raise WakefulError(
-                f"attention_mask must mark the real ones of {end} tokens, shape {(batch, end)}, "
-                f"and has shape {tuple(mask.shape)}"
-            )
-        valid = None if mask is None or bool((mask != 0).all()) else mask != 0
-        if positions is None:
-            return cls(valid, None, None)
-        counted = torch.arange(start, end, device=x.device).expand(batch, length)
-        positions = positions.expand(batch, length)
-        if valid is None and torch.equal(positions, counted):
-            return cls(None, None, None)
-        if mask is not None or start:
-            return cls(valid, positions, None)
-        return cls(None, positions, _packed(positions))
+    Raises:
+        WakefulError: the mask has another shape.
+    """
+    batch, length = x.shape[:2]
+    end = start + length
+    if mask is not None and mask.shape != (batch, end):
+        raise WakefulError(
+            f"attention_mask must mark the real ones of {end} tokens, shape {(batch, end)}, "
+            f"and has shape {tuple(mask.shape)}"
+        )
+    valid = None if mask is None or bool((mask != 0).all()) else mask != 0
+    if positions is None:
+        return valid, None, None
+    counted = torch.arange(start, end, device=x.device).expand(batch, length)
+    positions = positions.expand(batch, length)
+    if valid is None and torch.equal(positions, counted):
+        return None, None, None
+    if mask is not None or start:
+        return valid, positions, None
+    return None, positions, _packed(positions)
 
 
 def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:

@@ -29,13 +29,13 @@ from wakeful.hf.weights_out import (
     describe,
     readable,
     write_config,
-    write_generation,
     write_tensors,
-    write_tokenizer,
+    write_texts,
 )
 from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
+from wakeful.model.turned import WalshHadamard
 from wakeful.paged import AT_ONCE, like
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
@@ -94,7 +94,9 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         "format": form,
     }
     if inputs is not None:
-        group["input_activations"] = _arguments(inputs, dynamic=_dynamic(scheme, inputs))
+        # Scales of groups in a tensor with static t are local.
+        dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
+        group["input_activations"] = _arguments(inputs, dynamic=dynamic)
     return {
         "quant_method": NAME,
         "format": form,
@@ -154,9 +156,9 @@ def save_compressed(
     there, read = _checked(scheme, stock, ours)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
-    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-    _fold(model, tensors, stock.names, stock.less)
-    tensors = {there.places.get(name, [name])[0]: tensor for name, tensor in tensors.items()}
+    tensors = {
+        there.places.get(name, [name])[0]: tensor.detach() for name, tensor in tensors.items()
+    }
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
         places = there.places.get(name, [name])
@@ -178,18 +180,13 @@ def save_compressed(
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
-    with created(folder) as part:
+    with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
-            ids = write_tokenizer(tokenizer, part, config.max_position_embeddings)
-            for name, token in ids.items():
-                setattr(config, name, token)
-            write_generation(part, ids)
+            write_texts(tokenizer, part, config, config.max_position_embeddings)
         else:
             tokenizer(part)
         write_config(config, part)
         write_tensors(tensors, part)
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
     return config.model_type
 
 
@@ -210,11 +207,6 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
             again = f"{scheme.expression!r} --scales static"
             raise _lacks(scheme, "NVFP4 inputs whose t is static", again)
     return f"{name}-pack-quantized"
-
-
-def _dynamic(scheme: Scheme, inputs: Grid) -> bool | str:
-    """Return how scales of inputs arise: those of groups in a tensor with static t are local."""
-    return "local" if inputs.two_scales else scheme.scales == "dynamic"
 
 
 def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
@@ -240,10 +232,6 @@ class _Stock:
     """What stays in full precision."""
     layers: dict[str, nn.Module]
     """Those that are, or are to be, quantized."""
-    names: dict[str, str]
-    """The names there by ours."""
-    less: dict[str, float] | None
-    """What norms are stored less, where that is known."""
     turned: Sequence[str] = ()
     """The names there of the layers that read rotated inputs."""
 
@@ -320,9 +308,8 @@ def _spelled(scheme: Scheme, weights: Grid) -> str:
 
 def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     """Return a model as its stock architecture has it, with the layers `found` quantized."""
-    parameters = dict(model.named_parameters())
-    decoder = as_decoder(model)
-    if decoder is None:
+    parameters = dict[str, Tensor](model.named_parameters()) | _divided(model)
+    if as_decoder(model) is None:
         assert isinstance(model, PreTrainedModel)
         if implementation_of(model) == SOFTMAX1:
             raise WakefulError(
@@ -336,8 +323,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
             if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
         }  # fmt: skip
-        names = {name: name for name in (*stored, *found)}
-        return _Stock(config, stored, dict(found), names, None)
+        return _Stock(config, stored, dict(found))
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
@@ -351,10 +337,8 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     turned: list[str] = []
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
-    names: dict[str, str] = {}
-    less: dict[str, float] = {}
     for link in family.links(plain):
-        theirs = link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        theirs = family.stored(link.theirs)
         owners = [part.rpartition(".")[0] for part in link.ours]
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
             if theirs.endswith(".bias"):
@@ -365,9 +349,6 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             turned.append(theirs.rpartition(".")[0])
         if not any(owner in found for owner in owners):
             tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
-            names |= dict.fromkeys(link.ours, theirs)
-            if tensors[theirs].ndim == 1 and len(owners) == 1:
-                less[theirs] = -float(link.join([torch.zeros(1)]))
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
@@ -375,15 +356,13 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
-    return _Stock(config, tensors, layers, names, less, turned)
+    return _Stock(config, tensors, layers, turned)
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:
     """Return M, by which x M is what `down` reads of the channels x."""
-    decoder = as_decoder(model)
-    assert decoder is not None
-    turn = decoder.get_submodule("blocks.0.mlp.turn")
-    return turn(torch.eye(decoder.config.mlp_width, device=decoder.embed.weight.device))
+    down: Any = model.get_submodule("blocks.0.mlp.down")
+    return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
 
 
 def _added(model: nn.Module) -> dict[str, float]:
@@ -438,24 +417,17 @@ def _there(config: PreTrainedConfig) -> _There:
     return _There(linears, places, experts, routing)
 
 
-def _fold(
-    model: nn.Module,
-    tensors: dict[str, Tensor],
-    names: Mapping[str, str],
-    less: Mapping[str, float] | None,
-) -> None:
-    """Divide each norm's scale (and shift) by what the layers that read it divide inputs by.
-
-    `less` is what a stored scale lacks of the scale; where it is None, the norms tell.
-    """
+def _divided(model: nn.Module) -> dict[str, Tensor]:
+    """Return each norm's scale (and shift) over what the layers that read it divide inputs by."""
     divided = {
         name: layer.divisor
         for name, layer in quantized_layers(model).items()
         if layer.divisor is not None and not bool((layer.divisor == 1).all())
     }
     if not divided:
-        return
-    less = _added(model) if less is None else less
+        return {}
+    added = _added(model) if as_decoder(model) is None else {}
+    found: dict[str, Tensor] = {}
     for norm, readers in readers_of_norms(model).items():
         here = [divided.pop(reader) for reader in readers if reader in divided]
         if not here:
@@ -463,12 +435,13 @@ def _fold(
         if len(here) < len(readers) or any(not torch.equal(each, here[0]) for each in here):
             raise _differ(readers)
         for part in ("weight", "bias"):
-            place = names.get(f"{norm}.{part}")
-            if place is not None:
-                stored, lacks = tensors[place], less.get(place, 0.0)
-                scale = (stored.float() + lacks) / here[0] - lacks
-                tensors[place] = scale.to(stored.dtype)
+            stored = getattr(model.get_submodule(norm), part, None)
+            if stored is not None:
+                more = added.get(f"{norm}.{part}", 0.0)
+                scale = (stored.detach().float() + more) / here[0] - more
+                found[f"{norm}.{part}"] = scale.to(stored.dtype)
     _refuse_divided(divided)
+    return found
 
 
 def _differ(readers: Collection[str]) -> WakefulError:
@@ -488,20 +461,18 @@ def _refuse_divided(layers: Collection[str]) -> None:
 
 def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
-    grid, scales = layer.grid, layer.operands.scales
+    grid = layer.grid
+    found = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
-        found = {
-            "weight_packed": layer.integers,
-            "weight_scale": layer.scale.view(_SCALES[type(grid)]),
-        }
+        found["weight_packed"] = layer.integers
+        found["weight_scale"] = layer.scale.view(_SCALES[type(grid)])
         for name, given in (("weight", layer.outer), ("input", layer.input_scale)):
             if given is not None:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
-        return found if layer.bias is None else found | {"bias": layer.bias}
+        return found
     codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
-    found = {"weight_scale": scales.scale}
-    if grid.per == "tensor":
-        found["weight_scale"] = found["weight_scale"].reshape(1)
+    scale = layer.operands.scales.scale
+    found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
         found["weight"] = codes.view(kind)
@@ -510,8 +481,6 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     else:
         found["weight_packed"] = packed(codes, grid.bits)
         found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
-    if layer.bias is not None:
-        found["bias"] = layer.bias
     return found
 
 

@@ -10,7 +10,6 @@ memory for weights, and a block whose parameters or settings differ at its new p
 
 import itertools
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,14 +51,6 @@ _SLICED = {"embed_tokens_per_layer.weight": 1, "per_layer_model_projection.weigh
 """Tensors outside the blocks with a slice for each layer, side by side in this dimension."""
 _DIVIDED = ("scale_attn_by_inverse_layer_idx",)
 """Fields by which a layer's number enters what it computes."""
-
-_PROCESSORS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "chat_template.json",
-    "video_preprocessor_config.json",
-)
-"""What goes along of a model that reads more than text."""
 _SHARES, _STORES = "self_attn.is_kv_shared_layer", "self_attn.store_full_length_kv"
 """Whether a layer reads another's keys and values, and whether it keeps its own for others."""
 _LINEAR = "linear_attention"
@@ -91,18 +82,12 @@ def drop_layers(
     _compare(whole, made, layers)
     sliced = _compare_rest(whole, made)
     places = _places(text, layers)
-    with created(out) as part, Shards(folder) as tensors:
+    with created(out, card) as part, Shards(folder) as tensors:
         kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, places, total))
         for end in sliced:
             kept |= _slices(kept, end, layers, total)
         write_tensors(kept, part, shard)
-        ids = copy_tokenizer(folder, part)
-        for name in _PROCESSORS:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, part / name)
-        write_generation(part, ids)
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
+        write_generation(part, copy_tokenizer(folder, part))
         write_config(shorter, part)
     return config.model_type
 

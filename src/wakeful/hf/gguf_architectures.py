@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from gguf import MODEL_ARCH, Keys, RopeScalingType, get_tensor_name_map
 
@@ -44,7 +45,7 @@ _OURS = (
     "relaxed_prefix", "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
 """Fields that are worth naming where no stock architecture is the model."""
-PAIRED = ("llama", "smollm3", "granite", "granite_swa")
+_PAIRED = ("llama", "smollm3", "granite", "granite_swa")
 """Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
 Value = int | float | str | list[bool]
 
@@ -187,7 +188,13 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
     if kind == "phi3":
         found[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
     if kind.startswith("granite"):
-        found |= _multipliers(config)
+        scaled = config.embedding == "scaled"
+        found |= {
+            Keys.LLM.LOGIT_SCALE: 1.0,
+            Keys.LLM.RESIDUAL_SCALE: 1.0,
+            Keys.LLM.EMBEDDING_SCALE: math.sqrt(config.width) if scaled else 1.0,
+            Keys.Attention.SCALE: (config.query_scalar or shape.head_width) ** -0.5,
+        }
     if kind == "granite_swa":
         found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         local = [layer in config.local_layers for layer in range(config.num_layers)]
@@ -198,27 +205,11 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
             found[_ROPE_PATTERN] = [not each for each in local]
     if kind.startswith("gemma"):
         found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
-        found |= _caps(config)
+        normalizer = build("normalizers", config.normalizer)
+        if isinstance(normalizer, Softcap):
+            found[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = normalizer.cap
+            found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.logit_cap
     return {key.format(arch=architecture(kind)): value for key, value in found.items()}
-
-
-def _caps(config: ModelConfig) -> dict[str, Value]:
-    normalizer = build("normalizers", config.normalizer)
-    if not isinstance(normalizer, Softcap):
-        return {}
-    return {
-        Keys.LLM.ATTN_LOGIT_SOFTCAPPING: normalizer.cap,
-        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.logit_cap,
-    }
-
-
-def _multipliers(config: ModelConfig) -> dict[str, Value]:
-    return {
-        Keys.LLM.LOGIT_SCALE: 1.0,
-        Keys.LLM.RESIDUAL_SCALE: 1.0,
-        Keys.LLM.EMBEDDING_SCALE: math.sqrt(config.width) if config.embedding == "scaled" else 1.0,
-        Keys.Attention.SCALE: (config.query_scalar or config.shape.head_width) ** -0.5,
-    }
 
 
 def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
@@ -233,6 +224,31 @@ def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
         return found
 
     return name
+
+
+def as_stored(
+    array: np.ndarray, name: str, kind: str, config: ModelConfig, *, back: bool = False
+) -> np.ndarray:
+    """Return the numbers of a tensor that Transformers calls `name` as llama.cpp wants them, or
+    with `back` the other way.
+    """
+    of_queries = name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight")
+    factor = np.float32(_query_factor(kind, config))
+    if of_queries and back:
+        array = array / factor
+    if kind in _PAIRED and ("q_proj" in name or "k_proj" in name):
+        # The channels of each head that rotate together, i and i + d/2, stand beside each other.
+        heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
+        half = len(array) // heads // 2
+        parts = array.reshape(heads, *((half, 2) if back else (2, half)), *array.shape[1:])
+        array = parts.swapaxes(1, 2).reshape(array.shape)
+    if kind == "gpt2" and array.ndim == 2 and ".h." in name:
+        array = array.T  # which Conv1D stores (in, out)
+    if kind.startswith("gemma") and name.endswith("norm.weight"):
+        array = array + np.float32(-1 if back else 1)  # Transformers adds it when it computes
+    if of_queries and not back:
+        array = array * factor
+    return np.ascontiguousarray(array)
 
 
 def architecture(kind: str) -> str:
@@ -251,7 +267,7 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
     return (frequencies / rope.scaled(frequencies)).float()
 
 
-def query_factor(kind: str, config: ModelConfig) -> float:
+def _query_factor(kind: str, config: ModelConfig) -> float:
     """Return what queries are to be multiplied by, since llama.cpp chooses what divides them."""
     if kind.startswith("granite"):
         return 1.0

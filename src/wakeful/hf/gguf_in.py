@@ -19,7 +19,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, names_of, query_factor
+from wakeful.hf.gguf_architectures import ARCHITECTURES, as_stored, names_of
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
 
@@ -69,10 +69,7 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     """
     kind = describe(config)[0]
     family = FAMILIES[kind]
-    theirs = [
-        link.theirs if link.theirs == family.head else family.prefix + link.theirs
-        for link in family.links(config)
-    ]
+    theirs = [family.stored(link.theirs) for link in family.links(config)]
     wanted = dict(zip(map(names_of(kind, config.num_layers), theirs), theirs, strict=True))
     found: dict[str, Tensor] = {}
     try:
@@ -87,23 +84,8 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
-        found[name] = torch.from_numpy(_as_theirs(array, name, kind, config))
+        found[name] = torch.from_numpy(as_stored(array, name, kind, config, back=True))
     return found
-
-
-def _as_theirs(array: np.ndarray, name: str, kind: str, config: ModelConfig) -> np.ndarray:
-    """Undo what `gguf_out` did to a tensor, the last first."""
-    if name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight"):
-        array = array / np.float32(query_factor(kind, config))
-    if kind.startswith("gemma") and name.endswith("norm.weight"):
-        array = array - np.float32(1)
-    if kind in PAIRED and ("q_proj" in name or "k_proj" in name):
-        heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
-        pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
-        array = pairs.swapaxes(1, 2).reshape(array.shape)
-    if kind == "gpt2" and array.ndim == 2 and ".h." in name:
-        array = array.T
-    return np.ascontiguousarray(array)
 
 
 def _value(path: Path, key: str) -> dict | None:

@@ -20,16 +20,15 @@ from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_architectures import (
-    PAIRED,
     architecture,
+    as_stored,
     keys,
     names_of,
-    query_factor,
     rope_factors,
     stated,
 )
 from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
-from wakeful.hf.gguf_tokens import add_vocabulary, vocabulary_of
+from wakeful.hf.gguf_tokens import vocabulary_of
 from wakeful.hf.weights_out import refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
@@ -94,13 +93,14 @@ def export_gguf(
                 writer.add_base_model_repo_url(0, f"https://huggingface.co/{origin}")
         writer.add_file_type(_TYPES[storage][1])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        for key, value in keys(kind, config).items():
-            add = {
-                int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
-                list: writer.add_array,
-            }  # fmt: skip
+        add = {
+            int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+            list: writer.add_array, bool: writer.add_bool,
+        }  # fmt: skip
+        for key, value in (keys(kind, config) | vocabulary).items():
             add[type(value)](key, value)
-        add_vocabulary(writer, vocabulary, tokenizer)
+        named = tokenizer.chat_templates.items()
+        writer.add_chat_template([{"name": name, "template": text} for name, text in named])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, files_of(tokenizer))
         for found, array in _arrays(decoder, kind, config):
@@ -110,7 +110,7 @@ def export_gguf(
                     f"{found} has a value past {_LARGEST:,}, the largest in half precision: choose "
                     "gguf f32"
                 )
-            packed = gguf.quants.quantize(np.ascontiguousarray(array), stored)
+            packed = gguf.quants.quantize(array, stored)
             writer.add_tensor(found, packed, raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -122,31 +122,15 @@ def export_gguf(
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor as llama.cpp wants it, and its name there."""
     name_of = names_of(kind, config.num_layers)
-    of_queries = "q_norm.weight" if config.qk_norm else "q_proj.weight"
     for theirs, tensor in tensors_of(decoder, kind, torch.float32).items():
         found = name_of(theirs)
-        array = tensor.numpy()
-        if kind in PAIRED and ("q_proj" in theirs or "k_proj" in theirs):
-            heads = config.num_heads if "q_proj" in theirs else config.shape.num_kv_heads
-            array = _paired(array, heads)
-        if kind == "gpt2" and array.ndim == 2 and ".h." in theirs:
-            array = array.T  # which Conv1D stores (in, out)
-        if kind.startswith("gemma") and theirs.endswith("norm.weight"):
-            array = array + np.float32(1)  # Transformers adds it when it computes
-        if theirs.endswith(of_queries):
-            array = array * np.float32(query_factor(kind, config))
+        array = as_stored(tensor.numpy(), theirs, kind, config)
         yield found, array
         if kind == "olmo2" and config.tied and found == "token_embd.weight":
             yield "output.weight", array  # which llama.cpp asks for
     factors = rope_factors(config)
     if factors is not None:
         yield "rope_freqs.weight", factors.numpy()
-
-
-def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Put the channels of each head that rotate together, i and i + d/2, beside each other."""
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def _storage(array: np.ndarray, storage: Storage, *, of_tokens: bool) -> GGMLQuantizationType:

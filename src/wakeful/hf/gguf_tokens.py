@@ -7,15 +7,15 @@ text is a token, the one of the highest score first, which has to be what the me
 
 import itertools
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
-from gguf import GGUFWriter, TokenType
+from gguf import Keys, TokenType
 
 from wakeful.data.encoding import merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.errors import WakefulError
 
+_KEYS = Keys.Tokenizer
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -40,22 +40,10 @@ _RARE = -1000.0
 """The score of tokens that no merge makes."""
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a file says of a tokenizer; `merges` of byte-level BPE, `scores` of SentencePiece."""
+def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
+    """Return what a file says of a tokenizer, by key, but for chat templates.
 
-    model: str
-    pre: str
-    tokens: list[str]
-    kinds: list[TokenType]
-    merges: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    space_prefix: bool | None = None
-    unknown: int | None = None
-
-
-def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> Vocabulary:
-    """Return `size` tokens, those that the tokenizer leaves out filled up; `name` is the file's.
+    It has `size` tokens, those that the tokenizer leaves out filled up; `name` is the file's.
 
     Raises:
         WakefulError: llama.cpp has no name for how the tokenizer cuts text, merges otherwise, or
@@ -64,39 +52,16 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> Vocabulary
     _check_expressible(tokenizer, name)
     table = json.loads(tokenizer.inner.to_str())
     tokens, kinds = _tokens(tokenizer, size)
-    if table["model"].get("type") == "BPE" and table["model"].get("byte_fallback"):
-        return _sentencepiece(table, tokens, kinds)
-    pairs = [" ".join(pair) for pair in merges(table["model"])] if _is_bpe(table) else []
-    return Vocabulary("gpt2", _pattern(table), tokens, kinds, pairs)
-
-
-def add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    """Write a vocabulary, the special tokens and the chat template of its tokenizer."""
-    writer.add_tokenizer_model(vocabulary.model)
-    writer.add_tokenizer_pre(vocabulary.pre)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.kinds)
-    if vocabulary.scores:
-        writer.add_token_scores(vocabulary.scores)
+    if _is_bpe(table) and table["model"].get("byte_fallback"):
+        found = _sentencepiece(table, tokens, kinds)
     else:
-        writer.add_token_merges(vocabulary.merges)
-    if vocabulary.space_prefix is not None:
-        writer.add_add_space_prefix(vocabulary.space_prefix)
-    if vocabulary.unknown is not None:
-        writer.add_unk_token_id(vocabulary.unknown)
-    for add, token in zip(
-        (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id),
-        _ends(tokenizer), strict=False,
-    ):  # fmt: skip
-        add(token)
-    if tokenizer.bos is not None:
-        writer.add_bos_token_id(tokenizer.bos)
-    if tokenizer.pad is not None:
-        writer.add_pad_token_id(tokenizer.pad)
-    writer.add_add_bos_token(bool(tokenizer.opening))
-    writer.add_add_eos_token(bool(tokenizer.closing))
-    named = tokenizer.chat_templates.items()
-    writer.add_chat_template([{"name": name, "template": text} for name, text in named])
+        found = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pattern(table), _KEYS.LIST: tokens,
+                 _KEYS.TOKEN_TYPE: kinds,
+                 _KEYS.MERGES: [" ".join(pair) for pair in merges(table["model"])]}  # fmt: skip
+    found |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
+    found |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: tokenizer.pad}
+    found |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _ends(tokenizer: Tokenizer) -> list[int]:
@@ -195,7 +160,9 @@ def _isolates(split: dict[str, Any]) -> bool:
     return split.get("behavior") == "Isolated" and not split.get("invert")
 
 
-def _sentencepiece(table: dict[str, Any], tokens: list[str], kinds: list[TokenType]) -> Vocabulary:
+def _sentencepiece(
+    table: dict[str, Any], tokens: list[str], kinds: list[TokenType]
+) -> dict[str, Any]:
     joins = merges(table["model"])
     plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
     bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
@@ -219,12 +186,12 @@ def _sentencepiece(table: dict[str, Any], tokens: list[str], kinds: list[TokenTy
         for token, kind in zip(tokens, kinds, strict=True)
     ]
     singles = -float(len(order))  # a character by itself is made by no merge
-    return Vocabulary(
-        "llama", "default", tokens, kinds,
-        scores=[scores.get(t, singles if len(t) == 1 else _RARE) for t in tokens],
-        space_prefix=_space_prefix(table),
-        unknown=tokens.index(unknown) if unknown in tokens else None,
-    )  # fmt: skip
+    return {
+        _KEYS.MODEL: "llama", _KEYS.PRE: "default", _KEYS.LIST: tokens, _KEYS.TOKEN_TYPE: kinds,
+        _KEYS.SCORES: [scores.get(t, singles if len(t) == 1 else _RARE) for t in tokens],
+        _KEYS.ADD_PREFIX: _space_prefix(table),
+        _KEYS.UNK_ID: tokens.index(unknown) if unknown in tokens else None,
+    }  # fmt: skip
 
 
 def _space_prefix(table: dict[str, Any]) -> bool:

@@ -4,7 +4,6 @@ Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N lay
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from transformers.utils.generic import can_return_tuple
 from wakeful.depth.base import DepthMix
 from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import CACHE, Visibility, WakefulCache
+from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.projections import name_projections, named
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
+from wakeful.model.hooks import hooked
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
@@ -37,8 +37,11 @@ from wakeful.variants import build
 _logger = logging.get_logger(__name__)
 _ROOM = 256
 """Tokens that a new cache has room for; it doubles whenever they are used up."""
-_Part = ValueRoute | DepthMix | Embedding | Normalizer | Norm
-"""The variants that may have parameters."""
+_PARTS = {
+    ValueRoute: "routes", DepthMix: "depth", Embedding: "embeddings", Normalizer: "normalizers",
+    Norm: "norms",
+}  # fmt: skip
+"""The folders of variants that may have parameters."""
 
 
 class WakefulPreTrainedModel(PreTrainedModel):
@@ -81,7 +84,17 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
     @property
     def _decoder(self) -> Decoder:
-        raise NotImplementedError
+        return self.base_model.decoder  # pyright: ignore[reportReturnType]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self._decoder.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self._decoder.add_module("embed", value)
+
+    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
+        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
+        return WakefulCache(self._decoder.new_cache(batch_size, capacity))
 
     def _resize_token_embeddings(
         self,
@@ -155,22 +168,8 @@ class WakefulModel(WakefulPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @property
-    def _decoder(self) -> Decoder:
-        return self.decoder
-
     def get_decoder(self) -> "WakefulModel":
         return self
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.decoder.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.decoder.add_module("embed", value)
-
-    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
-        return WakefulCache(self.decoder.new_cache(batch_size, capacity))
 
     @can_return_tuple
     def forward(
@@ -209,10 +208,10 @@ class WakefulModel(WakefulPreTrainedModel):
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
-        if self.decoder.by_engine:
-            seen = Visibility(None, position_ids, None)
-        else:
-            seen = Visibility.read(attention_mask, position_ids, start, x)
+        seen: Visible = None, position_ids, None
+        if not self.decoder.by_engine:
+            seen = visible(attention_mask, position_ids, start, x)
+        valid, places, documents = seen
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
         if self.gradient_checkpointing:
             self.decoder.recompute = self._gradient_checkpointing_func
@@ -220,17 +219,10 @@ class WakefulModel(WakefulPreTrainedModel):
         wanted = output_hidden_states or (
             output_hidden_states is None and self.config.output_hidden_states
         )
-        with ExitStack() as hooks:
-            for block in self.decoder.blocks if wanted else ():
-                hook = block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
-                hooks.callback(hook.remove)
+        watched = dict(enumerate(self.decoder.blocks)) if wanted else {}
+        with hooked(watched, before=lambda _, inputs: states.append(inputs[0])):
             x = self.decoder.stream(
-                x,
-                tokens=input_ids,
-                cache=slots,
-                valid=seen.valid,
-                places=seen.places,
-                documents=seen.documents,
+                x, tokens=input_ids, cache=slots, valid=valid, places=places, documents=documents
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]
@@ -293,20 +285,6 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
             model_kwargs[CACHE] = self.new_cache(batch_size * rows, max_cache_length)
-
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model.decoder
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.set_input_embeddings(value)
-
-    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
-        return self.model.new_cache(batch_size, capacity)
 
     @can_return_tuple
     def forward(
@@ -382,33 +360,22 @@ def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
     for variant in decoder.modules():
-        if not isinstance(variant, _Part):
-            continue
-        name = next((name for name, part in variant.named_modules() if part is module), None)
-        if name is not None:
-            fresh = _twin(decoder, variant).get_submodule(name)
+        folder = next((_PARTS[kind] for kind in _PARTS if isinstance(variant, kind)), None)
+        parts = () if folder is None else variant.named_modules()
+        name = next((name for name, part in parts if part is module), None)
+        if folder is not None and name is not None:
+            fresh = _twin(decoder, folder, variant).get_submodule(name)
             return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
     return None
 
 
-def _twin(decoder: Decoder, variant: _Part) -> nn.Module:
+def _twin(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
     """Return a variant as its definition starts it."""
     shape = decoder.config.shape
     with drawn_alike():
-        match variant:
-            case ValueRoute():
-                twin = build("routes", str(variant))
-                twin.attach(shape, range(shape.num_layers))
-            case DepthMix():
-                twin = build("depth", str(variant))
-                twin.attach(shape)
-            case Embedding():
-                twin = build("embeddings", str(variant))
-                twin.attach(shape)
-            case Normalizer():
-                twin = build("normalizers", str(variant))
-                twin.attach(shape)
-            case Norm():
-                twin = build("norms", str(variant))
-                twin.attach(variant.place)
+        twin = build(folder, str(variant))
+        if isinstance(variant, ValueRoute):
+            twin.attach(shape, range(shape.num_layers))
+        else:
+            twin.attach(variant.place if isinstance(variant, Norm) else shape)
     return twin

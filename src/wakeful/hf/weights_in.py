@@ -174,7 +174,7 @@ def _stored(
             )
     missing = [name for name in wanted if name not in stored]
     if missing:
-        first = missing[0] if missing[0] == family.head else family.prefix + missing[0]
+        first = family.stored(missing[0])
         raise WakefulError(
             f"the checkpoint has no tensor {first}, nor {len(missing) - 1} others that the "
             "configuration needs: is a shard missing?"

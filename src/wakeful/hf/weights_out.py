@@ -20,7 +20,7 @@ from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokeni
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.families import FAMILIES, STOCK, Family
+from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, config_of, hushed
 from wakeful.model.decoder import Decoder
@@ -31,7 +31,12 @@ from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
 """What a file of weights holds at most: as much is in memory while one is written."""
-_VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
+_ALONG = (
+    *BESIDE, "tokenizer.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "preprocessor_config.json", "processor_config.json", "chat_template.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
+"""Files that make tokens of text, and what goes in of more than text."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 _MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
@@ -59,13 +64,8 @@ def export(
     kind, config, tokenizer = written_as(decoder.config, tokenizer)
     tensors = tensors_of(decoder, kind, dtype)
     config.dtype = dtype
-    with created(Path(folder)) as part:
-        ids = write_tokenizer(tokenizer, part, decoder.config.context)
-        for name, token in ids.items():
-            setattr(config, name, token)
-        write_generation(part, ids)
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
+    with created(Path(folder), card) as part:
+        write_texts(tokenizer, part, config, decoder.config.context)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
@@ -93,12 +93,10 @@ def save_stock(
     if found is None:
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
     tensors = {name: tensor.to(config.dtype) for name, tensor in model.state_dict().items()}
-    with created(Path(folder)) as part:
+    with created(Path(folder), card) as part:
         with hushed():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
         write_generation(part, write_tokenizer(found, part, config.max_position_embeddings))
-        if card:
-            (part / "README.md").write_text(card, "utf-8")
         write_config(config, part)
     return config.model_type
 
@@ -127,7 +125,11 @@ def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     plain = folded_config(config)
     for family in STOCK:
         theirs = family.compose(plain)
-        if _describes(family, theirs, plain):
+        try:
+            same = canonical(family.describe(theirs, 0)) == canonical(plain)
+        except WakefulError:  # the nearest of theirs is none that we can be
+            continue
+        if same:
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
             theirs.architectures = [name if isinstance(name, str) else name[0]]
             return theirs.model_type, theirs
@@ -138,13 +140,6 @@ def _own(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
-def _describes(family: Family, theirs: PreTrainedConfig, config: ModelConfig) -> bool:
-    try:
-        return canonical(family.describe(theirs, 0)) == canonical(config)
-    except WakefulError:  # the nearest of theirs is none that we can be
-        return False
-
-
 def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return a decoder's weights as checkpoints of the architecture `kind` name them."""
     family = FAMILIES[kind]
@@ -153,7 +148,7 @@ def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Ten
     ours = dict(decoder.named_parameters()) | dict(decoder.named_buffers())  # softmax-1's constant
     found: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
-        name = link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        name = family.stored(link.theirs)
         joined = link.join([ours[part].detach() for part in link.ours])
         found[name] = joined.to(dtype).contiguous()
         if not is_finite(found[name]):
@@ -226,12 +221,24 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
+def write_texts(
+    tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, max_length: int
+) -> None:
+    """Write the tokenizer's files and how to generate; name the special tokens in `config`."""
+    ids = write_tokenizer(tokenizer, folder, max_length)
+    for name, token in ids.items():
+        setattr(config, name, token)
+    write_generation(folder, ids)
+
+
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
     """Write the tokenizer's files; return the ids of special tokens that a configuration names:
     all ends, where it says how to generate.
     """
     tokenizer.save(folder)
-    _state(folder, model_max_length=max_length)
+    table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
+    text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    (folder / CONFIG).write_text(text, "utf-8")
     said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
     own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
     ids = {name: token if said.get(name) is None else said[name] for name, token in own}
@@ -239,10 +246,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> Ids:
-    """Copy the tokenizer's files from a Transformers folder whose architecture stays; return the
-    ids of special tokens that its configuration names.
+    """Copy the tokenizer's and processors' files from a Transformers folder whose architecture
+    stays; return the ids of special tokens that its configuration names.
     """
-    for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
+    for name in _ALONG:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     if (source / TEMPLATES).is_dir():
@@ -284,13 +291,6 @@ def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
     for token in table["added_tokens"]:
         found[token["id"], token["content"]] = [token[name] for name in _MATCHED]
     return found
-
-
-def _state(folder: Path, **fields: Any) -> None:
-    """Write fields into a tokenizer_config.json."""
-    file = folder / CONFIG
-    table = json.loads(file.read_text("utf-8")) | fields
-    file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def write_generation(folder: Path, ids: Ids) -> None:
@@ -338,13 +338,17 @@ def refuse_existing(folder: Path) -> None:
 
 
 @contextmanager
-def created(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` to fill; it takes its place when that is done."""
+def created(folder: Path, card: str) -> Iterator[Path]:
+    """Give a folder beside `folder` to fill, with `card` as its README.md where there is one; it
+    takes its place when that is done.
+    """
     refuse_existing(folder)
     part = part_beside(folder)
     try:
         with disk_errors(folder):
             part.mkdir(parents=True)
+            if card:
+                (part / "README.md").write_text(card, "utf-8")
             yield part
             refuse_existing(folder)  # another process may have been faster
             part.rename(folder)

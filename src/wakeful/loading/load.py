@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -115,9 +116,8 @@ def load(
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(
-        place_of(what), _device(device), _dtype(dtype), step, max_length, given,
-        trust_remote_code=trust_remote_code, ours=False,
-    )  # fmt: skip
+        what, device, _dtype(dtype), step, max_length, given, trust_remote_code=trust_remote_code
+    )
     _ = model.tokenizer  # which it must have
     _check_finite(model)
     return model
@@ -142,23 +142,22 @@ def read_decoder(
             our decoder cannot be it (the field of its configuration is named), or it gives other
             logits than Transformers.
     """
-    return _read(
-        place_of(source), _device(device), _dtype(dtype), step, max_length, _given(tokenizer),
-        trust_remote_code=False, ours=True,
-    )  # fmt: skip
+    return _read(source, device, _dtype(dtype), step, max_length, _given(tokenizer), ours=True)
 
 
 def _read(
-    place: Place,
-    device: torch.device,
+    source: str | Path,
+    device: str | torch.device,
     dtype: torch.dtype | None,
     step: int,
     max_length: int,
     tokenizer: AnyTokenizer | None,
     *,
-    trust_remote_code: bool,
-    ours: bool,
+    trust_remote_code: bool = False,
+    ours: bool = False,
 ) -> Model:
+    place = place_of(source)
+    device = choose_device(device) if isinstance(device, str) else device
     check_step(place, step)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
@@ -170,29 +169,27 @@ def _read(
     if place.kind == "hub" and ours:
         place = dataclasses.replace(place_of(fetched(place.name)), name=place.name)
     if place.kind == "run":
-        found = _run(place, device, dtype, step)
+        model = _run(place, device, dtype, step)
     elif place.kind == "quantized":
         if ours:
             raise WakefulError(f"{place.path} is quantized: name the model it was made from")
-        found = _quantized(place, device, dtype)
+        model = _quantized(place, device, dtype)
     elif place.kind == "export" or is_own_gguf(place):
-        own = own_gguf if place.kind == "gguf" else own_decoder
+        own, read = own_decoder, _stock_tokenizer
+        if place.kind == "gguf":
+            own, read = own_gguf, tokenizer_of
         decoder = own(place.path, max_length=max_length, dtype=dtype, device=device)
-        found = _own(decoder, place.name, place.path)
-        found["read"] = partial(
-            tokenizer_of if place.kind == "gguf" else _stock_tokenizer, place.path
-        )
+        model = _own(decoder, place.name, place.path, partial(read, place.path))
     else:
         if ours and place.kind == "folder":
             family_of(read_config(place.path), max_length)  # before any weight is read
             read_generation(place.path, GENERATION)
-        found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
-    read = found.pop("read")
-    stored = found.pop("stored") if "stored" in found else _stored(place)
+        model = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
+    stored = model.stored or _stored(place)
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored = dtype
-    found["stored"] = stored
-    model = Model(read_tokenizer=read if tokenizer is None else lambda: tokenizer, **found)
+    read = model.read_tokenizer if tokenizer is None else lambda: tokenizer
+    model = dataclasses.replace(model, stored=stored, read_tokenizer=read)
     return model.converted() if ours else model
 
 
@@ -243,7 +240,7 @@ def check_step(place: Place, step: int) -> None:
         )
 
 
-def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> dict:
+def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> Model:
     run = Run.open(place.path)
     kind = run.header.kind
     if kind == "compare":
@@ -267,34 +264,28 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
     if config.train.dtype == "float64":
         decoder.double()
     checkpoint.load_model(found, decoder)
-    stored = decoder.embed.weight.dtype
-    return _own(decoder.to(device=device, dtype=dtype), config.name, run.path) | {
-        "step": int(found.name.removeprefix("step-")), "stored": stored,
-    }  # fmt: skip
+    stored, number = decoder.embed.weight.dtype, int(found.name.removeprefix("step-"))
+    decoder = decoder.to(device=device, dtype=dtype)
+    model = _own(decoder, config.name, run.path, partial(Tokenizer.load, run.path))
+    return dataclasses.replace(model, step=number, stored=stored)
 
 
-def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
-    return {
-        "name": name,
-        "module": decoder.eval().requires_grad_(False),
-        "context": decoder.config.context,
-        "architecture": "wakeful decoder",
-        "path": path,
-        "read": partial(Tokenizer.load, path),
-    }
+def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenizer]) -> Model:
+    return Model(
+        name=name, module=decoder.eval().requires_grad_(False), context=decoder.config.context,
+        architecture="wakeful decoder", path=path, read_tokenizer=read,
+    )  # fmt: skip
 
 
-def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
     module, header = load_quantized(place.path, device=device)
     scheme = quantized_as(header)
-    return {
-        "name": f"{header['name']} {scheme}",
-        "module": module if dtype is None else converted(module, dtype),
-        "context": header["context"],
-        "architecture": f"{type(module).__name__}, {scheme}",
-        "path": place.path,
-        "read": partial(_stock_tokenizer, place.path),
-    }
+    return Model(
+        name=f"{header['name']} {scheme}", context=header["context"], path=place.path,
+        module=module if dtype is None else converted(module, dtype),
+        architecture=f"{type(module).__name__}, {scheme}",
+        read_tokenizer=partial(_stock_tokenizer, place.path),
+    )  # fmt: skip
 
 
 def _transformers(
@@ -305,13 +296,13 @@ def _transformers(
     trust_remote_code: bool,
     *,
     strict: bool,
-) -> dict[str, Any]:
+) -> Model:
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
-    stays, kept = False, {}
+    stays = False
     if place.kind == "folder":
         with Shards(place.path) as tensors:
-            stays, kept = not fits_memory(tensors, device, dtype), {"stored": tensors.stored}
+            stays = not fits_memory(tensors, device, dtype)
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
@@ -330,15 +321,12 @@ def _transformers(
     if stays:
         page(module, dtype or module.dtype)
     read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
-    return {
-        "name": place.name,
-        "module": module.to(device).eval(),  # pyright: ignore[reportArgumentType]
-        "context": min(_context(module), max_length or _UNLIMITED),
-        "architecture": type(module).__name__,
-        "path": None if place.kind == "hub" else place.path,
-        "read": read,
-        **kept,
-    }
+    return Model(
+        name=place.name, architecture=type(module).__name__, read_tokenizer=read,
+        module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
+        context=min(_context(module), max_length or _UNLIMITED),
+        path=None if place.kind == "hub" else place.path,
+    )  # fmt: skip
 
 
 def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
@@ -425,10 +413,6 @@ def _check_finite(model: Model) -> None:
             raise WakefulError(
                 f"{model.name} is damaged: its weight {name} has a NaN or an infinity"
             )
-
-
-def _device(device: str | torch.device) -> torch.device:
-    return choose_device(device) if isinstance(device, str) else device
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:

@@ -350,17 +350,9 @@ class Model:
             return self._one_by_one(generate(own, prompt, **choice))
         forward = TheirForward(self.module)
         much = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
-        how, context = Sampling(**choice), self.context
-        return self._one_by_one(
-            continuation(
-                lambda tokens: forward(tokens)[0],
-                prompt,
-                how,
-                device=self.device,
-                context=context,
-                **much,
-            )
-        )
+        how = Sampling(**choice)
+        found = continuation(forward, prompt, how, device=self.device, context=self.context, **much)
+        return self._one_by_one(found)
 
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
         """Give tokens, each made in evaluation mode: between them the module is the user's."""

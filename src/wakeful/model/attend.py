@@ -60,11 +60,7 @@ def attend(
     """
     q, k, v = _one_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
-    if keep is None and copies > 1:
-        keep = _causal(q, k, prefix, copies)
-    if keep is not None:
-        return _kernel(q, k, v, sink, keep, False, scale)
-    if queries == keys:
+    if keep is None and copies == 1 and queries == keys:
         out = _kernel(q, k, v, sink, None, True, scale)
         if prefix > 1:
             first = slice(0, min(prefix, keys))
@@ -72,9 +68,9 @@ def attend(
             relaxed = _kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
             out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
         return out
-    if queries == 1:
-        return _kernel(q, k, v, sink, None, False, scale)
-    return _kernel(q, k, v, sink, _causal(q, k, prefix, 1), False, scale)
+    if keep is None and (copies > 1 or queries > 1):
+        keep = _causal(q, k, prefix, copies)
+    return _kernel(q, k, v, sink, keep, False, scale)
 
 
 def attend_by_definition(

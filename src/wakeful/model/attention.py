@@ -3,16 +3,18 @@
 Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from wakeful.config.model import RotationName
+from wakeful.config.model import ModelConfig, RotationName
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
@@ -161,26 +163,18 @@ class DotProduct(nn.Module):
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
         scale = self.scale if scale is None else scale
+        rest: dict[str, Any] = {
+            "scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies,
+        }  # fmt: skip
         if not self.normalizer.fused:
-            weigh = self.normalizer.weights
-            rest = {"scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies}
-            return attend_by_definition(q, k, v, weigh, **rest)
+            return attend_by_definition(q, k, v, self.normalizer.weights, **rest)
         # Queries of no meaning before the text's make the mask a plain triangle, which is what
         # fused kernels are fast at.
         lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
         if lead:
             q = F.pad(q, (0, 0, 0, 0, lead, 0))
             sink = F.pad(sink, (0, 0, lead, 0)) if sink is not None and sink.dim() == 3 else sink
-        out = attend(
-            q,
-            k,
-            v,
-            scale=scale,
-            sink=sink,
-            prefix=self.prefix,
-            keep=keep,
-            copies=copies,
-        )
+        out = attend(q, k, v, sink=sink, **rest)
         return out[:, lead:] if lead else out
 
 
@@ -189,28 +183,20 @@ class Attention(HasRoles, nn.Module):
 
     def __init__(
         self,
+        config: ModelConfig,
         layer: int,
-        shape: Shape,
         plan: RoutePlan,
         normalizer: Normalizer,
-        *,
-        qkv_bias: bool,
-        out_bias: bool,
-        rotary: RotationName,
         head_norm: Callable[[NormSite], nn.Module],
-        scales: Sequence[float],
-        prefix: int,
-        stored: int = 0,
-        local: bool = False,
-        turned: bool = False,
     ) -> None:
         super().__init__()
+        shape, stored = config.shape, config.stored_prefix
         width, head_width = shape.width, shape.head_width
-        source = plan.sources[layer]
+        source, rotary = plan.sources[layer], config.rotation_of(layer)
 
-        heads = partial(Heads, width, head_width=head_width, bias=qkv_bias)
+        heads = partial(Heads, width, head_width=head_width, bias=config.qkv_bias)
         self.layer = layer
-        self.local = local
+        self.local = layer in config.local_layers
         self.query = (
             heads(shape.num_heads, rotary=rotary, norm=head_norm("query"))
             if plan.owns("query", layer)
@@ -226,10 +212,16 @@ class Attention(HasRoles, nn.Module):
             if plan.owns("value", layer)
             else Borrowed(Read("values", source.value))
         )
-        self.scales = tuple(scales)
-        self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix, stored=stored)
-        self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
-        self.turn = WalshHadamard() if turned else None
+        scale = 1.0 / math.sqrt(config.query_scalar or head_width)
+        self.scales = tuple(
+            scale / (number if config.scale_logits_by_layer else 1)
+            for number in range(1, shape.num_layers + 1)
+        )
+        self.dot = DotProduct(
+            normalizer, scale=self.scales[layer], prefix=config.relaxed_prefix, stored=stored
+        )
+        self.out = nn.Linear(shape.num_heads * head_width, width, bias=config.out_bias)
+        self.turn = WalshHadamard() if config.qk_rotation else None
         """What queries and keys go through after RoPE and any route."""
         self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import assert_never
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,73 +15,42 @@ from wakeful.placements.base import NormOrder
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 
+_TANH = partial(F.gelu, approximate="tanh")
+_ACTIVATIONS: dict[MLPName, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "gelu": (_TANH, False),
+    "gelu_exact": (F.gelu, False),
+    "swiglu": (F.silu, True),
+    "geglu": (_TANH, True),
+}
+"""Each network's function, and whether it has a gate."""
+
 
 class MLP(HasRoles, nn.Module):
-    """Linear layers into hidden channels, and `down` back from them.
+    """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)) (Shazeer 2020).
 
-    `turn` acts on the hidden channels before `down`, where there is one.
+    GELU is by its tanh form as in GPT-2 and Gemma, or by the error function (`gelu_exact`). `turn`
+    acts on the hidden channels before `down`, where there is one.
     """
 
-    down: nn.Linear
-
-    def __init__(self, *, turned: bool = False) -> None:
+    def __init__(
+        self, name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
+    ) -> None:
         super().__init__()
+        self.act, gated = _ACTIVATIONS[name]
         self.turn = WalshHadamard() if turned else None
+        self.gate = nn.Linear(width, hidden, bias=bias) if gated else None
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
 
     def roles(self) -> Mapping[str, Role]:
         into = dict.fromkeys(("gate.weight", "up.weight"), READS)
         biases = dict.fromkeys(("gate.bias", "up.bias", "down.bias"), BIAS)
         return {"down.weight": WRITES, **into, **biases}
 
-
-class GELU(MLP):
-    """down(gelu(up(x))): GELU by its tanh form as in GPT-2, or by the error function (`exact`)."""
-
-    def __init__(
-        self, width: int, hidden: int, *, bias: bool, exact: bool = False, turned: bool = False
-    ) -> None:
-        super().__init__(turned=turned)
-        self.approximate = "none" if exact else "tanh"
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
-
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.gelu(self.up(x), approximate=self.approximate)
+        hidden = self.act((self.up if self.gate is None else self.gate)(x))
+        hidden = hidden if self.gate is None else hidden * self.up(x)
         return self.down(hidden if self.turn is None else self.turn(hidden))
-
-
-class SwiGLU(MLP):
-    """down(silu(gate(x)) · up(x)), as in Llama (Shazeer 2020).
-
-    GeGLU is the same with GELU's tanh form in the place of silu (`gelu`), as in Gemma.
-    """
-
-    def __init__(
-        self, width: int, hidden: int, *, bias: bool, gelu: bool = False, turned: bool = False
-    ) -> None:
-        super().__init__(turned=turned)
-        self.act = partial(F.gelu, approximate="tanh") if gelu else F.silu
-        self.gate = nn.Linear(width, hidden, bias=bias)
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act(self.gate(x)) * self.up(x)
-        return self.down(hidden if self.turn is None else self.turn(hidden))
-
-
-def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False) -> MLP:
-    """Return a feed-forward network from `width` through `hidden` channels and back."""
-    match name:
-        case "gelu":
-            return GELU(width, hidden, bias=bias, turned=turned)
-        case "gelu_exact":
-            return GELU(width, hidden, bias=bias, exact=True, turned=turned)
-        case "swiglu":
-            return SwiGLU(width, hidden, bias=bias, turned=turned)
-        case "geglu":
-            return SwiGLU(width, hidden, bias=bias, gelu=True, turned=turned)
-    assert_never(name)
 
 
 MakeNorm = Callable[[NormSite], Norm]
@@ -127,42 +95,12 @@ class PostBlock(Block):
 
 
 class PeriBlock(Block):
-    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x)))."""
-
-    def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
-        super().__init__(norm, attention, mlp)
-        self.attention_output_norm = norm("attention_output")
-        self.mlp_output_norm = norm("mlp_output")
-
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
-        attended, left = self.attention(self.attention_norm(x), flow)
-        x = x + self.attention_output_norm(attended)
-        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), left
-
-
-class ReorderedBlock(PeriBlock):
-    """x + norm(attention(x)), then x + norm(mlp(x))."""
-
-    def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
-        super().__init__(norm, attention, mlp)
-        self.attention_norm = self.mlp_norm = nn.Identity()
-
-
-class SublayerBlock(Block):
-    """A block whose halves read and write through a depth mix, which adds in the plain sum's place.
-
-    It takes the mix's state as its third argument and returns it as the third of its results.
+    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x))): with both norms of a sublayer,
+    or with one of them and the identity.
     """
 
     def __init__(
-        self,
-        norm: MakeNorm,
-        attention: Attention,
-        mlp: MLP,
-        *,
-        layer: int,
-        depth: SublayerMix,
-        where: NormOrder,
+        self, norm: MakeNorm, attention: Attention, mlp: MLP, *, where: NormOrder = "both"
     ) -> None:
         super().__init__(norm, attention, mlp)
         if where == "after":
@@ -170,6 +108,24 @@ class SublayerBlock(Block):
         behind = where in ("after", "both")
         self.attention_output_norm = norm("attention_output") if behind else nn.Identity()
         self.mlp_output_norm = norm("mlp_output") if behind else nn.Identity()
+
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
+        attended, left = self.attention(self.attention_norm(x), flow)
+        x = x + self.attention_output_norm(attended)
+        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), left
+
+
+class SublayerBlock(PeriBlock):
+    """A block whose halves read and write through a depth mix, which adds in the plain sum's place.
+
+    It takes the mix's state as its third argument and returns it as the third of its results.
+    """
+
+    def __init__(
+        self, norm: MakeNorm, attention: Attention, mlp: MLP, *,
+        layer: int, depth: SublayerMix, where: NormOrder,
+    ) -> None:  # fmt: skip
+        super().__init__(norm, attention, mlp, where=where)
         self.number = 2 * layer + 1
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
         self.projects = type(depth).projected is not SublayerMix.projected
@@ -192,7 +148,8 @@ class SublayerBlock(Block):
         return x, left, state
 
 
-BLOCKS: dict[NormOrder, type[Block]] = {
-    "before": Block, "over": PostBlock, "both": PeriBlock, "after": ReorderedBlock,
+BLOCKS: dict[NormOrder, Callable[..., Block]] = {
+    "before": Block, "over": PostBlock, "both": PeriBlock,
+    "after": partial(PeriBlock, where="after"),
 }  # fmt: skip
 """By where the norms stand, in a plain stream."""

@@ -4,7 +4,6 @@ Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N lay
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +23,7 @@ from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
-from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
+from wakeful.model.block import BLOCKS, MLP, Block, ParallelBlock, SublayerBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import CosSin, Rotary
@@ -369,28 +368,10 @@ class Decoder(HasRoles, Marked, nn.Module):
         normalizer: Normalizer = build("normalizers", config.normalizer)
         with drawn_alike():
             normalizer.attach(shape)
-        scale = 1.0 / math.sqrt(config.query_scalar or shape.head_width)
-        scales = [
-            scale / (number if config.scale_logits_by_layer else 1)
-            for number in range(1, shape.num_layers + 1)
-        ]
         norm = partial(self._norm, layer=layer)
-        attention = Attention(
-            layer,
-            shape,
-            self.plan,
-            normalizer,
-            qkv_bias=config.qkv_bias,
-            out_bias=config.out_bias,
-            rotary=config.rotation_of(layer),
-            head_norm=norm if config.qk_norm else lambda _: nn.Identity(),
-            scales=scales,
-            prefix=config.relaxed_prefix,
-            stored=config.stored_prefix,
-            local=layer in config.local_layers,
-            turned=config.qk_rotation,
-        )
-        mlp = make_mlp(
+        head_norm = norm if config.qk_norm else lambda _: nn.Identity()
+        attention = Attention(config, layer, self.plan, normalizer, head_norm)
+        mlp = MLP(
             config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation
         )
         where = self.placement.at(layer, shape.num_layers)
@@ -411,28 +392,23 @@ class Decoder(HasRoles, Marked, nn.Module):
         return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
 
     def _norm(self, part: NormSite, layer: int) -> Norm:
-        config = self.config
-        of_heads = part in ("query", "key")
-        norm: Norm = build("norms", "rmsnorm" if of_heads else config.norm)
+        config, shape = self.config, self.config.shape
+        heads = {"query": shape.num_heads, "key": shape.num_kv_heads}.get(part)
+        width = shape.width
+        if heads is not None:
+            width = shape.head_width * (heads if config.qk_norm_whole else 1)
+        norm: Norm = build("norms", config.norm if heads is None else "rmsnorm")
         place = NormPlace(
             part=part,
             layer=layer,
             num_layers=config.num_layers,
-            width=self._norm_width(part),
+            width=width,
             eps=config.norm_eps,
             bias=config.bias,
         )
         with drawn_alike():
             norm.attach(place)
         return norm
-
-    def _norm_width(self, part: NormSite) -> int:
-        """Return the channels that a norm is over."""
-        shape = self.config.shape
-        if part not in ("query", "key"):
-            return shape.width
-        heads = shape.num_heads if part == "query" else shape.num_kv_heads
-        return shape.head_width * (heads if self.config.qk_norm_whole else 1)
 
     def _through(self, x: Tensor, flow: Flow) -> Tensor:
         """Return what the final norm reads."""

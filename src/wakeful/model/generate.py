@@ -64,6 +64,28 @@ class Sampling:
         return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
 
 
+class CachedForward:
+    """Gives the logits of the last token, and keeps the cache from one call to the next.
+
+    It is made for `rows` sequences of up to `length` tokens, once the first tokens are there.
+    """
+
+    def __init__(self, decoder: Decoder, rows: int, length: int) -> None:
+        self._decoder, self._size = decoder, (rows, length)
+        self._cache: Cache | None = None
+
+    def __call__(
+        self, tokens: Int[Tensor, "B L"], rows: Sequence[int] = ()
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits after tokens that go on from the step before, or from `rows` of it."""
+        if self._cache is None:
+            self._cache = self._decoder.new_cache(*self._size)
+        elif 0 < len(rows) < self._cache.batch_size:
+            self._cache.reorder(torch.tensor(rows))
+        # Only the last token's logits are wanted, and the head is the widest matrix.
+        return self._decoder.logits(self._decoder.hidden(tokens, cache=self._cache)[:, -1])
+
+
 def generate(
     decoder: Decoder,
     prompt: list[int],
@@ -85,15 +107,7 @@ def generate(
         WakefulError: an empty prompt, more tokens than the context holds, or logits that are not
             finite.
     """
-    cache: Cache | None = None
-
-    def step(tokens: Tensor) -> Tensor:
-        nonlocal cache
-        if cache is None:  # made only once the request is known to fit
-            cache = decoder.new_cache(1, len(prompt) + num_tokens)
-        # Only the last token's logits are wanted, and the head is the widest matrix.
-        return decoder.logits(decoder.hidden(tokens, cache=cache)[:, -1])[0]
-
+    step = CachedForward(decoder, 1, len(prompt) + num_tokens)
     how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     return continuation(
         step, prompt, how, device=decoder.embed.weight.device, context=decoder.config.context,
@@ -167,8 +181,8 @@ def continuation(
 ) -> Iterator[int]:
     """Return token ids as `generate` does, from a model that is a function.
 
-    `step` takes the tokens (1, L) that follow those it has seen and returns the logits (V,) of the
-    next one.
+    `step` takes the tokens (1, L) that follow those it has seen and returns the logits (1, V) of
+    the next one.
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
@@ -192,7 +206,7 @@ def _tokens(
 ) -> Iterator[int]:
     generator = how.generator
     for _ in range(num_tokens):
-        token = int(how.choose(step(tokens).float().cpu().unsqueeze(0), generator))
+        token = int(how.choose(step(tokens).float().cpu(), generator))
         if token in stop:
             return
         yield token

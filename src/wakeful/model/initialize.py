@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from wakeful.config.model import ModelConfig
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.roles import Start, role_of
 
@@ -107,9 +107,9 @@ def skeleton(config: ModelConfig, num_tensors: int, place: Path) -> Decoder:
         with torch.device("meta"):
             return Decoder(config)
     except (RuntimeError, TypeError, OverflowError) as error:
-        line = str(error).split("\n", 1)[0]
         raise WakefulError(
-            f"{place} is of another model: no tensor has the sizes in the configuration ({line})"
+            f"{place} is of another model: no tensor has the sizes in the configuration "
+            f"({first_line(error)})"
         ) from None
 
 

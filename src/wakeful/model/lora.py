@@ -5,7 +5,7 @@ model begins as it was (LoRA, 2106.09685, section 4.1; the difference is scaled 
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"
 class LowRank(HasRoles, nn.Linear):
     """A linear layer whose matrix stands still beside a difference that learns.
 
+    One that exists becomes this by its class, and then by `adapt`.
     The scale is a buffer, so that a checkpoint says all that merging takes.
     """
 
@@ -97,23 +98,7 @@ def adapt(
         if type(module) in (nn.Linear, Heads) and (modules == "all" or modules in name.split("."))
     ]
     for name, module in found:
-        low = _low_rank(module)
+        low: Any = module
+        low.__class__ = LowRankHeads if isinstance(module, Heads) else LowRank
         low.adapt(rank, alpha, seed_of(seed, name + A))
-        decoder.set_submodule(name, low)
     return decoder
-
-
-def _low_rank(module: nn.Module) -> LowRank:
-    """Return a linear layer as one that can have an adapter, with its own parameters."""
-    bias = module.bias is not None
-    with torch.device("meta"):
-        if isinstance(module, Heads):
-            low: LowRank = LowRankHeads(
-                module.in_features, module.heads, module.out_features // module.heads,
-                bias=bias, rotary=module.rotary, norm=module.norm,
-            )  # fmt: skip
-        else:
-            assert isinstance(module, nn.Linear)
-            low = LowRank(module.in_features, module.out_features, bias=bias)
-    low.weight, low.bias = module.weight, module.bias
-    return low.train(module.training)

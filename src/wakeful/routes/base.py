@@ -7,6 +7,7 @@ key/value heads, d head width. Layers are counted from 0 in code, from 1 in the 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
@@ -78,6 +79,9 @@ class ValueRoute(Variant, nn.Module):
     """The projections that `mix` changes; a layer that borrows one of them refuses the route."""
     from_second = False
     """Whether it leaves layer 0 alone, which has no layer before it."""
+    by_layer = False
+    """Whether each parameter is of one layer, the first number in its name, or a row for each of
+    `layers`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +91,7 @@ class ValueRoute(Variant, nn.Module):
         """Bind the route to a decoder of this shape, acting on `layers`; make its parameters."""
         self.shape = shape
         self.layers = tuple(layer for layer in layers if layer > 0 or not self.from_second)
+        self._row = {layer: row for row, layer in enumerate(self.layers)}
 
     def routes(self, layer: int) -> "list[ValueRoute]":
         """Return the elementary routes that act on this layer, in order."""
@@ -160,6 +165,7 @@ class ValueRoute(Variant, nn.Module):
         """
         return "" if str(self) == self.neutral else f"{self} changes what plain blocks compute"
 
+    @torch.no_grad()
     def take_over(self, reference: "ValueRoute", sources: Sequence[int]) -> None:
         """Copy the parameters that the same route has learned in another decoder.
 
@@ -169,8 +175,22 @@ class ValueRoute(Variant, nn.Module):
         Raises:
             WakefulError: what was learned has no meaning for layers in this order.
         """
-        if next(self.parameters(), None) is not None:
+        if not self.by_layer and next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
+        for layer in self.layers:
+            if sources[layer] in reference.layers:
+                theirs = reference._learned(sources[layer])
+                for own, learned in zip(self._learned(layer), theirs, strict=True):
+                    own.copy_(learned)
+
+    def _learned(self, layer: int) -> list[Tensor]:
+        """Return the parameters of one of its layers, `by_layer`."""
+        found: list[Tensor] = []
+        for name, each in self.named_parameters():
+            number = next((part for part in name.split(".") if part.isdigit()), "")
+            if number in ("", str(layer)):
+                found.append(each if number else each[self._row[layer]])
+        return found
 
 
 class Own(ValueRoute):
@@ -301,21 +321,14 @@ class RoutePlan:
                         "comes from; keep one of them, or give them different layers with on_layers"
                     )
                 chosen[kind] = (owner, route)
-        owners = {kind: owner for kind, (owner, _) in chosen.items()}
-        return Source(
-            owners.get("query", layer), owners.get("key", layer), owners.get("value", layer)
-        )
+        own = Source(layer, layer, layer)
+        return own._replace(**{kind: owner for kind, (owner, _) in chosen.items()})
 
     def _reads(self, layer: int) -> frozenset[Read]:
-        source = self.sources[layer]
-        borrowed = {
-            Read("query", source.query),
-            Read("keys", source.key),
-            Read("values", source.value),
-        }
-        own = {read for read in borrowed if read.layer == layer}
-        reads = (borrowed - own).union(*(route.reads(layer) for route in self.routes[layer]))
-        return frozenset(reads)
+        read_of: tuple[Kind, ...] = ("query", "keys", "values")
+        borrowed = map(Read, read_of, self.sources[layer])
+        reads = frozenset(read for read in borrowed if read.layer != layer)
+        return reads.union(*(route.reads(layer) for route in self.routes[layer]))
 
     def _check(self, layer: int) -> None:
         source = self.sources[layer]

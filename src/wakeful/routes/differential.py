@@ -29,6 +29,7 @@ class Differential(ValueRoute):
     """
 
     examples = ("differential",)
+    by_layer = True
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         super().attach(shape, layers)
@@ -37,7 +38,6 @@ class Differential(ValueRoute):
                 "model.route = differential takes key/value heads in pairs: model.num_kv_heads "
                 f"must be even, got {shape.num_kv_heads}"
             )
-        self._row = {layer: row for row, layer in enumerate(self.layers)}
         vectors = torch.empty(len(self.layers), 4, shape.head_width)
         self.vectors = nn.Parameter(nn.init.normal_(vectors, std=0.1))
         self.scales = nn.Parameter(torch.ones(len(self.layers), 2 * shape.head_width))
@@ -45,20 +45,14 @@ class Differential(ValueRoute):
     def single_channels(self) -> Mapping[Basis, str]:
         return {"values": "has a scale for each of"}
 
-    @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, Differential)
         for layer in self.layers:
-            source = sources[layer]
-            if source not in reference._row:
-                continue
-            if source != layer:
+            if sources[layer] in reference.layers and sources[layer] != layer:
                 raise WakefulError(
                     f"{self} has constants by the layer's number: layer {layer} cannot inherit "
-                    f"what layer {source} has learned"
+                    f"what layer {sources[layer]} has learned"
                 )
-            self.vectors[self._row[layer]] = reference.vectors[reference._row[source]]
-            self.scales[self._row[layer]] = reference.scales[reference._row[source]]
+        super().take_over(reference, sources)
 
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory

@@ -1,6 +1,6 @@
 """Gates on V_1: each token and head takes as much of the first layer's value as it opens for."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ class Gated(Gates):
     from_second = True
 
     def __init__(self, *, start: float = 0.0, gate: Gate = "sigmoid", channels: int = 0) -> None:
-        if gate not in get_args(Gate):
-            raise WakefulError(f"gated: gate must be one of {get_args(Gate)}, got {gate!r}")
         if gate == "relu" and start:
             raise WakefulError('gated: start is used by gate="sigmoid" and "mix" only, not "relu"')
         super().__init__(start=start, channels=channels)

@@ -1,8 +1,8 @@
 """Gates that a layer opens; `output_gate`, which lets through so much of a head's output."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Gates(ValueRoute):
     W starts at zero and b at `start`; with `channels` W reads the first channels of h_n alone.
     """
 
+    by_layer = True
     biased = True
     """Whether there is a b."""
     deviation = 0.0
@@ -79,14 +80,6 @@ class Gates(ValueRoute):
         share, end = 1 / (1 + math.exp(-self.nearly)), "wide open" if self.nearly > 0 else "shut"
         return f"{self} starts with gates of {share:.4f}, for a gate that is {end} cannot learn"
 
-    @torch.no_grad()
-    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, type(self))
-        for layer in self.layers:
-            if str(sources[layer]) in reference.gates:
-                theirs = reference.gates[str(sources[layer])]
-                self.gates[str(layer)].load_state_dict(theirs.state_dict())
-
     def opening(self, layer: int, x: Tensor) -> Tensor:
         """Return W h_n + b (B, L, width) for a layer's normalized input x (B, L, D)."""
         return self.gates[str(layer)](x[..., : self.channels] if self.channels else x)
@@ -121,11 +114,6 @@ class OutputGate(Gates):
         gate: Gate = "sigmoid",
     ) -> None:
         super().__init__(start=start, channels=channels)
-        for name, value, allowed in (("per", per, GatePer), ("gate", gate, Gate)):
-            if value not in get_args(allowed):
-                raise WakefulError(
-                    f"output_gate: {name} must be one of {get_args(allowed)}, got {value!r}"
-                )
         self.per: GatePer = per
         self.gate: Gate = gate
 

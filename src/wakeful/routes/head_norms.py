@@ -1,6 +1,6 @@
 """RMSNorms of single heads: of what a head puts out, and of the values that go into it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ class HeadNorm(ValueRoute):
 
     name = "head_norm"
     examples = ("head_norm", "head_norm(scale=False)")
+    by_layer = True
 
     def __init__(self, *, scale: bool = True) -> None:
         super().__init__()
@@ -38,13 +39,6 @@ class HeadNorm(ValueRoute):
 
     def single_channels(self) -> Mapping[Basis, str]:
         return {"values": "has a scale for each of"} if self.scale else {}
-
-    @torch.no_grad()
-    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, HeadNorm)
-        for layer, source in enumerate(sources):
-            if str(layer) in self.scales and str(source) in reference.scales:
-                self.scales[str(layer)].copy_(reference.scales[str(source)])
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         scale = self.scales[str(layer)].to(u.dtype) if self.scale else None

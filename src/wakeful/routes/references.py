@@ -3,18 +3,14 @@
 References of Value Residual Learning, written for the comparison and not for speed.
 """
 
-from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from wakeful.errors import WakefulError
 from wakeful.routes.base import QKV, Attend, Memory, Read, ValueRoute
-from wakeful.shape import Shape
 
 FIRST_QUERY = Read("query", 0)
-FIRST_KEY = Read("key", 0)
 FIRST_KEYS = Read("keys", 0)
 Other = Literal["previous", "first"]
 
@@ -27,7 +23,25 @@ class _Residual(ValueRoute):
         self.weight = weight
 
 
-class QueryResidual(_Residual):
+class _Projection(_Residual):
+    """X'_n = (1 − w) X_n + w X_m of the projections X that `mixes` names."""
+
+    def earlier(self, layer: int) -> Read:
+        """Return which X_m, by default the first layer's."""
+        (kind,) = self.mixes
+        return Read(kind, 0)
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({self.earlier(layer)})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        earlier = self.earlier(layer)
+        name = earlier.kind[0]
+        mixed = torch.lerp(getattr(qkv, name), memory[earlier], self.weight)
+        return qkv._replace(**{name: mixed})
+
+
+class QueryResidual(_Projection):
     """Q'_n = (1 − w) Q_n + w Q_1, w = ½ (Value Residual Learning, fig. 7: no gain).
 
     RoPE is linear and the same in every layer, so mixing rotated queries is mixing queries.
@@ -38,14 +52,8 @@ class QueryResidual(_Residual):
     neutral = "query_residual(weight=0.0)"
     mixes = frozenset({"query"})
 
-    def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({FIRST_QUERY})
 
-    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        return qkv._replace(q=torch.lerp(qkv.q, memory[FIRST_QUERY], self.weight))
-
-
-class KeyResidual(_Residual):
+class KeyResidual(_Projection):
     """K'_n = (1 − w) K_n + w K_1, w = ½: the same of keys."""
 
     name = "key_residual"
@@ -53,14 +61,8 @@ class KeyResidual(_Residual):
     neutral = "key_residual(weight=0.0)"
     mixes = frozenset({"key"})
 
-    def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({FIRST_KEY})
 
-    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        return qkv._replace(k=torch.lerp(qkv.k, memory[FIRST_KEY], self.weight))
-
-
-class PreviousValue(_Residual):
+class PreviousValue(_Projection):
     """V'_n = (1 − w) V_n + w V_{n−1}, w = ½ (Value Residual Learning, fig. 9: worse than V_1)."""
 
     name = "previous_value"
@@ -68,12 +70,8 @@ class PreviousValue(_Residual):
     neutral = "previous_value(weight=0.0)"
     mixes = frozenset({"value"})
 
-    def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({Read("value", layer - 1)})
-
-    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        earlier = memory[Read("value", layer - 1)]
-        return qkv._replace(v=torch.lerp(qkv.v, earlier, self.weight))
+    def earlier(self, layer: int) -> Read:
+        return Read("value", layer - 1)
 
 
 class AttentionResidual(_Residual):
@@ -110,17 +108,13 @@ class IdentityMapping(ValueRoute):
     examples = ("identity_mapping",)
     from_second = True
 
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, layers)
-        self.repeats = shape.num_heads // shape.num_kv_heads
-
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset(Read("value", earlier) for earlier in range(layer))
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         earlier = [memory[Read("value", number)] for number in range(layer)]
         mean = torch.stack(earlier).mean(0)
-        return u + mean.repeat_interleave(self.repeats, dim=2)
+        return u + mean.repeat_interleave(u.shape[2] // v.shape[2], dim=2)
 
 
 class CrossLayer(ValueRoute):
@@ -135,8 +129,6 @@ class CrossLayer(ValueRoute):
 
     def __init__(self, *, other: Other = "previous") -> None:
         super().__init__()
-        if other not in get_args(Other):
-            raise WakefulError(f"crosslayer: other must be one of {get_args(Other)}, got {other!r}")
         self.other: Other = other
 
     def reads(self, layer: int) -> frozenset[Read]:

@@ -1,7 +1,7 @@
 """Residual connections of values: what later layers add of earlier layers' values to their own."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class ResFormer(ValueRoute):
     neutral = 'resformer(mode="learnable", init=(0.0, 1.0))'
     mixes = frozenset({"value"})
     from_second = True
+    by_layer = True
 
     def __init__(
         self,
@@ -48,21 +49,16 @@ class ResFormer(ValueRoute):
         init: tuple[float, float] = (0.5, 0.5),
     ) -> None:
         super().__init__()
-        if mode not in get_args(Mode):
-            raise WakefulError(f"resformer: mode must be one of {get_args(Mode)}, got {mode!r}")
         if scale != 2.0 and mode != "constant":
             raise WakefulError(f'resformer: scale is used by mode="constant" only, not {mode!r}')
         if tuple(init) != (0.5, 0.5) and mode != "learnable":
             raise WakefulError(f'resformer: init is used by mode="learnable" only, not {mode!r}')
-        if len(init) != 2:
-            raise WakefulError(f"resformer: init is (weight of V_1, weight of V_n), got {init!r}")
         self.mode: Mode = mode
         self.scale = scale
         self.init = (float(init[0]), float(init[1]))
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         super().attach(shape, layers)
-        self._row = {layer: row for row, layer in enumerate(self.layers)}
         if self.mode == "learnable":
             self.weights = nn.Parameter(torch.tensor([self.init] * len(self.layers)))
         elif self.mode == "plus":
@@ -79,26 +75,20 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        if self.mode != "plus":
+            super().take_over(reference, sources)
+            return
         assert isinstance(reference, ResFormer)
-        rows = {
-            self._row[layer]: reference._row[source]
-            for layer, source in enumerate(sources)
-            if layer in self._row and source in reference._row
-        }
-        if self.mode == "learnable":
-            for row, theirs in rows.items():
-                self.weights[row] = reference.weights[theirs].to(self.weights)
-        elif self.mode == "plus":
-            if len(rows) < len(self.layers):
-                raise WakefulError(
-                    f"{self} shares one total among its layers, and one of them would come from a "
-                    "layer that has no share in the reference; inherit with another route"
-                )
-            # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
-            kept = [rows[row] for row in range(len(self.layers))]
-            share = reference.share.softmax(0)[kept].sum()
-            self.total.copy_(reference.total * share)
-            self.share.copy_(reference.share[kept])
+        if any(sources[layer] not in reference.layers for layer in self.layers):
+            raise WakefulError(
+                f"{self} shares one total among its layers, and one of them would come from a "
+                "layer that has no share in the reference; inherit with another route"
+            )
+        # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
+        kept = [reference._row[sources[layer]] for layer in self.layers]
+        share = reference.share.softmax(0)[kept].sum()
+        self.total.copy_(reference.total * share)
+        self.share.copy_(reference.share[kept])
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})
@@ -200,16 +190,12 @@ class NeuTRENO(ValueRoute):
         super().__init__()
         self.lam = lam
 
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, layers)
-        self.repeats = shape.num_heads // shape.num_kv_heads
-
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         difference = memory[FIRST_VALUE] - v
-        return u + self.lam * difference.repeat_interleave(self.repeats, dim=2)
+        return u + self.lam * difference.repeat_interleave(u.shape[2] // v.shape[2], dim=2)
 
     def check(self, layer: int, sources: list[Source]) -> None:
         if sources[layer].value == 0:

@@ -20,12 +20,7 @@ class SVFormer(ValueRoute):
 
     def __init__(self, *, anchors: "list[int] | tuple[int, ...]" = (0,)) -> None:
         super().__init__()
-        if (
-            not anchors
-            or any(type(anchor) is not int for anchor in anchors)
-            or anchors[0] != 0
-            or list(anchors) != sorted(set(anchors))
-        ):
+        if not anchors or anchors[0] != 0 or list(anchors) != sorted(set(anchors)):
             raise WakefulError(
                 f"svformer: anchors must be ascending layer numbers starting at 0, got {anchors!r}"
             )

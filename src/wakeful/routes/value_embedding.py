@@ -59,18 +59,13 @@ class ValueEmbedding(Gates):
             table.zero_()
         return ""
 
-    @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, ValueEmbedding)
         for layer, source in enumerate(sources):
-            if str(source) not in reference.tables:
-                continue
-            if str(layer) not in self.tables:
+            if source in reference.layers and layer not in self.layers:
                 raise WakefulError(
                     f"{self} gives layer {layer} no table, and the layer {source} that it inherits "
                     "has one: keep a number of layers that leaves tables where they are"
                 )
-            self.tables[str(layer)].load_state_dict(reference.tables[str(source)].state_dict())
         super().take_over(reference, sources)
 
     def reads(self, layer: int) -> frozenset[Read]:

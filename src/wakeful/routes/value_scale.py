@@ -1,7 +1,7 @@
 """V-scale: small values are made smaller, and so are the gradients that gather at them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class ValueScale(ValueRoute):
     examples = ("value_scale",)
     neutral = "value_scale(std=0.0)"
     mixes = frozenset({"value"})
+    by_layer = True
 
     def __init__(self, *, std: float = 0.02) -> None:
         super().__init__()
@@ -49,13 +50,6 @@ class ValueScale(ValueRoute):
             exponents.fill_(_NEARLY_PLAIN)
         share = math.exp(_NEARLY_PLAIN)
         return f"{self} starts with C of {share:.4f} of their size, for zero cannot learn"
-
-    @torch.no_grad()
-    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, ValueScale)
-        for layer, source in enumerate(sources):
-            if str(layer) in self.exponents and str(source) in reference.exponents:
-                self.exponents[str(layer)].copy_(reference.exponents[str(source)])
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
         size = torch.linalg.vecdot(qkv.v, qkv.v).unsqueeze(-1)

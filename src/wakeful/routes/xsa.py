@@ -1,6 +1,6 @@
 """XSA: a head's output without what it says of its own token's value."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ class XSA(ValueRoute):
 
     examples = ("xsa", "xsa(learned=False)")
     neutral = "xsa"
+    by_layer = True
 
     def __init__(self, *, learned: bool = True) -> None:
         super().__init__()
@@ -25,7 +26,6 @@ class XSA(ValueRoute):
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         super().attach(shape, layers)
-        self._row = {layer: row for row, layer in enumerate(self.layers)}
         if self.learned:
             self.strengths = nn.Parameter(torch.zeros(len(self.layers), shape.num_heads))
 
@@ -35,14 +35,6 @@ class XSA(ValueRoute):
             return super().start_plain()
         self.strengths.zero_()
         return ""
-
-    @torch.no_grad()
-    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, XSA)
-        for layer in self.layers if self.learned else ():
-            if sources[layer] in reference._row:
-                theirs = reference.strengths[reference._row[sources[layer]]]
-                self.strengths[self._row[layer]] = theirs
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         # The heads of a group are taken together, so that no value is repeated.

@@ -10,8 +10,7 @@ bias of that. What is left of z is the weight p_iz that it takes from all others
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
-from wakeful.model.attention import DotProduct
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.prefix import store_prefix
 from wakeful.world import ALONE, World
@@ -112,19 +111,21 @@ def absorb(
     rows = len(text)
     world = world if rows >= world.size else ALONE
     prefixed = store_prefix(decoder, [token])
+    attentions = {n: cast(Block, block).attention for n, block in enumerate(prefixed.blocks)}
     shape = decoder.config.shape
     inputs: dict[int, Tensor] = {}
     new: dict[str, Tensor] = {}
 
-    def note(layer: int, _query: nn.Module, given: tuple) -> None:
+    def note(layer: int, given: tuple[Any, ...]) -> None:
         inputs[layer] = given[0]
 
-    def see(layer: int, dot: DotProduct, heads: tuple[Tensor, Tensor, Tensor]) -> None:
+    def see(layer: int, heads: tuple[Any, ...]) -> None:
         q, k, v = heads
-        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, dot.scale, rows, world))
+        attention = attentions[layer]
+        scale = attention.dot.scale
+        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, scale, rows, world))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
-        attention = cast(Block, decoder.blocks[layer]).attention
         added = {"query": 0.0, "key": key, "value": -value.flatten()}
         added["out"] = attention.out.weight @ repeated
         for part, bias in added.items():
@@ -134,16 +135,10 @@ def absorb(
             new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
         new.update({name: tensor.to(q.dtype) for name, tensor in more.items()})
 
-    hooks = []
-    for layer, block in enumerate(prefixed.blocks):
-        attention = cast(Block, block).attention
-        hooks.append(attention.query.register_forward_pre_hook(partial(note, layer)))
-        hooks.append(attention.dot.register_forward_pre_hook(partial(see, layer)))
-    try:
+    queries = {n: each.query for n, each in attentions.items()}
+    dots = {n: each.dot for n, each in attentions.items()}
+    with hooked(queries, before=note), hooked(dots, before=see):
         prefixed.hidden(text[world.part(rows)])
-    finally:
-        for hook in hooks:
-            hook.remove()
     if decoder.config.positions == "learned":
         new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
     return rebuilt(

@@ -16,8 +16,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.model.rebuild import rebuilt
 from wakeful.world import ALONE, World
 
@@ -82,15 +82,9 @@ def _height(decoder: Decoder, text: Tensor) -> float:
     """Return the mean over blocks of log max |x|."""
     found: list[float] = []
 
-    def see(_block: torch.nn.Module, _args: tuple, output: tuple) -> None:
+    def see(_layer: int, _args: tuple, output: tuple) -> None:
         found.append(math.log(max(float(output[0].abs().max()), sys.float_info.min)))
 
-    hooks = [
-        block.register_forward_hook(see) for block in decoder.blocks if isinstance(block, Block)
-    ]
-    try:
+    with hooked(dict(enumerate(decoder.blocks)), after=see):
         decoder.hidden(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return sum(found) / len(found)

@@ -34,7 +34,6 @@ from wakeful.model.rebuild import rebuilt
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
-from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.paged import AT_ONCE, as_stored, in_memory
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
@@ -42,7 +41,7 @@ from wakeful.routes.base import ValueRoute
 Turning = Callable[[Tensor], Tensor]
 _CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}
 _OF_HEADS = ("query", "key")
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Largest difference of the logits, over their deviation, that rounding explains."""
 
 
@@ -119,8 +118,9 @@ def rotate(
                         kind, "values", turned, seed=seed, layer=part.attention.layer
                     )
                     _turn_values(part, turned, of_layer)
-                if isinstance(part, Block) and inner:
-                    _turn_inner(part, turned.config.mlp_width)
+                if isinstance(part, Block) and inner:  # the columns that read what is to turn
+                    down = part.mlp.down.weight
+                    down.copy_(WalshHadamard()(down.double()))
     if inner:
         turned = rebuilt(turned, mlp_rotation=True)
     _compare(decoder, turned, kind)
@@ -342,26 +342,28 @@ def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
         stored.copy_(turn(rows).reshape(stored.shape))
 
 
-def _turn_inner(block: Block, width: int) -> None:
-    """Turn the columns of a feed-forward network's last projection, whose input is to turn."""
-    down = block.mlp.down.weight
-    rows = down.double()
-    down.copy_(transform(rows, transform_factors(width, rows.device, torch.float64)))
-
-
 def _compare(before: Decoder, after: Decoder, kind: Rotation | Bases | str) -> None:
     """Refuse a result that is another function: a user's own part may not commute."""
     config = before.config
-    length = max(config.relaxed_prefix, min(64, config.context))
+    check_same(
+        before, after, before.embed.weight, as_stored(before.embed.weight).dtype, "the logits",
+        f"under {kind}: model.route = {config.route}, model.depth = {config.depth} or model.norm = "
+        f"{config.norm} does not commute with a rotation",
+        length=max(config.relaxed_prefix, min(64, config.context)),
+    )  # fmt: skip
+
+
+def check_same(
+    before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor], table: Tensor,
+    dtype: torch.dtype, what: str, why: str, *, length: int = 64,
+) -> None:  # fmt: skip
+    """Raise `WakefulError` where two models with the embedding `table` have logits of random tokens
+    that differ by more than rounding to a type explains.
+    """
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (1, length), generator=generator)
-    tokens = tokens.to(before.embed.weight.device)
+    tokens = torch.randint(len(table), (1, length), generator=generator).to(table.device)
     expected, found = before(tokens).float(), after(tokens).float()
     check_logits(expected)
     apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
-    if not apart <= CLOSE[as_stored(before.embed.weight).dtype] * size:
-        raise WakefulError(
-            f"the logits change by {apart:.1e} of {size:.1e} under {kind}: model.route = "
-            f"{config.route}, model.depth = {config.depth} or model.norm = {config.norm} does not "
-            "commute with a rotation"
-        )
+    if not apart <= _CLOSE[dtype] * size:
+        raise WakefulError(f"{what} change by {apart:.1e} of {size:.1e} {why}")

@@ -7,8 +7,7 @@ is a result with other logits: nothing rests on the names being right.
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from wakeful.errors import WakefulError
 from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
 from wakeful.paged import like
-from wakeful.surgery.rotate import CLOSE
+from wakeful.surgery.rotate import Turning, check_same
 
 _MLP = r"mlp\.(?:shared_expert\.)?"
 _READS = {
@@ -38,6 +37,8 @@ _STAYS = (
     rf"|{_MLP}(?:gate|up)_proj\.bias|mlp\.experts\.gate_up_proj_bias"
 )
 _BLOCK = re.compile(r"model\.(?:layers\.\d+\.)?")
+_Step = tuple[int, Turning]
+"""What is done to a parameter along an axis, which is the last one meanwhile."""
 
 
 @torch.no_grad()
@@ -72,37 +73,31 @@ def rotate_experts(
     head_width = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    widths = {"stream": config.hidden_size, "values": head_width}
-    bases = {
-        part: kind.drawn(
-            width, generator=generator_for(seed, part, width), device=table.weight.device,
-            dtype=torch.float64,
-        )
-        for part, width in widths.items()
-    }  # fmt: skip
+    turns = {
+        part: _turning(kind, part, width, seed, table.weight.device)
+        for part, width in (("stream", config.hidden_size), ("values", head_width))
+    }
     for name, parameter in named.items():
         end, block = ends[name], name.removesuffix(ends[name])
         norm = next((each for each in _READS if stream and re.fullmatch(_READS[each], end)), None)
         reads = norm is not None or (stream and end == _TABLE)
-        steps: list[Callable[[Tensor], Tensor]] = []
+        steps: list[_Step] = []
         if norm is not None:
             scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
-            steps.append(partial(_scaled, axis=_axis(turned, name, reads=True), scale=scale))
+            steps.append((_axis(turned, name, reads=True), scale.double().mul))
         if reads or (stream and re.fullmatch(_WRITES, end)):
-            axis = _axis(turned, name, reads=reads)
-            steps.append(
-                partial(_along, axis=axis, rotation=bases["stream"], width=widths["stream"])
-            )
+            steps.append((_axis(turned, name, reads=reads), turns["stream"]))
         if re.fullmatch(r"self_attn\.(?:v_proj\.(?:weight|bias)|o_proj\.weight)", end):
-            axis = 0 if "v_proj" in end else 1
-            steps.append(
-                partial(_along, axis=axis, rotation=bases["values"], width=widths["values"])
-            )
+            steps.append((0 if "v_proj" in end else 1, turns["values"]))
         if stream and end in _READS:
-            steps.append(torch.ones_like)
+            steps.append((0, torch.ones_like))
         if steps:
             _put(turned, name, parameter, steps)
-    _compare(model, turned, kind)
+    check_same(
+        lambda tokens: model(tokens).logits, lambda tokens: turned(tokens).logits, table.weight,
+        model.dtype, f"the logits of this {type(model).__name__}",
+        f"under {kind}: it does more with them than the names of its parameters say",
+    )  # fmt: skip
     return turned
 
 
@@ -124,41 +119,22 @@ def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
     return -1 if reads != bool(getattr(owner, "is_transposed", False)) else -2
 
 
-def _scaled(part: Tensor, axis: int, scale: Tensor) -> Tensor:
-    return (part.movedim(axis, -1) * scale.double()).movedim(-1, axis)
+def _turning(kind: Rotation, part: str, width: int, seed: int, device: torch.device) -> Turning:
+    """Return what rotates each `width` numbers of the last axis by themselves."""
+    generator = generator_for(seed, part, width)
+    drawn = kind.drawn(width, generator=generator, device=device, dtype=torch.float64)
+    return lambda rows: drawn.into(rows.reshape(-1, width)).reshape(rows.shape)
 
 
-def _along(part: Tensor, axis: int, rotation: Any, width: int) -> Tensor:
-    """Return a tensor rotated along an axis, each `width` numbers of it by themselves."""
-    rows = part.movedim(axis, -1)
-    return rotation.into(rows.reshape(-1, width)).reshape(rows.shape).movedim(-1, axis)
-
-
-def _put(
-    model: nn.Module, name: str, source: Tensor, steps: Sequence[Callable[[Tensor], Tensor]]
-) -> None:
+def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]) -> None:
     """Put what steps in float64 make of a parameter, an expert at a time, into its place."""
     made = []
     for part in source.unbind() if source.ndim == 3 else [source]:
         found = part.double()
-        for step in steps:
-            found = step(found)
+        for axis, step in steps:
+            found = step(found.movedim(axis, -1)).movedim(-1, axis)
         made.append(found.to(source.dtype))
     owner, _, leaf = name.rpartition(".")
     whole = torch.stack(made) if source.ndim == 3 else made[0].contiguous()
     parameter = nn.Parameter(like(source, whole), requires_grad=False)
     model.get_submodule(owner)._parameters[leaf] = parameter
-
-
-def _compare(before: Any, after: Any, kind: Rotation) -> None:
-    """Refuse a result that is another function: a name may mean something else here."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(before.config.vocab_size, (1, 64), generator=generator)
-    tokens = tokens.to(before.device)
-    expected, found = before(tokens).logits.float(), after(tokens).logits.float()
-    apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
-    if not apart <= CLOSE[before.dtype] * size:
-        raise WakefulError(
-            f"the logits of this {type(before).__name__} change by {apart:.1e} of {size:.1e} under "
-            f"{kind}: it does more with them than the names of its parameters say"
-        )

@@ -31,16 +31,8 @@ def learned_sinks(
     """Return a decoder with learned sinks that reads a text nearly as `decoder` after `token`.
 
     Without rotary positions and normalized keys it is that function exactly. All weights but those
-    of the attention's biases are shared with `decoder`, which stays as it is.
-
-    Args:
-        decoder: with the ordinary softmax over each layer's own keys and values.
-        token: stands before every sequence in what the sinks are made of.
-        text: sequences to take the sinks' weights from.
-        world: the processes that share the text.
-
-    Raises:
-        WakefulError: another normalizer or route, a stored prefix, or a token that is none.
+    of the attention's biases are shared with `decoder`, which stays as it is. What it takes and
+    raises is that of `learned_gates`: the text is that of which sinks take their weights.
     """
     check_absorbs(decoder, "sinks")
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from wakeful.config.model import AttentionBias, ModelConfig
+from wakeful.config.model import AttentionBias, MLPName, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.normalizers import Softmax1
 from wakeful.ropes import Linear, Llama3
@@ -78,6 +78,10 @@ class Family:
     ignored: str = r"(?!)"
     """A regular expression for the end of names of constants that old checkpoints store."""
 
+    def stored(self, name: str) -> str:
+        """Return the name under which checkpoints hold a tensor that a link names."""
+        return name if name == self.head else self.prefix + name
+
     def name(self, stored: str) -> str:
         """Return the name a link uses for a stored tensor."""
         return dict(self.aliases).get(stored, stored.removeprefix(self.prefix))
@@ -85,6 +89,34 @@ class Family:
     def ignores(self, stored: str) -> bool:
         """Tell whether a stored tensor is a constant that the model computes itself."""
         return re.search(rf"(?:^|\.)(?:{self.ignored})$", stored) is not None
+
+
+ALIKE = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_size": "width",
+    "intermediate_size": "mlp_width",
+    "tie_word_embeddings": "tied",
+    "initializer_range": "init_std",
+}
+"""Fields of Transformers and what they are called here, where their values are the same."""
+GELU: dict[str, MLPName] = {
+    "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact",
+}  # fmt: skip
+"""Our feed-forward networks by the names of their functions."""
+GELU_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
+
+
+def read(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of ours that a configuration of theirs has under other names."""
+    return {ours: getattr(config, theirs) for theirs, ours in names.items()}
+
+
+def written(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of theirs that ours has under other names, without special tokens."""
+    fields = {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
 def field(config: PreTrainedConfig, name: str) -> object:
@@ -108,10 +140,14 @@ def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
     value = field(config, name)
     if value not in allowed:
         shown = " or ".join(map(repr, allowed))
-        raise WakefulError(
-            f"our decoder cannot be this {config.model_type}: its configuration has {name} = "
-            f"{value!r}, and only {shown} can be represented"
-        )
+        raise cannot(config, f"{name} = {value!r}, and only {shown} can be represented")
+
+
+def cannot(config: PreTrainedConfig, what: str) -> WakefulError:
+    """Return the error for a configuration that has what our decoder cannot be."""
+    return WakefulError(
+        f"our decoder cannot be this {config.model_type}: its configuration has {what}"
+    )
 
 
 def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, str, float]:
@@ -137,11 +173,9 @@ def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, s
                 f"high={float(parameters['high_freq_factor'])})"
             )
         case _:
-            raise WakefulError(
-                f"our decoder cannot be this {config.model_type}: its configuration has "
-                f"rope_parameters.rope_type = {kind!r}, and only 'default', 'linear' or 'llama3' "
-                "can be represented"
-            )
+            known = "'default', 'linear' or 'llama3'"
+            what = f"rope_parameters.rope_type = {kind!r}, and only {known} can be represented"
+            raise cannot(config, what)
     share = float(parameters.get("partial_rotary_factor", 1.0))
     return float(parameters["rope_theta"]), rope, share
 
@@ -231,10 +265,10 @@ def with_window(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
     if not ours.local_layers and ours.rope == "plain":
         ours = dataclasses.replace(ours, local_layers=sliding, local_theta=ours.rope_theta)
     if ours.local_layers != sliding:
-        raise WakefulError(
-            f"our decoder cannot be this {config.model_type}: its configuration has sliding_window "
-            f"= {window}, shorter than its context of {ours.max_length}, in layers whose positions "
-            f"are scaled or of two kinds; within max_length={window} they agree"
+        raise cannot(
+            config,
+            f"sliding_window = {window}, shorter than its context of {ours.max_length}, in layers "
+            f"whose positions are scaled or of two kinds; within max_length={window} they agree",
         )
     return dataclasses.replace(ours, window=window)
 

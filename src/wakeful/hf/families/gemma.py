@@ -9,18 +9,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
-from wakeful.errors import WakefulError
-from wakeful.hf.families import llama
-from wakeful.hf.families.base import (
-    FULL,
-    SLIDING,
-    Link,
-    demand,
-    rope_of,
-    rope_parameters,
-    windows,
-    with_window,
-)
+from wakeful.hf.families import base, llama
 from wakeful.normalizers import Softcap
 from wakeful.variants import build
 
@@ -29,14 +18,14 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Gemma 2 or the text part of a Gemma 3."""
     c: Any = config
     third = c.model_type == "gemma3_text"
-    demand(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
-    demand(config, "use_bidirectional_attention", False, None)
+    base.demand(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
+    base.demand(config, "use_bidirectional_attention", False, None)
     if third:  # its code ignores the field
-        demand(config, "attn_logit_softcapping", None)
-    sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == SLIDING)
+        base.demand(config, "attn_logit_softcapping", None)
+    sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
     ours = dataclasses.replace(
-        llama.kin(config, max_length, rope_of(config, FULL if third else "")),
+        llama.kin(config, max_length, base.rope_of(config, base.FULL if third else "")),
         placement="peri",
         mlp="geglu",
         embedding="scaled",
@@ -47,18 +36,15 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         local_layers=sliding if third else (),
         local_theta=_local_theta(config) if third else 0.0,
     )
-    return with_window(config, ours)
+    return base.with_window(config, ours)
 
 
 def _local_theta(config: PreTrainedConfig) -> float:
-    theta, scaling, _ = rope_of(config, SLIDING)
+    theta, scaling, _ = base.rope_of(config, base.SLIDING)
     if scaling != "plain":
-        raise WakefulError(
-            f"our decoder cannot be this {config.model_type}: its configuration has "
-            f"rope_parameters.{SLIDING}.rope_type = "
-            f"{config.rope_parameters[SLIDING]['rope_type']!r}, and only 'default' can be "
-            "represented"
-        )
+        kind = config.rope_parameters[base.SLIDING]["rope_type"]
+        what = f"rope_parameters.{base.SLIDING}.rope_type = {kind!r}"
+        raise base.cannot(config, f"{what}, and only 'default' can be represented")
     return theta
 
 
@@ -72,20 +58,20 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
         "query_pre_attn_scalar": config.query_scalar or config.shape.head_width,
         "final_logit_softcapping": config.logit_cap or None,
         "attn_logit_softcapping": normalizer.cap if isinstance(normalizer, Softcap) else None,
-        **windows(config),
+        **base.windows(config),
         "pad_token_id": None,
     }
     if not config.qk_norm:
         return Gemma2Config(**common)
     rope = {
-        FULL: rope_parameters(config),
-        SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
+        base.FULL: base.rope_parameters(config),
+        base.SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
     }
     common["rope_parameters"] = rope
     return Gemma3TextConfig(**common)
 
 
-def links(config: ModelConfig) -> list[Link]:
+def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor; a norm's weight is stored less one."""
     return [
         dataclasses.replace(link, split=_one_more, join=_one_less)

@@ -9,48 +9,29 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, PreTrainedConfig
 
 from wakeful.config.model import MLPName, ModelConfig
-from wakeful.hf.families.base import (
-    Family,
-    Link,
-    context,
-    demand,
-    rope_of,
-    rope_parameters,
-    rotary_width,
-    same,
-)
+from wakeful.hf.families import base
 from wakeful.hf.families.gpt2 import PROJECTIONS
 
-_GELU: dict[str, MLPName] = {
-    "gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu",
-}  # fmt: skip
-_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
+_GELU: dict[str, MLPName] = {**base.GELU, "gelu_fast": "gelu"}
+_ALIKE = base.ALIKE | {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a GPT-NeoX."""
     c: Any = config
-    demand(config, "hidden_act", *_GELU)
-    theta, rope, share = rope_of(config)
+    base.demand(config, "hidden_act", *_GELU)
+    theta, rope, share = base.rope_of(config)
     return ModelConfig(
-        vocab_size=c.vocab_size,
-        max_length=context(config, max_length),
-        num_layers=c.num_hidden_layers,
-        num_heads=c.num_attention_heads,
-        width=c.hidden_size,
-        mlp_width=c.intermediate_size,
+        **base.read(config, _ALIKE),
+        max_length=base.context(config, max_length),
         norm="layernorm",
-        norm_eps=c.layer_norm_eps,
         positions="rotary",
         rope_theta=theta,
         rope=rope,
-        rotary_width=rotary_width(share, c.hidden_size // c.num_attention_heads),
+        rotary_width=base.rotary_width(share, c.hidden_size // c.num_attention_heads),
         mlp=_GELU[c.hidden_act],
         bias=True,
         attention_bias="all" if c.attention_bias else "none",
-        parallel=bool(c.use_parallel_residual),
-        tied=bool(c.tie_word_embeddings),
-        init_std=c.initializer_range,
     )
 
 
@@ -58,31 +39,23 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-NeoX."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
+    fields = base.written(config, _ALIKE)
+    fields["hidden_size"] = config.num_heads * head_width
     return GPTNeoXConfig(
-        vocab_size=config.vocab_size,
+        **fields,
         max_position_embeddings=config.max_length,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        hidden_size=config.num_heads * head_width,
-        intermediate_size=config.mlp_width,
-        hidden_act=_NAMES.get(config.mlp, "gelu"),
-        layer_norm_eps=config.norm_eps,
-        initializer_range=config.init_std,
-        rope_parameters=rope_parameters(config) | {"partial_rotary_factor": share},
+        hidden_act=base.GELU_NAMES.get(config.mlp, "gelu"),
+        rope_parameters=base.rope_parameters(config) | {"partial_rotary_factor": share},
         attention_bias=config.out_bias,
-        use_parallel_residual=config.parallel,
-        tie_word_embeddings=config.tied,
-        bos_token_id=None,
-        eos_token_id=None,
     )
 
 
-def links(config: ModelConfig) -> list[Link]:
+def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor."""
-    found = same("embed_in", "embed", "weight")
-    found += same("final_layer_norm", "norm", "weight", "bias")
+    found = base.same("embed_in", "embed", "weight")
+    found += base.same("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:
-        found += same("lm_head", "head", "weight")
+        found += base.same("lm_head", "head", "weight")
     heads = config.num_heads
     attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
     for layer in range(config.num_layers):
@@ -93,12 +66,12 @@ def links(config: ModelConfig) -> list[Link]:
             ("mlp.dense_h_to_4h", "mlp.up"),
             ("mlp.dense_4h_to_h", "mlp.down"),
         ):
-            found += same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
-        found += same(f"{theirs}.attention.dense", f"{ours}.attention.out", *attention_parts)
+            found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
+        found += base.same(f"{theirs}.attention.dense", f"{ours}.attention.out", *attention_parts)
         for part in attention_parts:
             three = tuple(f"{ours}.attention.{name}.{part}" for name in PROJECTIONS)
             fused = f"{theirs}.attention.query_key_value.{part}"
-            found.append(Link(fused, three, partial(_split, heads), partial(_join, heads)))
+            found.append(base.Link(fused, three, partial(_split, heads), partial(_join, heads)))
     return found
 
 
@@ -112,7 +85,7 @@ def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([tensor.unflatten(0, (heads, -1)) for tensor in tensors], 1).flatten(0, 2)
 
 
-FAMILY = Family(
+FAMILY = base.Family(
     kinds=("gpt_neox",),
     prefix="gpt_neox.",
     describe=describe,

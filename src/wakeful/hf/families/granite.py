@@ -12,9 +12,8 @@ import transformers
 from transformers import GraniteConfig, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
-from wakeful.errors import WakefulError
 from wakeful.hf.families import llama
-from wakeful.hf.families.base import SLIDING, Link, demand, rope_of, windows, with_window
+from wakeful.hf.families.base import SLIDING, Link, cannot, demand, rope_of, windows, with_window
 from wakeful.normalizers import Softmax1
 from wakeful.variants import build
 
@@ -33,11 +32,8 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     demand(config, "embedding_multiplier", 1.0, root)
     divisor = round(c.attention_multiplier**-2)
     if divisor**-0.5 != c.attention_multiplier:
-        raise WakefulError(
-            f"our decoder cannot be this {c.model_type}: its configuration has "
-            f"attention_multiplier = {c.attention_multiplier}, which is not one over the root of a "
-            "whole number"
-        )
+        what = f"attention_multiplier = {c.attention_multiplier}"
+        raise cannot(config, f"{what}, which is not one over the root of a whole number")
     plain = llama.kin(config, max_length, rope_of(config))
     ours = dataclasses.replace(
         plain,
@@ -58,10 +54,10 @@ def _with_sinks(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
     near = {bases[n] for n in local} or {0.0}
     scaled = ours.rope != "plain" and near != {0.0}
     if len(usual) > 1 or len(near) > 1 or usual == {0.0} or scaled:
-        raise WakefulError(
-            f"our decoder cannot be this {c.model_type}: its configuration has layer_rope_theta = "
-            f"{bases}, and only one base outside of the layers with a window and one within can be "
-            "represented, this one not scaled"
+        raise cannot(
+            config,
+            f"layer_rope_theta = {bases}, and only one base outside of the layers with a window "
+            "and one within can be represented, this one not scaled",
         )
     ours = dataclasses.replace(
         ours,

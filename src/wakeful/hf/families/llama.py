@@ -14,20 +14,10 @@ from transformers import (
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.hf.families.base import (
-    Family,
-    Link,
-    context,
-    demand,
-    rope_of,
-    rope_parameters,
-    rotary_width,
-    same,
-    windows,
-    with_window,
-)
+from wakeful.hf.families import base
 from wakeful.variants import build
 
+_ALIKE = base.ALIKE | {"rms_norm_eps": "norm_eps"}
 _NORMS = {
     "pre": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
     "peri": (
@@ -47,8 +37,8 @@ _NORMS = {
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
-    demand(config, "hidden_act", "silu", "swish")
-    plain = kin(config, max_length, rope_of(config))
+    base.demand(config, "hidden_act", "silu", "swish")
+    plain = kin(config, max_length, base.rope_of(config))
     ours = dataclasses.replace(
         plain,
         bias=bool(getattr(c, "mlp_bias", False)),
@@ -56,7 +46,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         qk_norm=c.model_type == "qwen3",
         local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
     )
-    return with_window(config, ours)
+    return base.with_window(config, ours)
 
 
 def kin(
@@ -75,25 +65,18 @@ def kin(
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
-        vocab_size=c.vocab_size,
-        max_length=context(config, max_length),
-        num_layers=c.num_hidden_layers,
-        num_heads=c.num_attention_heads,
+        **base.read(config, _ALIKE),
+        max_length=base.context(config, max_length),
         num_kv_heads=c.num_key_value_heads,
-        width=c.hidden_size,
         head_width=head_width,
-        mlp_width=c.intermediate_size,
         norm="rmsnorm",
-        norm_eps=c.rms_norm_eps,
         positions="rotary",
         rope_theta=theta,
         rope=rope,
-        rotary_width=rotary_width(share, head_width),
+        rotary_width=base.rotary_width(share, head_width),
         mlp="swiglu",
         # A Mistral lacks the field; a Qwen2 has biases of q, k and v without one that says so.
         attention_bias="all" if getattr(c, "attention_bias", False) else "none",
-        tied=bool(c.tie_word_embeddings),
-        init_std=c.initializer_range,
     )
 
 
@@ -103,62 +86,39 @@ def _without_rope(config: Any) -> tuple[int, ...]:
 
 
 def compose(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Llama, or of a Qwen where it has what they have."""
+    """Return the nearest configuration of a Llama, or of one of its kin that has what it lacks."""
     common: dict[str, Any] = fields(config) | {"head_dim": config.shape.head_width}
+    biased: dict[str, Any] = {"attention_bias": config.out_bias}
+    narrow: dict[str, Any] = {}
     if config.narrowed:
-        return _narrowed(config, common)
-    if config.local_layers and not config.qk_norm:
+        narrow = base.windows(config) | {"use_sliding_window": True}
+    if config.local_layers and not config.local_theta:
         turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
-        biases: dict[str, Any] = {"attention_bias": config.out_bias, "mlp_bias": config.bias}
-        return SmolLM3Config(**common, **biases, no_rope_layers=turned, pad_token_id=None)
+        biased |= {"mlp_bias": config.bias, "pad_token_id": None}
+        return SmolLM3Config(**common, **narrow, **biased, no_rope_layers=turned)
     if config.qk_norm:
-        return Qwen3Config(**common, attention_bias=config.out_bias)
+        return Qwen3Config(**common, **narrow, **biased)
+    if config.narrowed and not config.qkv_bias:
+        return MistralConfig(**common, sliding_window=config.window)
     if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
-        return Qwen2Config(**common)
-    return LlamaConfig(**common, attention_bias=config.out_bias, mlp_bias=config.bias)
-
-
-def _narrowed(config: ModelConfig, common: dict[str, Any]) -> PreTrainedConfig:
-    """Return the nearest configuration of those that have windows."""
-    if not config.local_theta:
-        turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
-        return SmolLM3Config(
-            **common, **windows(config), use_sliding_window=True, no_rope_layers=turned,
-            attention_bias=config.out_bias, mlp_bias=config.bias, pad_token_id=None,
-        )  # fmt: skip
-    if config.qk_norm:
-        return Qwen3Config(
-            **common, **windows(config), use_sliding_window=True, attention_bias=config.out_bias
-        )
-    if config.qkv_bias:
-        return Qwen2Config(**common, **windows(config), use_sliding_window=True)
-    return MistralConfig(**common, sliding_window=config.window)
+        return Qwen2Config(**common, **narrow)
+    return LlamaConfig(**common, **biased, mlp_bias=config.bias)
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:
     """Return what the configurations of a Llama and all its kin call alike."""
-    return {
-        "vocab_size": config.vocab_size,
+    return base.written(config, _ALIKE) | {
         "max_position_embeddings": config.max_length,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.shape.num_kv_heads,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_width,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": rope_parameters(config),
-        "tie_word_embeddings": config.tied,
-        "initializer_range": config.init_std,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "rope_parameters": base.rope_parameters(config),
     }
 
 
-def links(config: ModelConfig) -> list[Link]:
+def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor."""
-    found = same("embed_tokens", "embed", "weight") + same("norm", "norm", "weight")
+    found = base.same("embed_tokens", "embed", "weight") + base.same("norm", "norm", "weight")
     if not config.tied:
-        found += same("lm_head", "head", "weight")
+        found += base.same("lm_head", "head", "weight")
     norms = _NORMS[str(build("placements", config.placement))]
     for layer in range(config.num_layers):
         modules = [
@@ -178,11 +138,11 @@ def links(config: ModelConfig) -> list[Link]:
             ]
         for theirs, ours, biased in modules:
             parts = ("weight", "bias") if biased else ("weight",)
-            found += same(f"layers.{layer}.{theirs}", f"blocks.{layer}.{ours}", *parts)
+            found += base.same(f"layers.{layer}.{theirs}", f"blocks.{layer}.{ours}", *parts)
     return found
 
 
-FAMILY = Family(
+FAMILY = base.Family(
     kinds=("llama", "mistral", "qwen2", "qwen3", "smollm3"),
     prefix="model.",
     describe=describe,

@@ -12,11 +12,6 @@ from wakeful.config.model import ModelConfig
 from wakeful.hf.families import llama
 from wakeful.hf.families.base import Link
 
-_FUSED = {
-    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
-}
-
 
 def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Phi-3."""
@@ -36,18 +31,17 @@ def links(config: ModelConfig) -> list[Link]:
     shape = config.shape
     heads, groups = (n * shape.head_width for n in (shape.num_heads, shape.num_kv_heads))
     rows = {
-        "self_attn.qkv_proj": [heads, groups, groups],
-        "mlp.gate_up_proj": [config.mlp_width, config.mlp_width],
+        "self_attn.qkv_proj": {"q_proj": heads, "k_proj": groups, "v_proj": groups},
+        "mlp.gate_up_proj": {"gate_proj": config.mlp_width, "up_proj": config.mlp_width},
     }
     plain = {link.theirs: link for link in llama.links(config)}
     found: list[Link] = []
     for layer in range(config.num_layers):
-        for fused, names in _FUSED.items():
+        for fused, parts in rows.items():
             half = f"layers.{layer}.{fused.partition('.')[0]}"
-            parts = [plain.pop(f"{half}.{name}.weight").ours[0] for name in names]
-            theirs = f"layers.{layer}.{fused}.weight"
-            split = partial(torch.split, split_size_or_sections=rows[fused])
-            found.append(Link(theirs, tuple(parts), split, _join))
+            ours = tuple(plain.pop(f"{half}.{part}.weight").ours[0] for part in parts)
+            split = partial(torch.split, split_size_or_sections=[*parts.values()])
+            found.append(Link(f"layers.{layer}.{fused}.weight", ours, split, _join))
     return [*plain.values(), *found]
 
 
