@@ -77,14 +77,13 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag that sets it: its name, without the _ after a word of Python's."""
-        return f"--{self.name.rstrip('_')}"
+        """The flag that sets it."""
+        return flag_of(self.name)
 
     @property
     def negative(self) -> str:
         """The flag that turns it off there, if it is a switch."""
-        place, dot, last = self.name.rpartition(".")
-        return f"--{place}{dot}no_{last}"
+        return flag_of(self.name, negative=True)
 
     @property
     def section(self) -> str:
@@ -107,6 +106,12 @@ class Option:
         return typing.get_origin(self.kind) is tuple
 
 
+def flag_of(name: str, *, negative: bool = False) -> str:
+    """Return the flag that sets an option or turns it off, less the _ after a Python word."""
+    place, dot, last = name.rstrip("_").rpartition(".")
+    return f"--{place}{dot}{'no_' * negative}{last}"
+
+
 def options_of(
     kind: type,
     default: Any = None,
@@ -124,7 +129,7 @@ def options_of(
     for entry in _fields(kind):
         name, inner = prefix + entry.name, plain[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
-        value = _default(entry) if default is None else getattr(default, entry.name)
+        value = default_of(entry) if default is None else getattr(default, entry.name)
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
             rare = next((each.names for each in extras if isinstance(each, Seldom)), ())
@@ -184,6 +189,7 @@ def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(kind), key=depth)
 
 
-def _default(entry: dataclasses.Field[Any]) -> Any:
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    """Return the value of a field where none is given; `dataclasses.MISSING` where one must be."""
     made = entry.default_factory
     return entry.default if made is dataclasses.MISSING else made()

@@ -1,9 +1,8 @@
 """Tables of options' ranges, and of those that exclude, need or forbid others, with reasons.
 
-A class of options keeps its table as `RULES`, and checks it when it is made; that of a part of
-other options names the part in `SECTION`. A condition is a
-dotted name, which holds where the field is not at its default; `name=value`, also of one of several
-values; or `name!=value`.
+A class of options (`Ruled`) checks its table when it is made. A condition is a dotted name, which
+holds where the field is not at its default; `name=value`, also of one of several values; or
+`name!=value`.
 """
 
 import dataclasses
@@ -11,8 +10,9 @@ import functools
 import operator
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from wakeful.config.options import default_of, flag_of
 from wakeful.errors import WakefulError
 
 _CONDITION = re.compile(r"([\w.]+)(?:(!?=)(.*))?")
@@ -115,6 +115,17 @@ def check_rules(options: Any, *rules: Rule) -> None:
         rule.check(options)
 
 
+class Ruled:
+    """Options that keep to rules."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    SECTION: ClassVar[str] = ""
+    """The part of other options that they are, if any."""
+
+    def __post_init__(self) -> None:
+        check_rules(self, *self.RULES)
+
+
 def forbidden(kind: type) -> frozenset[str]:
     """Return the dotted names of the options that a class has, and its rules forbid."""
     rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
@@ -156,10 +167,9 @@ def _parts(condition: str) -> tuple[str, str, str]:
 
 def _flag(condition: str) -> str:
     name, sign, value = _parts(condition)
-    place, dot, last = name.rstrip("_").rpartition(".")
     if (sign, value) == ("=", "False"):
-        return f"--{place}{dot}no_{last}"
-    return f"--{place}{dot}{last} {'not ' * (sign == '!=')}{value}".rstrip()
+        return flag_of(name, negative=True)
+    return f"{flag_of(name)} {'not ' * (sign == '!=')}{value}".rstrip()
 
 
 def _written(value: Any) -> str:
@@ -172,6 +182,5 @@ def _written(value: Any) -> str:
 def _default(kind: type, name: str) -> Any:
     first, _, rest = name.partition(".")
     entry = next(each for each in dataclasses.fields(kind) if each.name == first)  # pyright: ignore
-    made = entry.default_factory
-    value = entry.default if made is dataclasses.MISSING else made()
+    value = default_of(entry)
     return operator.attrgetter(rest)(value) if rest else value

@@ -10,8 +10,16 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, AtMost, Excludes, Within, check_rules
-from wakeful.config.tables import Table, from_table, merged, on_preset, read_table, to_table
+from wakeful.config.refusals import AtLeast, AtMost, Excludes, Ruled, Within, check_rules
+from wakeful.config.tables import (
+    Table,
+    flattened,
+    from_table,
+    merged,
+    on_preset,
+    read_table,
+    to_table,
+)
 from wakeful.errors import WakefulError, nearest
 
 _MOST_TOKENS = 2**28
@@ -24,7 +32,7 @@ _OWN_FILES = ("run.json", "report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig:
+class TextConfig(Ruled):
     """How text becomes tokens."""
 
     validation_source: str = ""
@@ -76,9 +84,6 @@ class DataConfig(TextConfig):
         AtLeast("max_tokens", 0),
         Within("first_batch", "[0, 2**32]"),  # a row's place is a machine's number
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +204,7 @@ class BridgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthConfig:
+class WidthConfig(Ruled):
     """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
 
     heads: What[float] = 0.0
@@ -213,15 +218,12 @@ class WidthConfig:
     SECTION = "width"
     RULES = (Within("heads mlp", "[0, 1]"), AtLeast("tokens", 1))
 
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
-
     def __bool__(self) -> bool:
         return bool(self.heads or self.mlp)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealConfig:
+class HealConfig(Ruled):
     """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text"]] = "reference"
@@ -248,9 +250,6 @@ class HealConfig:
         Within("temperature", "(0, inf)"),
         AtLeast("top_k hidden lora.rank", 0),
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +316,7 @@ class SampleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Ruled):
     """One run."""
 
     name: Where[str] = "vanilla"
@@ -353,10 +352,12 @@ class Config:
 
     def __post_init__(self) -> None:
         train = self.train
-        _check_finite(config_to_table(self), "")
+        for name, value in flattened(config_to_table(self)):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise WakefulError(f"{name} must be finite, got {value}")
         if not self.name or "\0" in self.name:
             raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
-        check_rules(self, *self.RULES)
+        super().__post_init__()
         if train.batch_size * train.length > _MOST_TOKENS:
             raise WakefulError(
                 f"train.batch_size = {train.batch_size} sequences of train.length = "
@@ -457,11 +458,3 @@ def layouts_of(table: Table) -> list[str]:
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")
     return layouts
-
-
-def _check_finite(table: Table, place: str) -> None:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            _check_finite(value, f"{place}{name}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise WakefulError(f"{place}{name} must be finite, got {value}")

@@ -7,7 +7,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -123,6 +123,15 @@ def from_table(kind: Any, table: object, *, record: str = "") -> Any:
 def to_table(value: object) -> Table:
     """Return every field of a dataclass, and of those in it, as a table."""
     return typing.cast(Table, _plain(value))
+
+
+def flattened(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of everything in a table and in those inside it."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
 
 
 def nested(name: str, value: Any) -> Table:

@@ -12,17 +12,7 @@ from wakeful.depth.residual_gate import ResidualGate
 from wakeful.depth.x0_lambdas import X0Lambdas
 
 __all__ = [
-    "MUDD",
-    "OASIS",
-    "AttentionResiduals",
-    "DenseFormer",
-    "DepthMix",
-    "EmbeddingResidual",
-    "HyperConnections",
-    "ManifoldHyperConnections",
-    "Residual",
-    "ResidualGate",
-    "State",
-    "SublayerMix",
-    "X0Lambdas",
-]
+    "MUDD", "OASIS", "AttentionResiduals", "DenseFormer", "DepthMix", "EmbeddingResidual",
+    "HyperConnections", "ManifoldHyperConnections", "Residual", "ResidualGate", "State",
+    "SublayerMix", "X0Lambdas",
+]  # fmt: skip

@@ -8,14 +8,6 @@ from wakeful.norms.rms import RMSNorm, RMSNormSingle, rms_norm
 from wakeful.norms.scaling import LayerNormScaling
 
 __all__ = [
-    "GatedNorm",
-    "LayerNorm",
-    "LayerNormScaling",
-    "Norm",
-    "NormPlace",
-    "NormSite",
-    "PreAffine",
-    "RMSNorm",
-    "RMSNormSingle",
-    "rms_norm",
-]
+    "GatedNorm", "LayerNorm", "LayerNormScaling", "Norm", "NormPlace", "NormSite", "PreAffine",
+    "RMSNorm", "RMSNormSingle", "rms_norm",
+]  # fmt: skip

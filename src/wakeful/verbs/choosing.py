@@ -16,21 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from wakeful import surgery
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.reports.value import Cell, Section, Table, Text
-from wakeful.surgery import (
-    Bases,
-    check_absorbs,
-    check_rotates,
-    learned_sinks,
-    rotate,
-    rotate_keys,
-    store_prefix,
-)
 from wakeful.surgery.learning import learned_of
 from wakeful.world import ALONE, World
 
@@ -55,7 +47,7 @@ _CALLED = {"int8": "w8a8"}
 class Candidate:
     """What is done to a model before it is quantized; the plain one is no cure."""
 
-    rotate: Bases | str = ""
+    rotate: surgery.Bases | str = ""
     inner: bool = False
     keys: bool = False
     first: str = ""
@@ -68,32 +60,6 @@ class Candidate:
             *(n for n, on in named.items() if on),
         ]
         return ", ".join(filter(None, parts)) or "no cure"
-
-    def made(
-        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0,
-        world: World = ALONE,
-    ) -> Decoder:  # fmt: skip
-        """Return the cured decoder; the plain one where nothing is to be done.
-
-        Args:
-            plain: the decoder, which stays as it is.
-            calibrating: sequences (B, L) that sinks are fitted on.
-            token: what a prefix stores and sinks are fitted to.
-            seed: of the rotations.
-            world: the processes that share those sequences.
-        """
-        made = plain
-        if self.first == "sinks":
-            assert token is not None
-            made = learned_sinks(made, token, calibrating, world)
-        if self.rotate or self.inner:
-            made = rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
-        if self.keys:
-            made = rotate_keys(made)
-        if self.first == "prefix":
-            assert token is not None
-            made = store_prefix(made, [token])
-        return made
 
 
 @dataclass(frozen=True)
@@ -186,7 +152,11 @@ class Choice:
         """The model before and after in each format, and every candidate that was measured."""
         after = str(self.proved) + ("" if self.best != Candidate() else ", not kept")
         proofs = [
-            [str(each.scheme), _shown(each.before), _shown(each.after), _told(each)]
+            [
+                str(each.scheme),
+                *(with_error(*found, "+") for found in (each.before, each.after)),
+                _told(each),
+            ]
             for each in self.proofs
         ]
         of_all = len(self.schemes)
@@ -195,7 +165,8 @@ class Choice:
                 str(trials[0].candidate),
                 *(
                     Cell(
-                        _shown(each.damage), "" if each.scheme == first.scheme else str(each.scheme)
+                        with_error(*each.damage, "+"),
+                        "" if each.scheme == first.scheme else str(each.scheme),
                     )
                     for each, first in zip(trials, self.trials[:of_all], strict=True)
                 ),
@@ -233,11 +204,6 @@ def _best_of(trials: Sequence[Trial], of_all: int) -> tuple[Candidate, tuple[Sch
     return least[0].candidate, tuple(each.scheme for each in least)
 
 
-def _shown(estimate: Estimate) -> str:
-    value, error = estimate
-    return with_error(value, error, "+").replace("-", "−")
-
-
 @dataclass(frozen=True)
 class Texts:
     """Sequences (B, L) of token ids, and what an uncured model reads before each."""
@@ -265,9 +231,9 @@ def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> 
     blocks = {grid.group for each in schemes for _, grid in each.activations if grid.group}
     turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     firsts = [""] if token is None else ["", "prefix"]
-    if token is not None and _possible(check_absorbs, plain, "sinks"):
+    if token is not None and _possible(surgery.check_absorbs, plain, "sinks"):
         firsts.append("sinks")
-    turns = ["", *(each for each in turns if _possible(check_rotates, plain, each))]
+    turns = ["", *(each for each in turns if _possible(surgery.check_rotates, plain, each))]
     return [Candidate(rotate=turn, first=first) for turn in turns for first in firsts]
 
 
@@ -301,43 +267,27 @@ def clipped(scheme: Scheme, share: float) -> Scheme:
     )  # fmt: skip
 
 
-def choose(
-    plain: Decoder,
-    schemes: Sequence[Scheme],
-    texts: Texts,
-    *,
-    token: int | None,
-    seed: int = 0,
-    told: Callable[[str], None] = lambda _: None,
-    world: World = ALONE,
-) -> Choice:
-    """Return what is best done to a model before it is quantized by schemes, its head left alone.
-
-    Args:
-        plain: the decoder, which stays as it is.
-        schemes: the formats; of several the least mean damage is best.
-        texts: what is measured on.
-        token: what a prefix stores and sinks are fitted to; None tries neither.
-        seed: of the rotations.
-        told: what each candidate is told to before it is measured.
-        world: the processes that share the sequences; each makes every candidate.
-    """
-    return _Choosing(plain, tuple(schemes), texts, token, seed, told, world).choose()
-
-
-@dataclass
-class _Choosing:
-    """One model, formats and texts: makes candidates and measures them."""
+@dataclass(kw_only=True)
+class Choosing:
+    """The search for what is best done to a model before it is quantized, its head left alone."""
 
     plain: Decoder
+    """The decoder, which stays as it is."""
     schemes: tuple[Scheme, ...]
+    """The formats; of several the least mean damage is best."""
     texts: Texts
+    """What is measured on."""
     token: int | None
-    seed: int
-    told: Callable[[str], None]
-    world: World
+    """What a prefix stores and sinks are fitted to; None tries neither."""
+    seed: int = 0
+    """Of the rotations."""
+    told: Callable[[str], None] = lambda _: None
+    """What each candidate is told to before it is measured."""
+    world: World = ALONE
+    """The processes that share the sequences; each makes every candidate."""
     trials: list[Trial] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
+    """The losses in full precision, by the text's identity."""
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
@@ -352,7 +302,7 @@ class _Choosing:
             if fine != self.schemes:
                 self._try(self._best[0], fine)
         best, schemes = self._best
-        made, proofs = self._make(best), list[Proof]()
+        made, proofs = self.made(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
             before = after = self._damages(self.plain, Candidate(), plain, self.texts.proving)
@@ -367,6 +317,22 @@ class _Choosing:
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
 
+    def made(self, candidate: Candidate) -> Decoder:
+        """Return the cured decoder; the plain one where nothing is to be done."""
+        made, text = self.plain, self.texts.calibrating
+        if candidate.first == "sinks":
+            assert self.token is not None
+            made = surgery.learned_sinks(made, self.token, text, self.world)
+        if candidate.rotate or candidate.inner:
+            basis = candidate.rotate or "identity"
+            made = surgery.rotate(made, basis, inner=candidate.inner, seed=self.seed)
+        if candidate.keys:
+            made = surgery.rotate_keys(made)
+        if candidate.first == "prefix":
+            assert self.token is not None
+            made = surgery.store_prefix(made, [self.token])
+        return made
+
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         return _best_of(self.trials, len(self.schemes))
@@ -374,9 +340,9 @@ class _Choosing:
     def _learned(self, best: Candidate) -> Candidate | None:
         """Return a candidate with a learned rotation in the place of its own, where one can be."""
         rounds = any(each.weights is not None for each in self.schemes)
-        if not rounds or not _possible(check_rotates, self.plain, "hadamard"):
+        if not rounds or not _possible(surgery.check_rotates, self.plain, "hadamard"):
             return None
-        plain = self._make(replace(best, rotate=""))
+        plain = self.made(replace(best, rotate=""))
         text = self.texts.calibrating
         text = text if best.first else _after(self.texts.opening, text)
         found = learned_of(LEARNED)
@@ -384,12 +350,9 @@ class _Choosing:
         self.told(f"learning a rotation: {LEARNED}")
         return replace(best, rotate=found.learn(plain, text, seed=self.seed, world=self.world))
 
-    def _make(self, candidate: Candidate) -> Decoder:
-        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed, self.world)
-
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
-        made = self._make(candidate)
+        made = self.made(candidate)
         for scheme in schemes:
             found = self._damages(made, candidate, scheme, self.texts.choosing)
             self.trials.append(Trial(candidate, scheme, mean_and_error(found)))

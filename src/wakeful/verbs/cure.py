@@ -17,7 +17,8 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
+from wakeful import surgery
+from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, options_from
 from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
@@ -41,24 +42,14 @@ from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import disk_errors, replaced
-from wakeful.surgery import (
-    Bases,
-    check_rotates,
-    choose_prefix,
-    rotate,
-    rotate_experts,
-    rotate_keys,
-    store_prefix,
-)
 from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
-from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
+from wakeful.verbs.choosing import Candidate, Choice, Choosing, Texts, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import (
     Measured,
     Source,
     as_ours,
-    asked,
     dtype_of,
     each_model,
     in_memory,
@@ -228,10 +219,10 @@ def cure(
         WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
             forbids it is named); nothing is written.
     """
-    wanted = asked(CureOptions, options, given)
+    wanted = options_from(CureOptions, given, options)
     if wanted.rotate:
         _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
-    command = command_of("cure", name_of(model), wanted)
+    command = command_of("cure", wanted, name_of(model))
     schemes = [format_of(each) for each in wanted.for_]
     with joined() as world:
         if wanted.out:
@@ -315,7 +306,7 @@ def _cured_ours(at: _At) -> _Made:
     read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
     if wanted.turning:
         drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
-        check_rotates(plain, drawn, stream=bool(wanted.rotate))
+        surgery.check_rotates(plain, drawn, stream=bool(wanted.rotate))
     choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
     foretell(
         show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
@@ -365,7 +356,7 @@ def _cured_experts(at: _At) -> _Made:
         _ = loaded.own_tokenizer  # which is written
     text = _text(at)
     at.show.note("rotating")
-    cured = rotate_experts(
+    cured = surgery.rotate_experts(
         loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
     )
     done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
@@ -381,9 +372,9 @@ def _cured_experts(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _rotation(wanted: CureOptions, kind: Bases | str = "") -> tuple[str, str]:
+def _rotation(wanted: CureOptions, kind: surgery.Bases | str = "") -> tuple[str, str]:
     told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
-    if isinstance(kind, Bases):
+    if isinstance(kind, surgery.Bases):
         told += "; its loss {:.4g} → {:.4g}".format(*kind.fell)
     if wanted.rotate:
         told = f"residual stream and {told}; scales of norms multiplied into what reads them"
@@ -467,15 +458,10 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     rows = torch.tensor(found, device=loaded.device).view(-1, length)
     token = _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
-    choice = choose(
-        plain,
-        at.schemes,
-        texts,
-        token=token,
-        seed=wanted.seed,
-        told=at.show.note,
-        world=at.world,
-    )
+    choice = Choosing(
+        plain=plain, schemes=tuple(at.schemes), texts=texts, token=token, seed=wanted.seed,
+        told=at.show.note, world=at.world,
+    ).choose()  # fmt: skip
     best = choice.best
     if best == Candidate():
         return choice, wanted
@@ -494,7 +480,7 @@ def _cured(
     A rotation that the choice did not learn is learned on the text after the one to verify on.
     """
     wanted, kind = at.wanted, at.wanted.turning or "identity"
-    if choice is not None and isinstance(choice.best.rotate, Bases):
+    if choice is not None and isinstance(choice.best.rotate, surgery.Bases):
         kind = choice.best.rotate
     elif (learns := learned_of(wanted.rotate)) is not None:
         at.show.note("learning a rotation")
@@ -505,7 +491,7 @@ def _cured(
     done: list[tuple[str, str]] = []
     if wanted.turning or wanted.rotate_inner:
         at.show.note("rotating")
-        cured = rotate(
+        cured = surgery.rotate(
             plain, kind, stream=bool(wanted.rotate), inner=wanted.rotate_inner, seed=wanted.seed
         )
     if wanted.turning:
@@ -517,12 +503,12 @@ def _cured(
             ("Inner rotation", "hidden channels of feed-forward networks, as the model runs")
         )
     if wanted.rotate_keys:
-        cured = rotate_keys(cured)
+        cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if wanted.prefix:
         at.show.note("storing a prefix")
         prefix = _chosen(at, cured, text)
-        cured = store_prefix(cured, prefix)
+        cured = surgery.store_prefix(cured, prefix)
         shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
@@ -593,7 +579,7 @@ def _best(at: _At, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]
     frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
     special = [] if at.loaded.bos is None else at.loaded.begin("on")
     tokens = [*special, *frequent]
-    return choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
+    return surgery.choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
 
 
 def _piece(loaded: Model, token: int) -> str:

@@ -25,7 +25,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
-from wakeful.verbs.compare import compare_variants
+from wakeful.verbs.compare import compare
 from wakeful.verbs.diagnose import diagnose
 
 _CURE = "large-sink"
@@ -152,7 +152,7 @@ def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown)
 def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> Comparison:
     resume = (place / "run.json").is_file()
     title = f"wakeful demo: {place.name}, one seed"
-    return compare_variants(variants, [0], place, title=title, resume=resume, shown=shown).found
+    return compare(*variants.values(), out=place, title=title, resume=resume, shown=shown).found
 
 
 def _diagnosed(

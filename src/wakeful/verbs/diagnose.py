@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions
+from wakeful.config.verbs import LENGTH, DiagnoseOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_files
@@ -21,7 +21,7 @@ from wakeful.model.evaluating import evaluating
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.verbs.result import Measured, Source, asked, in_memory, name_of, same_or_each
+from wakeful.verbs.result import Measured, Source, in_memory, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
@@ -86,7 +86,7 @@ def diagnose(
         WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
             option is out of its range, or `out` exists. Nothing is written.
     """
-    wanted = asked(DiagnoseOptions, options, given)
+    wanted = options_from(DiagnoseOptions, given, options)
     with evaluating(*in_memory(models)), session("diagnose", wanted, shown) as at:
         world, longest = at.world, wanted.length or LENGTH
         words = world.leader_first(lambda: words_of(wanted.source, longest * wanted.num_sequences))

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import GenerateOptions
+from wakeful.config.verbs import GenerateOptions, options_from
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
-from wakeful.verbs.result import Source, asked
+from wakeful.verbs.result import Source
 
 
 def generate(
@@ -45,7 +45,7 @@ def stream(
     **given: Any,
 ) -> Iterator[str]:
     """Return the text of `generate` piece by piece, each once it is known."""
-    wanted = asked(GenerateOptions, options, given)
+    wanted = options_from(GenerateOptions, given, options)
     # As it is stored: continuing a text needs no more than the weights have.
     loaded = load(model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto")
     return loaded.stream(

@@ -14,7 +14,7 @@ import tomli_w
 import torch
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
+from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, options_from
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
@@ -73,7 +73,7 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Source, Stored, as_ours, asked, name_of, out_of, showing
+from wakeful.verbs.result import Source, Stored, as_ours, name_of, out_of, showing
 from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
@@ -159,7 +159,7 @@ def inherit(
             from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
             Whatever was there before is kept.
     """
-    wanted = asked(InheritOptions, options, given)
+    wanted = options_from(InheritOptions, given, options)
     if wanted.resume and reference is not None:
         raise WakefulError("resume goes on with a folder's own reference: name none")
     if not wanted.resume and reference is None:

@@ -7,22 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 import transformers
 from rich.console import RenderableType
 from torch import nn
 
-from wakeful.config.tables import merged, to_table
-from wakeful.config.verbs import (
-    SOURCES,
-    FigureFormat,
-    InheritOptions,
-    inherit_options,
-    inherit_table,
-    options_from,
-)
+from wakeful.config.verbs import SOURCES, FigureFormat
 from wakeful.config.verbs.reading import Reading
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, Silent, usual
@@ -38,7 +30,6 @@ from wakeful.world import World
 
 Source = str | Path | Model | nn.Module
 """A model: a path, a name, one that `load` returned, or a module in memory."""
-T = TypeVar("T")
 
 
 class Result(ABC):
@@ -127,20 +118,6 @@ class Measured(Result):
         """Write a page into a folder, and the charts that were asked for into `figures` there."""
         write(told, folder / "report.html")
         save_figures(told.charts(), folder / "figures", self.figures)  # drawn once, for the page
-
-
-def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:
-    """Return a verb's options: the dataclass, keyword arguments, or one changed by the other."""
-    if options is None:
-        return options_from(kind, given)
-    if not given:
-        return options
-    if isinstance(options, InheritOptions):
-        table = merged(to_table(options), inherit_table(given))
-        return inherit_options(table)  # pyright: ignore[reportReturnType]
-    named = options_from(kind, given)
-    changes = {name: getattr(named, name) for name in given}
-    return dataclasses.replace(options, **changes)  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions, QuantizeOptions
+from wakeful.config.verbs.reading import Reading
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.evaluation.reading import Words, own_task
@@ -19,7 +19,7 @@ from wakeful.world import World, joined
 class Session:
     """One call of a verb, on every process that takes part."""
 
-    wanted: DiagnoseOptions | EvaluateOptions
+    wanted: Reading
     world: World
     show: Display
     machine: Environment
@@ -53,9 +53,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(
-    verb: str, wanted: DiagnoseOptions | EvaluateOptions, shown: Shown | None
-) -> Iterator[Session]:
+def session(verb: str, wanted: Reading, shown: Shown | None) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
     with joined() as world, showing(shown, verb, world) as show:
         if wanted.out and world.first:
@@ -96,9 +94,7 @@ def foretell(
         )
 
 
-def own_words(
-    model: Model, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions, words: Words
-) -> Words:
+def own_words(model: Model, wanted: Reading, words: Words) -> Words:
     """Return a model's words: the task that it was trained on, if any, where none is named."""
     if wanted.text or not wanted.source:
         return words

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
-from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -180,7 +180,7 @@ class InheritOptions(Drawn):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
+        super().__post_init__()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.diagnose_length < 0 or self.diagnose_length == 1:
