@@ -317,7 +317,6 @@ def _prepare(arguments: list[str]) -> None:
     sources, options = read(PrepareOptions, arguments, "data prepare SOURCE...")
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
-    options.check()
 
     from wakeful.data.preparing import preparation, prepare
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, AtMost, Excludes, Ruled, Within, check_rules
+from wakeful.config.refusals import AtLeast, AtMost, Excludes, Ruled, Within
 from wakeful.config.tables import (
     Table,
     flattened,
@@ -27,6 +27,7 @@ _MOST_TOKENS = 2**28
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """Keys of a table that are of a comparison and not of a run."""
+TRAINED = "the size is for a tokenizer that is trained"
 _OWN_FILES = ("run.json", "report.html")
 """Files in a comparison's folder beside its variants."""
 
@@ -49,16 +50,6 @@ class TextConfig(Ruled):
     """Field of JSONL and parquet rows that holds the text."""
     max_bytes: HowMuch[int] = 0
     """Read no more text than this, in bytes. 0 means all."""
-
-    def check(self) -> None:
-        """Raise `WakefulError` where the size of a tokenizer is asked for that is not trained.
-
-        Only what is new is checked: runs of old may have both.
-        """
-        check_rules(
-            self,
-            Excludes("vocab_size", "tokenizer", "the size is for a tokenizer that is trained"),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +336,7 @@ class Config(Ruled):
         Within("data.validation_fraction", "(0, 1)"),
         Within("train.seed sample.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
+        Excludes("data.vocab_size", "data.tokenizer", TRAINED),
         Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
         AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),

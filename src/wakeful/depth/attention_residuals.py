@@ -48,21 +48,17 @@ class AttentionResiduals(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        assert isinstance(reference, AttentionResiduals)
-        self.copy("queries", reference, sources)
-
-    def copy(self, kind: str, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the parameters of one kind, which are named by the sublayer that reads."""
-        ours, theirs = (
-            dict(mix.get_submodule(kind).named_parameters()) for mix in (self, reference)
-        )
-        pairs = [(2 * len(sources) + 1, 2 * reference.num_layers + 1)]
+        """Copy parameters that are named `kind.reader`, sublayers counted from 1."""
+        theirs = dict(reference.named_parameters())
+        readers = {2 * len(sources) + 1: 2 * reference.num_layers + 1}
         for layer, source in enumerate(sources):
             if source >= 0:
-                pairs += [(2 * layer + half, 2 * source + half) for half in (1, 2)]
-        for one, other in pairs:
-            if str(one) in ours and str(other) in theirs:
-                ours[str(one)].copy_(theirs[str(other)])
+                readers |= {2 * layer + half: 2 * source + half for half in (1, 2)}
+        for name, parameter in self.named_parameters():
+            kind, reader = name.split(".")
+            other = f"{kind}.{readers.get(int(reader))}"
+            if other in theirs:
+                parameter.copy_(theirs[other])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x,)

@@ -1,13 +1,11 @@
 """OASIS: attention residuals that may read nothing, least of all of attention to nothing."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.depth.attention_residuals import AttentionResiduals, weighted
-from wakeful.depth.base import DepthMix, State
+from wakeful.depth.base import State
 from wakeful.shape import Shape
 
 _START = -5.0
@@ -40,12 +38,6 @@ class OASIS(AttentionResiduals):
         self.couplings = nn.ParameterDict(
             {reader: nn.Parameter(torch.tensor(_START)) for reader in self.queries}
         )
-
-    @torch.no_grad()
-    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        assert isinstance(reference, OASIS)
-        for kind in ("queries", "couplings"):
-            self.copy(kind, reference, sources)
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x.new_zeros(*x.shape[:-1], 1), x)

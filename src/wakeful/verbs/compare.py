@@ -108,7 +108,6 @@ def compare(
     for name in layouts:
         published(name)
     for config in variants.values():
-        config.data.check()
         if config.train.seed != 0:
             raise WakefulError(
                 f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "

@@ -18,10 +18,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from wakeful import surgery
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, options_from
+from wakeful.config.verbs import LENGTH, CureOptions, options_from
 from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
@@ -31,7 +30,6 @@ from wakeful.hf.whole import is_hybrid
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
-from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
@@ -46,18 +44,9 @@ from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Choosing, Texts, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
-from wakeful.verbs.result import (
-    Measured,
-    Source,
-    as_ours,
-    dtype_of,
-    each_model,
-    in_memory,
-    name_of,
-    showing,
-)
+from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
-from wakeful.verbs.session import foretell
+from wakeful.verbs.session import foretell, session
 from wakeful.world import ALONE, World, joined
 
 CANDIDATES = 16
@@ -211,7 +200,6 @@ def cure(
         tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `CureOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the cured model is written to a folder that Transformers loads, which must not exist.
 
@@ -227,21 +215,21 @@ def cure(
     with joined() as world:
         if wanted.out:
             refuse_existing(Path(wanted.out))
-        choose_device(wanted.device, world)
-        with evaluating(*in_memory([model])), showing(shown, "cure", world) as show:
+        with session("cure", wanted, [model], tokenizer, shown) as at:
             learned = _learned(wanted)
             most = (wanted.length or LENGTH) * wanted.num_sequences + learned
             words = world.leader_first(lambda: TextWords(beginning_of(wanted.source, most)))
-            loaded = next(each_model([model], wanted, tokenizer, show, world))
+            loaded = next(at.models())
             if loaded.is_quantized:
                 raise WakefulError(
                     f"{loaded.name} is quantized: cure the model it was made from, then quantize"
                 )
             fused = any(map(is_fused, loaded.module.modules()))
             make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-            made = make(_At(loaded, words, learned, wanted, schemes, show, world))
-        asks = _diagnosing(wanted, made.length)
-        seen = diagnose(loaded, made.model, shown=shown, options=asks)
+            made = make(_At(loaded, words, learned, wanted, schemes, at.show, world))
+        shared = ("text", "bos", "device", "dtype", "num_sequences")
+        asks = {name: getattr(wanted, name) for name in shared} | {"length": made.length}
+        seen = diagnose(loaded, made.model, shown=shown, **asks)
         cure = Cure(
             before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
             done=tuple(made.done), stock=made.stock, differences=made.differences,
@@ -499,9 +487,8 @@ def _cured(
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
     if wanted.rotate_inner:
-        done.append(
-            ("Inner rotation", "hidden channels of feed-forward networks, as the model runs")
-        )
+        what = "hidden channels of feed-forward networks, as the model runs"
+        done.append(("Inner rotation", what))
     if wanted.rotate_keys:
         cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
@@ -669,19 +656,6 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
-    named = {
-        "values": wanted.rotate_values,
-        "inner": wanted.rotate_inner,
-        "keys": wanted.rotate_keys,
-        "prefix": wanted.prefix,
-    }
-    named |= {"sinks": wanted.sinks, "gates": wanted.gates}
-    parts = [wanted.rotate, *(name for name, there in named.items() if there)]
+    others = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
+    parts = [wanted.rotate, *(n.removeprefix("rotate_") for n in others if getattr(wanted, n))]
     return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"
-
-
-def _diagnosing(wanted: CureOptions, length: int) -> DiagnoseOptions:
-    shared = {
-        name: getattr(wanted, name) for name in ("text", "bos", "device", "dtype", "num_sequences")
-    }
-    return DiagnoseOptions(**shared, length=length)

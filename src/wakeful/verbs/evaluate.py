@@ -23,13 +23,12 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import as_decoder
 from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.verbs.inherited import with_heirs
-from wakeful.verbs.result import Measured, Source, in_memory, name_of, same_or_each
+from wakeful.verbs.result import Measured, Source, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
@@ -90,7 +89,6 @@ def evaluate(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the run directory is written too, which must not exist; without it nothing is. Of
     several processes each takes its share of the windows and examples, and the first writes.
@@ -102,7 +100,7 @@ def evaluate(
     """
     wanted = options_from(EvaluateOptions, given, options)
     sources = with_heirs(models)
-    with evaluating(*in_memory(sources)), session("evaluate", wanted, shown) as at:
+    with session("evaluate", wanted, sources, tokenizer, shown) as at:
         if wanted.speed and at.world.size > 1:
             raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
         material, tasks = at.world.leader_first(lambda: _read(wanted, at.show))
@@ -113,7 +111,7 @@ def evaluate(
         apart: dict[str, str] = {}
         timed: dict[str, str] = {}
         ours = bool(wanted.speed) and any(map(_is_ours, sources))
-        for model in at.each(sources, tokenizer):
+        for model in at.models():
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"

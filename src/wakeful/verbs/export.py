@@ -47,7 +47,6 @@ def export(
         tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: the model cannot be read, or the folder exists or cannot be written.

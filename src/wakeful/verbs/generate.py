@@ -27,7 +27,6 @@ def generate(
         prompt: an empty one begins as a document does.
         tokenizer: of a module in memory.
         options: `GenerateOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an option is out of its range, the context too short, or the chat template

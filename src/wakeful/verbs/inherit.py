@@ -21,27 +21,12 @@ from wakeful.device import choose_device
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
+from wakeful.heirs import outcome
 from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
-from wakeful.heirs.outcome import (
-    REFERENCE,
-    LayerChoice,
-    Reference,
-    Sizes,
-    Summary,
-    arms,
-    by_part,
-    compared,
-    curve,
-    footprints,
-    outlook,
-    over_seeds,
-    read_inheritance,
-)
-from wakeful.heirs.outcome import Text as TrainingText
 from wakeful.heirs.plan import (
     ArmCost,
     doubts,
@@ -126,8 +111,8 @@ class Inheritance(Stored):
         return inheritance_report(self.path)
 
     @property
-    def _read(self) -> Summary:
-        return read_inheritance(self.path)[0]
+    def _read(self) -> outcome.Summary:
+        return outcome.read_inheritance(self.path)[0]
 
 
 def inherit(
@@ -239,22 +224,22 @@ class _Begun:
             self.run.write_text(FILE, text)
         write(inheritance_report(self.run.path), self.run.path / "report.html")
 
-    def _summary(self, outcomes: list[FinishedStages]) -> Summary:
-        outcome, recipe, plan = outcomes[0], self.recipe, self.plan
+    def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
+        first, recipe, plan = outcomes[0], self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
         tokens, seconds = training_cost(recipe.reference)
-        last = outcome.rounds[-1]
+        last = first.rounds[-1]
         heir = read_decoder(last.run.path, dtype="auto").decoder()
         context = min(1024, reference.config.context)
         prompt = self.data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
-        sizes = footprints(
+        sizes = outcome.footprints(
             {"reference": reference, "heir": heir}, prompt, num_tokens=min(64, context // 4),
             context=context,
         )  # fmt: skip
         facts = data_facts(self.data)
-        return Summary(
-            reference=Reference(
+        return outcome.Summary(
+            reference=outcome.Reference(
                 name=self.reference.name,
                 source=recipe.reference,
                 layers=reference.config.num_layers,
@@ -263,12 +248,14 @@ class _Begun:
                 tokens=tokens,
                 seconds=seconds,
                 agreement=plan.agreement,
-                parts=by_part(self.windows, self.windows),
+                parts=outcome.by_part(self.windows, self.windows),
             ),
             final=last.stage.arm,
-            arms=compared(outcome, self.windows, loss),
-            outlook=outlook(curve(dict(arms(outcome))[last.stage.arm]), loss),
-            choice=LayerChoice(
+            arms=outcome.compared(first, self.windows, loss),
+            outlook=outcome.outlook(
+                outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
+            ),
+            choice=outcome.LayerChoice(
                 rule=recipe.rule,
                 layers=recipe.layers,
                 order=recipe.order,
@@ -285,8 +272,8 @@ class _Begun:
                     normalizer=recipe.normalizer,
                 )
             ),
-            sizes=Sizes(**sizes),
-            data=TrainingText(
+            sizes=outcome.Sizes(**sizes),
+            data=outcome.Text(
                 source=facts.source,
                 corpus_sha256=facts.corpus_sha256,
                 train_tokens=facts.train_tokens,
@@ -294,7 +281,7 @@ class _Begun:
                 dropped_documents=plan.dropped_documents,
                 dropped_tokens=plan.dropped_tokens,
             ),
-            over_seeds=over_seeds(outcomes, loss),
+            over_seeds=outcome.over_seeds(outcomes, loss),
         )  # fmt: skip
 
 
@@ -355,8 +342,8 @@ def _begun(
         reference.own_tokenizer.save(new.path)
         if reference.path is None:
             export(
-                reference.decoder(), new.path / REFERENCE, tokenizer=reference.own_tokenizer,
-                dtype=next(reference.module.parameters()).dtype,
+                reference.decoder(), new.path / outcome.REFERENCE,
+                tokenizer=reference.own_tokenizer, dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
     return _Begun(run, recipe, plan, reference, data, windows)
 
@@ -442,7 +429,7 @@ def _reference(
         files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
         if same and files and stored.context == model.context:
             return model, str(model.path)
-    return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())
+    return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:

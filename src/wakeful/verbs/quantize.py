@@ -22,7 +22,6 @@ from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
 from wakeful.quant.convert import linear_layers, prepared, quantized_layers
@@ -33,7 +32,7 @@ from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
 from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-from wakeful.verbs.result import Source, dtype_of, in_memory, name_of
+from wakeful.verbs.result import Source, dtype_of, name_of
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
 from wakeful.world import World
 
@@ -68,7 +67,6 @@ def quantize(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the run directory is written, with `save` the model; neither may exist.
 
@@ -94,7 +92,7 @@ def quantize(
     looks = any(each.calibrated for each in (*found, *others.values()))
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
-    with evaluating(*in_memory(models)), session("quantize", wanted, shown) as at:
+    with session("quantize", wanted, models, tokenizer, shown) as at:
         _check(wanted, found, len(models))
         world = at.world
         world.gather("checked")
@@ -102,8 +100,7 @@ def quantize(
         if count + extra:
             most = (wanted.length or LENGTH) * (count + extra)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        loading = at.each(models, tokenizer)
-        each = _Each(loading, wanted, found, others, words, count, extra, table, at)
+        each = _Each(at.models(), wanted, found, others, words, count, extra, table, at)
         if several:
             return _matrix(each.next, models or [""], wanted, table, world)
         result = each.next(models[0])

@@ -1,7 +1,6 @@
 """What all verbs share: how they are asked, what they load, and what they return."""
 
 import contextlib
-import dataclasses
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import transformers
 from rich.console import RenderableType
 from torch import nn
 
-from wakeful.config.verbs import SOURCES, FigureFormat
-from wakeful.config.verbs.reading import Reading
-from wakeful.device import choose_device
+from wakeful.config.verbs import FigureFormat
 from wakeful.display import Display, Shown, Silent, usual
-from wakeful.errors import WakefulError
-from wakeful.loading.load import load, place_of
-from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.model import Model
 from wakeful.reports.charts import Drawing, Titled, save_figures
 from wakeful.reports.html import notebook, write
 from wakeful.reports.terminal import terminal
@@ -146,49 +140,6 @@ def name_of(source: Source) -> str:
 def out_of(verb: str, source: Source, out: str | Path) -> Path:
     """Return the folder to write: `out`, or one named after the verb and the model."""
     return Path(out or f"runs/{verb}-{Path(name_of(source)).name}")
-
-
-def each_model(
-    sources: Sequence[Source],
-    wanted: Reading,
-    tokenizer: AnyTokenizer | str | Path | None,
-    show: Display,
-    world: World,
-) -> Iterator[Model]:
-    """Load models in turn; who takes one must let go of it before asking for the next.
-
-    Of several processes the first loads before the others, so that what is fetched is fetched once.
-    A model whose name another has already, as two runs of one preset do, is called by its path too.
-
-    Raises:
-        WakefulError: what `load` raises; or no model is named, or one of them twice.
-    """
-    if not sources:
-        raise WakefulError(f"name a model: {SOURCES}")
-    if tokenizer is not None and len(sources) > 1:
-        raise WakefulError("one tokenizer is given for several models: load each with its own")
-    named = [source for source in sources if isinstance(source, str | Path)]
-    if twice := [name for n, name in enumerate(named) if name in named[:n]]:
-        raise WakefulError(f"{twice[0]} is named twice: name each model once")
-    world.leader_first(lambda: list(map(place_of, named)))  # before the first one is measured
-    transformers.logging.disable_progress_bar()
-    place = choose_device(wanted.device, world)
-    names: set[str] = set()
-    for source in sources:
-        show.note(f"loading {name_of(source)}")
-        model = world.leader_first(
-            lambda source=source: load(
-                source, tokenizer=tokenizer, device=place, dtype=wanted.dtype,
-                trust_remote_code=wanted.trust_remote_code,
-            )
-        )  # fmt: skip
-        if isinstance(source, str | Path) and model.name in names:
-            model = dataclasses.replace(model, name=f"{model.name} ({source})")
-        if model.name in names:
-            raise WakefulError(f"two models are called {model.name!r}; rename one")
-        names.add(model.name)
-        yield model
-        del model
 
 
 def as_ours(model: Model, show: Display) -> Model:

@@ -61,7 +61,6 @@ def sample_data(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `SampleOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an option is out of its range, the folder holds something else, or what is

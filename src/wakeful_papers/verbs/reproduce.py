@@ -125,7 +125,6 @@ def reproduce(
             `all=True`.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ReproduceOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an exhibit does not exist, it needs a text, a model or tasks that are missing,
