@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import tomllib
 import types
@@ -47,7 +48,7 @@ def read_table(source: str | Path) -> Table:
         WakefulError: there is no such file or preset, or it is not TOML.
     """
     path = Path(source)
-    if _is_file(path):
+    if os.path.isfile(path):  # which a name too long is not
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -160,13 +161,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
         else:
             result[key] = value
     return result
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 class _Reader(NamedTuple):

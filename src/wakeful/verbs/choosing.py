@@ -344,7 +344,7 @@ class Choosing:
             return None
         plain = self.made(replace(best, rotate=""))
         text = self.texts.calibrating
-        text = text if best.first else _after(self.texts.opening, text)
+        text = text if best.first else opened(self.texts.opening, text)
         found = learned_of(LEARNED)
         assert found is not None
         self.told(f"learning a rotation: {LEARNED}")
@@ -360,7 +360,7 @@ class Choosing:
     def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
         """Return what a candidate in a format costs each sequence, in nats a token."""
         before = () if candidate.first else self.texts.opening
-        given = [_after(before, row[None]) for row in self.texts.calibrating]
+        given = [opened(before, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize(
             made, scheme, arithmetic="integer", skip=skip,
@@ -371,7 +371,7 @@ class Choosing:
         return _losses(small, text, before, self.world) - self.full[id(text)]
 
 
-def _after(opening: Sequence[int], text: Tensor) -> Tensor:
+def opened(opening: Sequence[int], text: Tensor) -> Tensor:
     """Return token ids (B, L) with what a text is opened by before them."""
     first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
     return torch.cat([first.expand(len(text), -1), text], 1)
@@ -383,7 +383,7 @@ def _losses(model: nn.Module, text: Tensor, opening: Sequence[int], world: World
     mine = text[world.part(len(text))]
     found = torch.zeros(len(mine), dtype=torch.float64, device=text.device)
     if len(mine):
-        logits = model(_after(opening, mine))[:, len(opening) : -1].float()
+        logits = model(opened(opening, mine))[:, len(opening) : -1].float()
         each = cross_entropy(logits.transpose(1, 2), mine[:, 1:], reduction="none")
         found = each.double().mean(1)
     return world.whole(found, len(text))

@@ -39,10 +39,10 @@ from wakeful.quant.schemes import Scheme
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
-from wakeful.runs.run import disk_errors, replaced
+from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
-from wakeful.verbs.choosing import Candidate, Choice, Choosing, Texts, format_of
+from wakeful.verbs.choosing import Candidate, Choice, Choosing, Texts, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
@@ -155,13 +155,11 @@ class Cure(Measured):
             save_stock(module, folder, **told)
         else:
             export(self.model.decoder(), folder, **told)
-        path = Path(folder)
-        with disk_errors(path):
-            with replaced(path / "cure.json") as part:
-                part.write_text(json.dumps(self.summary, indent=2) + "\n", "utf-8")
-            self.frame.write_parquet(path / "diagnosis.parquet")
-        self.write_page(path, self._report(path))
-        return path
+        run = Run(folder)
+        run.write_json("cure.json", self.summary)
+        run.write_frame("diagnosis.parquet", self.frame)
+        self.write_page(run.path, self._report(run.path))
+        return run.path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """Yield the measurements before and after: a name, and both figures."""
@@ -587,9 +585,8 @@ def cure_differences(
     In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
     `plain` decoder, from the one before in its own. The processes share the text's rows.
     """
-    first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
     rows, text = len(text), text[world.part(len(text))]
-    after = [torch.cat([first, row[None]], dim=1) for row in text]
+    after = [opened(prefix, row[None]) for row in text]
     expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")

@@ -9,7 +9,7 @@ import torch
 from wakeful.config.refusals import check_rules
 from wakeful.config.verbs import ExportOptions, options_from
 from wakeful.config.verbs.export import COPIED_RULES, FILE_RULES, FOLDER_RULES, MEMORY_RULES
-from wakeful.display import Shown
+from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import inherit
 from wakeful.heirs.layers import named_layers, numbered, written
@@ -21,8 +21,7 @@ from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer
 from wakeful.reports.card import command_of, file_lineage, model_card, shortened_card
-from wakeful.verbs.result import Source, as_ours, name_of, showing
-from wakeful.world import ALONE
+from wakeful.verbs.result import Source, as_ours, name_of
 
 
 def export(
@@ -84,7 +83,7 @@ def export(
             f"{found.name} is quantized: export the model it was made from, or save this one with "
             "wakeful quantize --save"
         )
-    with showing(shown, "export", ALONE) as show:
+    with (shown or usual)("export") as show:
         found = whole = as_ours(found, show)
     if layers:
         of = found.decoder().config.num_layers

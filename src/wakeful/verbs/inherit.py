@@ -22,27 +22,16 @@ from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs import outcome
+from wakeful.heirs import plan as planning
 from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
-from wakeful.heirs.plan import (
-    ArmCost,
-    doubts,
-    foreseen,
-    lasting,
-    make_recipe,
-    measure_costs,
-    plan_layers,
-    steps_within,
-    with_steps,
-)
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import carry_out
 from wakeful.heirs.stages import FinishedStages, check_stages
-from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -70,7 +59,7 @@ class InheritancePlan:
 
     wishes: InheritOptions
     """The options."""
-    costs: tuple[ArmCost, ...]
+    costs: tuple[planning.ArmCost, ...]
     """What was timed; empty where the number of steps was given."""
     agreement: str
     """How far the reference as our decoder is from the one of Transformers; "" of our own."""
@@ -304,11 +293,11 @@ def _begun(
             _check_merged(reference, place)
         options = _fitted(options, reference)
         total = reference.decoder().config.num_layers
-        plan_layers(options, total, None)
+        planning.plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
         solving = _foretold(place, options, reference, data, show)
         diagnosed = diagnosed_layers(options, reference, data, show)
-        recipe = make_recipe(place, options, total, data, diagnosed)
+        recipe = planning.make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
         config = check_stages(recipe, reference.decoder())
         if recipe.heal.top_k:
@@ -318,25 +307,27 @@ def _begun(
             open_store(store, reference.decoder(), data.train.end_of_text)
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
-        costs, before = list[ArmCost](), 0.0
+        costs, before = list[planning.ArmCost](), 0.0
         seeds = len(recipe.of_seeds())
         if not options.train.steps:
             show.note("timing a step of every model")
             timing = partial(show.count, "timing a step: models")
-            costs = measure_costs(recipe, reference.decoder(), data, timing)
+            costs = planning.measure_costs(recipe, reference.decoder(), data, timing)
             before = time.monotonic() - began + solving
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
-            steps = steps_within(costs, left, every=options.train.eval_every, before=before)
-            recipe = with_steps(recipe, options, steps)
+            steps = planning.steps_within(
+                costs, left, every=options.train.eval_every, before=before
+            )
+            recipe = planning.with_steps(recipe, options, steps)
             recipe.check(total)
             show.note(f"{recipe.train.steps} steps a round fit into the time")
-        for doubt in doubts(recipe, windows, costs, options.data, data, before=before):
+        for doubt in planning.doubts(recipe, windows, costs, options.data, data, before=before):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        plan = _plan(options, data, diagnosed, costs, reference.agreement)
+        plan = _plan(options, data, diagnosed, costs, str(reference.agreement or ""))
         new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
@@ -371,11 +362,11 @@ def _foretold(
     """
     decoder = reference.decoder()
     total = decoder.config.num_layers
-    recipe = make_recipe(place, options, total, data, None)
+    recipe = planning.make_recipe(place, options, total, data, None)
     recipe = dataclasses.replace(recipe, ranks=(1.0,) * total)
     recipe.check(total)
     check_stages(recipe, decoder)
-    expected = foreseen(options, recipe, decoder, data)
+    expected = planning.foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
     minutes = options.minutes or _DEFAULT_MINUTES
     limit = "" if options.train.steps else f"all in {minutes:g} minutes"
@@ -476,20 +467,18 @@ def _plan(
     options: InheritOptions,
     data: Data,
     diagnosed: Diagnosed | None,
-    costs: list[ArmCost],
-    agreement: Agreement | None,
+    costs: list[planning.ArmCost],
+    agreement: str,
 ) -> InheritancePlan:
+    text, overlap = options.data, data.info["overlap"]
+    places = {n: planning.lasting(getattr(text, n)) for n in ("source", "validation_source")}
     figures = diagnosed.figures if diagnosed else {}
-    text = options.data
-    places = {name: lasting(getattr(text, name)) for name in ("source", "validation_source")}
     return InheritancePlan(
         wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
-        costs=tuple(costs),
-        agreement=str(agreement or ""),
+        costs=tuple(costs), agreement=agreement,
         figures={name: tuple(values) for name, values in figures.items()},
-        dropped_documents=data.info["overlap"]["documents"],
-        dropped_tokens=data.info["overlap"]["tokens"],
-    )
+        dropped_documents=overlap["documents"], dropped_tokens=overlap["tokens"],
+    )  # fmt: skip
 
 
 def training_cost(source: str) -> tuple[int | None, float | None]:
