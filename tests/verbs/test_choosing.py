@@ -15,7 +15,7 @@ from wakeful.quant import parse_scheme, quantize
 from wakeful.reports.value import Table
 from wakeful.surgery import Bases, rotate, store_prefix
 from wakeful.verbs import choosing
-from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Choosing, Texts
+from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Texts, choose
 
 W4A4 = parse_scheme(
     "scheme(weights=absmax(bits=8, per='channel'), inputs=absmax(bits=4, per='token'))"
@@ -66,8 +66,7 @@ def losses(model: nn.Module, rows: Tensor) -> Tensor:
 
 def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
     plain = lopsided()
-    search = Choosing(plain=plain, schemes=(W4A4,), texts=texts, token=3)
-    choice = search.choose()
+    choice = choose(plain, [W4A4], texts, token=3)
     by_cure = {trial.candidate: trial.damage for trial in choice.trials if trial.scheme == W4A4}
     full = losses(plain, texts.choosing)
     for candidate, made in (
@@ -80,7 +79,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
         assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
     learned = [each for each in by_cure if isinstance(each.rotate, Bases)]
     assert str(learned[0]) == "rotate learned(loss=whip, steps=2)"
-    made = search.made(learned[0])
+    made = learned[0].made(plain, texts.calibrating, 3)
     torch.testing.assert_close(losses(made, texts.choosing), full, rtol=1e-4, atol=1e-4)
     least = min(choice.trials, key=lambda trial: trial.damage[0])
     assert least.candidate.rotate
@@ -106,18 +105,16 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
 def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
-    choice = Choosing(plain=lopsided(), schemes=(harmless,), texts=texts, token=None).choose()
+    choice = choose(lopsided(), [harmless], texts, token=None)
     assert {trial.candidate.first for trial in choice.trials} == {""}
     assert choice.best == Candidate() or choice.proofs[0].interval[1] < 0
-    kv8 = (parse_scheme("kv8"),)
-    alone = Choosing(plain=lopsided(), schemes=kv8, texts=texts, token=None).choose()
+    alone = choose(lopsided(), [parse_scheme("kv8")], texts, token=None)
     assert any(trial.candidate.keys for trial in alone.trials)
     assert alone.best == Candidate() or alone.proofs[0].interval[1] < 0
 
 
 def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
-    schemes = (W4A4, parse_scheme("kv4"))
-    choice = Choosing(plain=lopsided(), schemes=schemes, texts=texts, token=None).choose()
+    choice = choose(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
     assert len(choice.proofs) == 2
     assert len(choice.trials) % 2 == 0
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)

@@ -39,18 +39,13 @@ Where = Annotated[T, Heading.WHERE]
 
 
 @dataclass(frozen=True)
-class Seldom:
-    """Beside the type of a part: those of its options that are seldom needed there."""
+class Beside:
+    """Beside the type of a part: what is special about its options there."""
 
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Instead:
-    """Beside the type of a part: what is said of some of its options there."""
-
-    words: tuple[tuple[str, str], ...]
-    """Names and descriptions."""
+    seldom: tuple[str, ...] = ()
+    """Those that are seldom needed."""
+    instead: tuple[tuple[str, str], ...] = ()
+    """Names, and descriptions in place of those in the source."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +108,7 @@ def flag_of(name: str, *, negative: bool = False) -> str:
 
 
 def options_of(
-    kind: type,
-    default: Any = None,
-    prefix: str = "",
-    seldom: tuple[str, ...] = (),
-    instead: tuple[tuple[str, str], ...] = (),
+    kind: type, default: Any = None, prefix: str = "", beside: Beside | None = None
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of those in it, its own before those of its bases.
 
@@ -125,24 +116,22 @@ def options_of(
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = typing.get_type_hints(kind)
-    words = descriptions(kind) | dict(instead)
+    beside = beside or Beside()
+    words = descriptions(kind) | dict(beside.instead)
     for entry in _fields(kind):
         name, inner = prefix + entry.name, plain[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
         value = default_of(entry) if default is None else getattr(default, entry.name)
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
-            rare = next((each.names for each in extras if isinstance(each, Seldom)), ())
-            told = next((each.words for each in extras if isinstance(each, Instead)), ())
-            told += tuple(
-                (said.removeprefix(f"{entry.name}."), text)
-                for said, text in instead
-                if said.startswith(f"{entry.name}.")
-            )
-            yield from options_of(inner, value, f"{name}.", rare, told)
+            own = next((each for each in extras if isinstance(each, Beside)), Beside())
+            parts = ((said.partition("."), text) for said, text in beside.instead)
+            told = tuple((rest, text) for (part, _, rest), text in parts if part == entry.name)
+            own = Beside(own.seldom, own.instead + told)
+            yield from options_of(inner, value, f"{name}.", own)
             continue
         group = next((each for each in extras if isinstance(each, Heading)), None)
-        group = None if entry.name in seldom else group
+        group = None if entry.name in beside.seldom else group
         yield Option(name, inner, words[entry.name], value, group)
 
 

@@ -5,17 +5,13 @@ holds where the field is not at its default; `name=value`, also of one of severa
 `name!=value`.
 """
 
-import dataclasses
 import functools
 import operator
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from wakeful.config.options import default_of, flag_of
 from wakeful.errors import WakefulError
-
-_CONDITION = re.compile(r"([\w.]+)(?:(!?=)(.*))?")
 
 
 @dataclass(frozen=True)
@@ -160,9 +156,8 @@ def _holding(options: Any, conditions: str) -> list[str]:
 
 
 def _parts(condition: str) -> tuple[str, str, str]:
-    found = _CONDITION.fullmatch(condition)
-    assert found is not None, condition
-    return found[1], found[2] or "", found[3] or ""
+    name, sign, value = condition.partition("=")
+    return name.removesuffix("!"), f"!{sign}" if name.endswith("!") else sign, value
 
 
 def _flag(condition: str) -> str:
@@ -181,6 +176,5 @@ def _written(value: Any) -> str:
 @functools.cache
 def _default(kind: type, name: str) -> Any:
     first, _, rest = name.partition(".")
-    entry = next(each for each in dataclasses.fields(kind) if each.name == first)  # pyright: ignore
-    value = default_of(entry)
+    value = default_of(kind.__dataclass_fields__[first])  # pyright: ignore
     return operator.attrgetter(rest)(value) if rest else value

@@ -61,6 +61,32 @@ class Candidate:
         ]
         return ", ".join(filter(None, parts)) or "no cure"
 
+    def made(
+        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0,
+        world: World = ALONE,
+    ) -> Decoder:  # fmt: skip
+        """Return the cured decoder; the plain one where nothing is to be done.
+
+        Args:
+            plain: the decoder, which stays as it is.
+            calibrating: sequences (B, L) that sinks are fitted on.
+            token: what a prefix stores and sinks are fitted to.
+            seed: of the rotations.
+            world: the processes that share those sequences.
+        """
+        made = plain
+        if self.first == "sinks":
+            assert token is not None
+            made = surgery.learned_sinks(made, token, calibrating, world)
+        if self.rotate or self.inner:
+            made = surgery.rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
+        if self.keys:
+            made = surgery.rotate_keys(made)
+        if self.first == "prefix":
+            assert token is not None
+            made = surgery.store_prefix(made, [token])
+        return made
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -267,27 +293,43 @@ def clipped(scheme: Scheme, share: float) -> Scheme:
     )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class Choosing:
-    """The search for what is best done to a model before it is quantized, its head left alone."""
+def choose(
+    plain: Decoder,
+    schemes: Sequence[Scheme],
+    texts: Texts,
+    *,
+    token: int | None,
+    seed: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+    world: World = ALONE,
+) -> Choice:
+    """Return what is best done to a model before it is quantized by schemes, its head left alone.
+
+    Args:
+        plain: the decoder, which stays as it is.
+        schemes: the formats; of several the least mean damage is best.
+        texts: what is measured on.
+        token: what a prefix stores and sinks are fitted to; None tries neither.
+        seed: of the rotations.
+        told: what each candidate is told to before it is measured.
+        world: the processes that share the sequences; each makes every candidate.
+    """
+    return _Choosing(plain, tuple(schemes), texts, token, seed, told, world).choose()
+
+
+@dataclass
+class _Choosing:
+    """One model, formats and texts: makes candidates and measures them."""
 
     plain: Decoder
-    """The decoder, which stays as it is."""
     schemes: tuple[Scheme, ...]
-    """The formats; of several the least mean damage is best."""
     texts: Texts
-    """What is measured on."""
     token: int | None
-    """What a prefix stores and sinks are fitted to; None tries neither."""
-    seed: int = 0
-    """Of the rotations."""
-    told: Callable[[str], None] = lambda _: None
-    """What each candidate is told to before it is measured."""
-    world: World = ALONE
-    """The processes that share the sequences; each makes every candidate."""
+    seed: int
+    told: Callable[[str], None]
+    world: World
     trials: list[Trial] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
-    """The losses in full precision, by the text's identity."""
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
@@ -302,7 +344,7 @@ class Choosing:
             if fine != self.schemes:
                 self._try(self._best[0], fine)
         best, schemes = self._best
-        made, proofs = self.made(best), list[Proof]()
+        made, proofs = self._make(best), list[Proof]()
         gaps = torch.zeros(PROVING, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
             before = after = self._damages(self.plain, Candidate(), plain, self.texts.proving)
@@ -317,22 +359,6 @@ class Choosing:
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
 
-    def made(self, candidate: Candidate) -> Decoder:
-        """Return the cured decoder; the plain one where nothing is to be done."""
-        made, text = self.plain, self.texts.calibrating
-        if candidate.first == "sinks":
-            assert self.token is not None
-            made = surgery.learned_sinks(made, self.token, text, self.world)
-        if candidate.rotate or candidate.inner:
-            basis = candidate.rotate or "identity"
-            made = surgery.rotate(made, basis, inner=candidate.inner, seed=self.seed)
-        if candidate.keys:
-            made = surgery.rotate_keys(made)
-        if candidate.first == "prefix":
-            assert self.token is not None
-            made = surgery.store_prefix(made, [self.token])
-        return made
-
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         return _best_of(self.trials, len(self.schemes))
@@ -342,7 +368,7 @@ class Choosing:
         rounds = any(each.weights is not None for each in self.schemes)
         if not rounds or not _possible(surgery.check_rotates, self.plain, "hadamard"):
             return None
-        plain = self.made(replace(best, rotate=""))
+        plain = self._make(replace(best, rotate=""))
         text = self.texts.calibrating
         text = text if best.first else opened(self.texts.opening, text)
         found = learned_of(LEARNED)
@@ -350,9 +376,12 @@ class Choosing:
         self.told(f"learning a rotation: {LEARNED}")
         return replace(best, rotate=found.learn(plain, text, seed=self.seed, world=self.world))
 
+    def _make(self, candidate: Candidate) -> Decoder:
+        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed, self.world)
+
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
-        made = self.made(candidate)
+        made = self._make(candidate)
         for scheme in schemes:
             found = self._damages(made, candidate, scheme, self.texts.choosing)
             self.trials.append(Trial(candidate, scheme, mean_and_error(found)))

@@ -42,7 +42,7 @@ from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
-from wakeful.verbs.choosing import Candidate, Choice, Choosing, Texts, format_of, opened
+from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
@@ -226,8 +226,8 @@ def cure(
             make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
             made = make(_At(loaded, words, learned, wanted, schemes, at.show, world))
         shared = ("text", "bos", "device", "dtype", "num_sequences")
-        asks = {name: getattr(wanted, name) for name in shared} | {"length": made.length}
-        seen = diagnose(loaded, made.model, shown=shown, **asks)
+        asks = {name: getattr(wanted, name) for name in shared}
+        seen = diagnose(loaded, made.model, shown=shown, length=made.length, **asks)
         cure = Cure(
             before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
             done=tuple(made.done), stock=made.stock, differences=made.differences,
@@ -444,10 +444,9 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     rows = torch.tensor(found, device=loaded.device).view(-1, length)
     token = _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
-    choice = Choosing(
-        plain=plain, schemes=tuple(at.schemes), texts=texts, token=token, seed=wanted.seed,
-        told=at.show.note, world=at.world,
-    ).choose()  # fmt: skip
+    choice = choose(
+        plain, at.schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
+    )
     best = choice.best
     if best == Candidate():
         return choice, wanted

@@ -317,8 +317,6 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     Raises:
         WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
     """
-    if not names or not scales:
-        raise WakefulError("name at least one scheme and one kind of scales")
     found: list[Scheme] = []
     for name in names:
         scheme = parse_scheme(name, imports=True)

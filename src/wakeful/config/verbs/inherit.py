@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
+from wakeful.config.options import Beside, How, HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import (
     BridgeConfig,
@@ -113,13 +113,13 @@ class InheritOptions(Drawn):
     """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
-    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size", "max_bytes"))] = field(
+    data: Annotated[DataConfig, Beside(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )
-    optimizer: Annotated[OptimizerConfig, Seldom(("name", "warmup_steps"))] = field(
+    optimizer: Annotated[OptimizerConfig, Beside(("name", "warmup_steps"))] = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: Annotated[TrainConfig, Instead(_AUTOMATIC), Seldom(("dtype", "eval_every"))] = field(
+    train: Annotated[TrainConfig, Beside(("dtype", "eval_every"), _AUTOMATIC)] = field(
         default_factory=lambda: TrainConfig(
             steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,
