@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from helpers import FIELD, tiny_config
+from helpers import tiny_config
 from wakeful.depth import DenseFormer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
@@ -314,11 +314,6 @@ def test_objects_are_as_good_as_expressions():
 
     with pytest.raises(WakefulError, match="cannot be written down and read again"):
         Decoder(tiny_config(), route=Local())
-
-
-@pytest.mark.parametrize("folder", FIELD)
-def test_every_variant_says_what_it_is(folder):
-    assert all(kind.__doc__ for kind in variants(folder).values())
 
 
 def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_path, monkeypatch):
