@@ -1,10 +1,9 @@
 """Normalizers: what turns attention logits into weights."""
 
 from wakeful.normalizers.base import Normalizer, Softmax, sink_softmax
-from wakeful.normalizers.clipped_softmax import ClippedSoftmax
+from wakeful.normalizers.bounded import ClippedSoftmax, Softcap
 from wakeful.normalizers.query_sink import QuerySink
 from wakeful.normalizers.separate import ReLU, Sigmoid
-from wakeful.normalizers.softcap import Softcap
 from wakeful.normalizers.softmax1 import Softmax1
 from wakeful.normalizers.softpick import Softpick
 
