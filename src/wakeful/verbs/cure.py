@@ -35,7 +35,6 @@ from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
 from wakeful.probes.running import logits_of
 from wakeful.quant.experts import is_fused
-from wakeful.quant.schemes import Scheme
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
@@ -209,7 +208,8 @@ def cure(
     if wanted.rotate:
         _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
     command = command_of("cure", wanted, name_of(model))
-    schemes = [format_of(each) for each in wanted.for_]
+    for name in wanted.for_:
+        format_of(name)
     with joined() as world:
         if wanted.out:
             refuse_existing(Path(wanted.out))
@@ -222,9 +222,11 @@ def cure(
                 raise WakefulError(
                     f"{loaded.name} is quantized: cure the model it was made from, then quantize"
                 )
+            if wanted.out:
+                _ = loaded.own_tokenizer  # which is written
             fused = any(map(is_fused, loaded.module.modules()))
             make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-            made = make(_At(loaded, words, learned, wanted, schemes, at.show, world))
+            made = make(_At(loaded, words, learned, wanted, at.show, world))
         shared = ("text", "bos", "device", "dtype", "num_sequences")
         asks = {name: getattr(wanted, name) for name in shared}
         seen = diagnose(loaded, made.model, shown=shown, length=made.length, **asks)
@@ -247,8 +249,6 @@ class _At:
     learned: int
     """Tokens that choosing, fitting and training read, after those to verify on."""
     wanted: CureOptions
-    schemes: list[Scheme]
-    """The formats that a cure is chosen for."""
     show: Display
     world: World
 
@@ -285,8 +285,6 @@ def _cured_ours(at: _At) -> _Made:
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
     choice, wanted = _choice(at, plain, text)
     at = replace(at, wanted=wanted)
-    if wanted.out:
-        _ = loaded.own_tokenizer  # which is written
     begins = wanted.prefix or wanted.trains
     begins = begins and (loaded.adds_bos or loaded.tokenizer.chat_template)
     read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
@@ -338,8 +336,6 @@ def _cured_experts(at: _At) -> _Made:
             "another, such as --rotate hadamard"
         )
     assert isinstance(loaded.module, PreTrainedModel)
-    if wanted.out:
-        _ = loaded.own_tokenizer  # which is written
     text = _text(at)
     at.show.note("rotating")
     cured = surgery.rotate_experts(
@@ -431,8 +427,9 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     options to carry it out; no choice and those given where none is to be made.
     """
     loaded, wanted = at.loaded, at.wanted
-    if not at.schemes:
+    if not wanted.for_:
         return None, wanted
+    schemes = [format_of(name) for name in wanted.for_]
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
     count = Texts.rows * length
     found = at.words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
@@ -445,7 +442,7 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     token = _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
     choice = choose(
-        plain, at.schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
+        plain, schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
     )
     best = choice.best
     if best == Candidate():
