@@ -179,7 +179,7 @@ def _read_over(
         for n in range(count):
             if not (frames[n].is_file() and records[n].is_file()):
                 part = whole[n * size : (n + 1) * size]
-                rows, figures = _look(model, part, plan.exhibit.schemes, more)
+                rows, figures = look(model, part, plan.exhibit.schemes, more)
                 Run(folder).write_frame(frames[n].name, rows)
                 Run(folder).write_json(records[n].name, {"figures": figures})
             show.count("stretches of the text", n + 1, count)
@@ -189,7 +189,7 @@ def _read_over(
     ]
 
 
-def _look(
+def look(
     model: Model,
     sequences: Sequence[Sequence[int]],
     schemes: Sequence[str],
