@@ -87,10 +87,10 @@ def sentence(verdict: Verdict) -> str:
     """Return a claim, what was found and the verdict, in a line."""
     where = f" ({verdict.group})" if verdict.group else ""
     why = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
-    return f"{verdict.says}{where}: {_found(verdict)[0]}: {verdict.outcome}{why}."
+    return f"{verdict.says}{where}: {found_of(verdict)[0]}: {verdict.outcome}{why}."
 
 
-def _found(verdict: Verdict) -> tuple[str, str]:
+def found_of(verdict: Verdict) -> tuple[str, str]:
     """Return a difference and its 95% interval to the second digit of the error, in words.
 
     A single seed has no interval: "".
@@ -164,7 +164,7 @@ READING = (
 
 def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
     """Return what became of a claim, under the columns `JUDGED`."""
-    (found, interval), printed = _found(verdict), ()
+    (found, interval), printed = found_of(verdict), ()
     if verdict.published is not None:
         printed = (f"{verdict.published:+.4g}".replace("-", "−"),)
     size = ()
