@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from helpers import FIELD, tiny_config
+from helpers import tiny_config
 from wakeful.depth import DenseFormer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
@@ -17,7 +17,7 @@ from wakeful.norms import RMSNormSingle
 from wakeful.placements import Mixed
 from wakeful.ropes import Linear
 from wakeful.routes import OnLayers, ResFormer, SVFormer, Then
-from wakeful.variants import build, catalog, nearest, variants
+from wakeful.variants import build, nearest, variants
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -314,17 +314,6 @@ def test_objects_are_as_good_as_expressions():
 
     with pytest.raises(WakefulError, match="cannot be written down and read again"):
         Decoder(tiny_config(), route=Local())
-
-
-@pytest.mark.parametrize("folder", FIELD)
-def test_a_catalog_shows_how_to_write_each(folder):
-    for entry in catalog(folder):
-        assert entry.summary
-        assert ":" not in entry.signature.replace("'", "")
-    entries = {entry.name: entry for entry in catalog("routes")}
-    assert entries["cla"].signature == "group=2"
-    assert entries["on_layers"].signature == "which, route"
-    assert entries["then"].signature == "*parts"
 
 
 def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_path, monkeypatch):

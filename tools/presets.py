@@ -3,10 +3,27 @@
 import sys
 from pathlib import Path
 
-from wakeful.verbs.presets import page_table
+from wakeful.verbs.presets import catalogue, figures_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "presets.md"
 FROM = "<!-- python tools/presets.py writes what follows -->\n"
+TWO_CORES = 40e9
+"""Operations a second that training reaches on two cores of a server, in float32, roughly."""
+
+
+def page_table() -> str:
+    """Return the catalogue as docs/presets.md has it, in Markdown."""
+    lines: list[str] = []
+    one, several = catalogue()
+    for title, found in (("One run", one), ("Comparisons", several)):
+        lines += [f"## {title}", ""]
+        lines += ["| preset | runs | parameters | tokens | memory | two cores | H100 |"]
+        lines += ["|---|--:|--:|--:|--:|--:|--:|"]
+        for each in found:
+            figures = " | ".join(figures_of(each, each.operations / TWO_CORES))
+            lines.append(f"| `{each.name}`<br>{each.summary} | {figures} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,7 +15,7 @@ from wakeful.estimates import with_error
 from wakeful.runs.run import Run, read_record
 from wakeful_papers.exhibits.exhibit import SCALES, exhibit, natural
 from wakeful_papers.exhibits.judge import Judged, Verdict
-from wakeful_papers.reports.reproduction import BASES, Found, told_apart
+from wakeful_papers.reports.reproduction import BASES, found_of, told_apart
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
@@ -201,7 +201,7 @@ def _difference(verdict: Verdict, seeds: int) -> str:
     if verdict.difference is None:
         return "not measured"
     if verdict.error is None:
-        return Found.of(verdict).difference
+        return found_of(verdict)[0]
     told = with_error(verdict.difference, verdict.error, "+")
     return told if verdict.seeds == seeds else f"{told}, {verdict.seeds} of {seeds} seeds"
 

@@ -32,10 +32,4 @@ __all__ = [
     "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip
 
-_VERBS = ("compare", "cure", "diagnose", "evaluate", "export", "generate", "inherit",
-          "quantize", "report", "train")  # fmt: skip
-__getattr__, __dir__ = lazily(
-    __name__,
-    {name: f"wakeful.verbs.{name}" for name in _VERBS}
-    | {"load": "wakeful.loading.load", "watch": "wakeful.probes.watch"},
-)
+__getattr__, __dir__ = lazily(__name__)

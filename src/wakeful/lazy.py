@@ -1,19 +1,24 @@
 """Public names that are imported when they are first asked for (PEP 562)."""
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazily(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__` for names that `homes` maps to modules.
+def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's `__getattr__` and `__dir__` for the names that its source imports for type
+    checkers alone: what stands below its `if TYPE_CHECKING`.
 
     A name is kept once it is found, so it costs a lookup from then on. It must not be a submodule's
     too: the import system would put that in its place.
     """
+    source = Path(sys.modules[package].__file__ or "").read_text("utf-8")
+    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
         if name not in homes:

@@ -91,7 +91,7 @@ class Marked:
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
     """Return the declared roles of a model's parameters by full name, a tied one's once."""
-    return {name: role for name, _, role in _declared(model)}
+    return {name: role for _, found in _walked(model) for name, _, role in found}
 
 
 def mark(model: nn.Module) -> None:
@@ -103,11 +103,6 @@ def mark(model: nn.Module) -> None:
 def role_of(parameter: Tensor) -> Role | None:
     """Return the role that a parameter was marked with, or None."""
     return getattr(parameter, "_wakeful_role", None)
-
-
-def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
-    for _, found in _walked(model):
-        yield from found
 
 
 def _marking(model: nn.Module) -> Iterator[nn.Module]:

@@ -64,9 +64,8 @@ class Variant(HasRoles):
                 parts.append(_written(value))
             elif value != parameter.default:
                 parts.append(f"{parameter.name}={_written(value)}")
-        return (
-            f"{variant_name(type(self))}({', '.join(parts)})" if parts else variant_name(type(self))
-        )
+        name = variant_name(type(self))
+        return f"{name}({', '.join(parts)})" if parts else name
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
@@ -76,15 +75,6 @@ class FieldVariant(Variant):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         dataclass(kw_only=True, eq=False)(cls)
-
-
-@dataclass(frozen=True)
-class CatalogEntry:
-    """One line of a catalog: the variant's name, its signature and its first sentence."""
-
-    name: str
-    signature: str
-    summary: str
 
 
 @cache
@@ -100,23 +90,6 @@ def variants(folder: str) -> dict[str, type[Variant]]:
 def variant_name(kind: type[Variant]) -> str:
     """Return a variant's name in expressions: its module and class, `name`, or its class."""
     return qualified(kind) or vars(kind).get("name", kind.__name__.lower())
-
-
-def is_outside(expression: str) -> bool:
-    """Tell whether an expression names a class outside the package."""
-    return any(found[2] for found in _FOREIGN.finditer(expression))
-
-
-def catalog(folder: str) -> list[CatalogEntry]:
-    """Return the expressions for this folder, for help texts and documentation."""
-    return [
-        CatalogEntry(
-            name=name,
-            signature=", ".join(_shown(option) for option in _options(kind).values()),
-            summary=(inspect.getdoc(kind) or "").split("\n", 1)[0],
-        )
-        for name, kind in variants(folder).items()
-    ]
 
 
 def build(folder: str, expression: str, *, imports: bool = False) -> Any:
@@ -189,11 +162,8 @@ class _Reading:
         self.title = title
         self.foreign: dict[str, str] = {}
 
-    def parseable(self) -> str:
-        """Return the expression with a Python name in the place of each `module:Name`."""
-        return _FOREIGN.sub(self._stand_in, self.expression)
-
     def _stand_in(self, found: re.Match[str]) -> str:
+        """Return a Python name in the place of a `module:Name`."""
         if found[1] is not None:
             return found[0]
         name = f"foreign_{len(self.foreign)}_"
@@ -208,7 +178,8 @@ class _Reading:
                 f"{self.expression[:40]!r}...: at most {_LONGEST} are read"
             )
         try:
-            tree = ast.parse(self.parseable().strip(), mode="eval").body
+            parseable = _FOREIGN.sub(self._stand_in, self.expression)
+            tree = ast.parse(parseable.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise WakefulError(
                 f"{self.title} {self.expression!r} does not parse ({error}); write a name, or a "
@@ -414,9 +385,3 @@ def _options(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _written(value: object) -> str:
     return str(value) if isinstance(value, Variant) else repr(value)
-
-
-def _shown(option: inspect.Parameter) -> str:
-    if option.default is inspect.Parameter.empty:
-        return str(option).split(":")[0]
-    return f"{option.name}={option.default!r}"

@@ -6,7 +6,6 @@ of a GPU over NCCL.
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from wakeful.digests import json_digest
 from wakeful.errors import WakefulError
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class World:
 
         All must call it; the value is what JSON can hold.
         """
-        digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+        digest = json_digest(value)
         self.meet()
         if any(theirs != digest for theirs in self.gather(digest)):
             raise WakefulError(otherwise)

@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Reproduction", "reproduce"]
 
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, "wakeful_papers.verbs.reproduce"))
+__getattr__, __dir__ = lazily(__name__)

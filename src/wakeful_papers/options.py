@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Needs
 from wakeful.config.verbs.reading import Drawn
 
 
@@ -51,9 +51,6 @@ class ReproduceOptions(Drawn):
         Needs("validation_text", "text", "it is for a text of your own"),
         Excludes("all", "out", "that is one exhibit's folder"),
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
     @property
     def given(self) -> tuple[str, ...]:

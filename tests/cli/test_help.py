@@ -30,7 +30,7 @@ from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import BASELINES
 from wakeful.plugins import added, verb_of
 from wakeful.runs.run import Run
-from wakeful.variants import catalog as imported_catalog
+from wakeful.variants import variants
 
 OTHERS = {name: verb for name in added("verbs") if (verb := verb_of(name))}
 KINDS = verbs.KINDS | {name: verb.options for name, verb in OTHERS.items()}
@@ -167,7 +167,7 @@ class Read(WakefulError):
 
 WORK = {
     "demo": "wakeful.verbs.demo.demonstrate", "train": "wakeful.verbs.train.train",
-    "compare": "wakeful.verbs.compare.compare_variants",
+    "compare": "wakeful.verbs.compare.compare",
     "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.verbs.diagnose.diagnose",
     "inherit": "wakeful.verbs.inherit.inherit", "cure": "wakeful.verbs.cure.cure",
     "evaluate": "wakeful.verbs.evaluate.evaluate", "quantize": "wakeful.verbs.quantize.quantize",
@@ -415,9 +415,17 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("folder", VARIANTS.values())
 def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
-    assert sorted(source_catalog(folder)) == sorted(
-        f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)
-    )
+    def written(option: inspect.Parameter) -> str:
+        known = option.default is not option.empty
+        return f"{option.name}={option.default!r}" if known else str(option).split(":")[0]
+
+    expected = []
+    for name, kind in variants(folder).items():
+        options = ", ".join(map(written, inspect.signature(kind).parameters.values()))
+        expected.append(f"{name}({options})".removesuffix("()"))
+    assert sorted(source_catalog(folder)) == sorted(expected)
+    if folder == "routes":
+        assert {"cla(group=2)", "on_layers(which, route)", "then(*parts)"} <= {*expected}
 
 
 def test_help_names_every_baseline() -> None:

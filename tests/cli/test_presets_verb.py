@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from papers.tool import tool_of
 from wakeful.cli import main
 from wakeful.cli.console import OUT
 from wakeful.cli.help import compares
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
-from wakeful.verbs.presets import TWO_CORES, facts, page_table
+from wakeful.verbs.presets import facts
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOL = tool_of("presets")
 
 
 @pytest.mark.parametrize("name", presets())
@@ -58,18 +60,18 @@ def test_the_page_has_what_the_presets_come_to(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "tools" / "presets.py"), run_name="__main__")
     assert ended.value.code == 0, capsys.readouterr().out
-    rows = [line for line in page_table().splitlines() if line.startswith("| `")]
+    rows = [line for line in TOOL.page_table().splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] != presets()  # from the cheapest up
     assert sorted(row.split("`")[1] for row in rows) == presets()
     page = (ROOT / "docs" / "presets.md").read_text("utf-8")
-    assert f"{TWO_CORES / 1e9:.0f} GFLOP/s on two cores" in page
+    assert f"{TOOL.TWO_CORES / 1e9:.0f} GFLOP/s on two cores" in page
 
 
 def test_presets_are_listed_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OUT, "_width", 80)
-    monkeypatch.setattr("wakeful.verbs.presets.rough_seconds", lambda *_: 1 / TWO_CORES)
+    monkeypatch.setattr("wakeful.verbs.presets.rough_seconds", lambda *_: 1 / TOOL.TWO_CORES)
     assert main(["presets"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80

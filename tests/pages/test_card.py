@@ -157,6 +157,6 @@ def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions
      ("quantize", QuantizeOptions(text="a b.txt", length=16))],
 )  # fmt: skip
 def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> None:
-    command, name, *flags = shlex.split(command_of(verb, "a model", options))[1:]
+    command, name, *flags = shlex.split(command_of(verb, options, "a model"))[1:]
     assert (command, name) == (verb, "a model")
     assert parse(type(options), flags, f"{verb} MODEL") == options

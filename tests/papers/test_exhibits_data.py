@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers import tiny_decoder
+from papers.tool import tool_of
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
@@ -22,7 +23,6 @@ from wakeful.model.decoder import Decoder
 from wakeful.training.size import operations_of, parameters_of, run_size
 from wakeful.training.watching import WATCHED
 from wakeful.variants import build_call
-from wakeful.verbs.presets import TWO_CORES
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
 from wakeful_papers.exhibits.exhibit import ALIKE, Scale, exhibit, exhibit_names, expanded
 from wakeful_papers.exhibits.figures import answer_name
@@ -565,7 +565,7 @@ def test_what_exhibits_share_is_counted_once() -> None:
 def test_all_exhibits_at_the_tiny_scale_take_less_than_two_and_a_half_hours_on_two_cores() -> None:
     """Attention is counted, of sequences of up to 2,000 tokens."""
     total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
-    assert total.operations / TWO_CORES < 2.5 * 3600
+    assert total.operations / tool_of("presets").TWO_CORES < 2.5 * 3600
 
 
 def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:

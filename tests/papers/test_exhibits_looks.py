@@ -16,7 +16,7 @@ from wakeful.training.watching import observed
 from wakeful_papers.exhibits.derived import Results, figure_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import PICTURES, SeenRow, of_layers
-from wakeful_papers.reports.charts import drawings
+from wakeful_papers.reports.charts import drawn
 from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES
 
 LOOKING = [
@@ -79,7 +79,7 @@ def test_every_curve_that_an_exhibit_names_is_measured(
         claim.figure for claim in shown.claims
     }:
         figure_of(results, "", shown.table.baseline, 0, figure)
-    drawings(shown, results)
+    drawn(shown, results)
     asked.names -= {"train_loss", "validation_loss"}
     measured = seen[""].union(*(seen[each] for each in shown.probes if each in seen))
     metrics = {each.partition("@")[0] + each[each.index("/") :] if "@" in each else each
@@ -127,7 +127,7 @@ def test_the_lines_that_parameters_are_saved_by_are_drawn() -> None:
     curves = {"train_loss": (steps, falling)}
     seen = {(group, row, 0): SeenRow({"loss": 2.0, "parameters": place}, curves)
             for group, place in places.items() for row in ("vanilla", "resformer")}  # fmt: skip
-    title, chart = drawings(shown, Results("vanilla", places, seen))[0]
+    title, _, chart = drawn(shown, Results("vanilla", places, seen))[0]
     assert title == "training loss of the last steps"
     spec = chart.to_dict()
     (fitted,) = [layer for layer in spec["layer"] if "transform" in layer]

@@ -216,7 +216,6 @@ def test_gpt2_trains_as_each_size_does_in_when_attention_collapses() -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_paper_sizes_name_the_papers_text_and_tokenizer(name: str) -> None:
     data = preset(name).data
-    data.check()
     sources = [part.source for part in mixture_of(data.source) or ()] or [data.source]
     assert all(source.startswith("hf:") for source in sources)
     assert data.tokenizer.startswith("hf:")

@@ -363,7 +363,7 @@ def test_a_reference_in_memory_teaches_before_it_is_written(
     def slow_steps(*given: Any) -> list[ArmCost]:
         return [replace(cost, step=37, evaluation=0) for cost in measure_costs(*given)]
 
-    monkeypatch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
+    monkeypatch.setattr("wakeful.heirs.plan.measure_costs", slow_steps)
     model = read_decoder(reference.path)
     found = inherit(
         model.decoder(), tokenizer=model.own_tokenizer, text=str(text), out=str(tmp_path / "out"),
@@ -402,7 +402,7 @@ def test_minutes_are_turned_into_steps(
         return [replace(cost, step=37, evaluation=0) for cost in costs]
 
     with monkeypatch.context() as patch:
-        patch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
+        patch.setattr("wakeful.heirs.plan.measure_costs", slow_steps)
         timed = [*command, "--steps", "0", "--minutes", "10", "--baseline", "random"]
         assert main(timed) == 0
     said = capsys.readouterr().out
@@ -418,7 +418,7 @@ def test_minutes_are_turned_into_steps(
     parts = ["--choose", "influence", "--layers", "1", "--drops", "3"]
     out = ["--out", str(tmp_path / "parts")]
     with monkeypatch.context() as patch:
-        patch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
+        patch.setattr("wakeful.heirs.plan.measure_costs", slow_steps)
         assert main([*command, *parts, *out, "--steps", "0", "--minutes", "10"]) == 0
     steps = [Run.open(tmp_path / f"parts/heir-{n}").config.train.steps for n in (3, 2, 1)]
     assert sum(steps) == int(600 * 0.94 / 37 / 2)  # at an even pace, twice an heir's layers

@@ -46,8 +46,6 @@ def check_name(option: Option, values: Sequence[str]) -> None:
 def source_catalog(folder: str, kind: str = "") -> Iterator[str]:
     """Yield the expressions for a folder of variants, read from its source; with `kind` of
     the classes alone that come from the one of that name.
-
-    `variants.catalog` says the same of the imported classes, and needs torch for that.
     """
     bodies: dict[str, ast.ClassDef] = {}
     names: dict[str, str] = {}

@@ -184,11 +184,11 @@ def compare(arguments: list[str]) -> None:
     if left := [name for name, given in own.items() if given and name not in variants]:
         raise WakefulError(f"--variants.{left[0]} is of a variant that --only leaves out")
 
-    from wakeful.verbs.compare import compare_variants
+    from wakeful.verbs.compare import compare
 
-    out = Path(options.out or f"runs/compare-{rows.name}")
-    done = compare_variants(
-        variants, seeds, out, layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
+    done = compare(
+        *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
+        layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
         baseline=options.baseline, figures=options.figures, shown=display,
     )  # fmt: skip
     finish(done, done.page)
@@ -317,7 +317,6 @@ def _prepare(arguments: list[str]) -> None:
     sources, options = read(PrepareOptions, arguments, "data prepare SOURCE...")
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
-    options.check()
 
     from wakeful.data.preparing import preparation, prepare
 

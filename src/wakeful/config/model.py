@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from wakeful.config.options import What
-from wakeful.config.refusals import AtLeast, AtMost, check_rules
+from wakeful.config.refusals import AtLeast, AtMost, Ruled
 from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 
@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Ruled):
     """A decoder: GPT-2-like or Llama-like by its parts."""
 
     vocab_size: int = 4096
@@ -114,7 +114,7 @@ class ModelConfig:
     RULES = (
         AtLeast("vocab_size max_length num_layers num_heads width mlp_width", 1),
         AtLeast("num_kv_heads head_width relaxed_prefix rotary_width stored_prefix", 0),
-        AtLeast("logit_cap query_scalar window", 0),
+        AtLeast("logit_cap query_scalar window local_theta", 0),
         AtMost("relaxed_prefix", "max_length"),
     )
 
@@ -124,7 +124,7 @@ class ModelConfig:
             if entry.type is float and type(value) is int:
                 # Formats that we export to tell 500000 from 500000.0.
                 object.__setattr__(self, entry.name, float(value))
-        check_rules(self, *self.RULES)
+        super().__post_init__()
         if self.head_width == 0 and self.width % self.num_heads:
             raise WakefulError(
                 f"model.num_heads = {self.num_heads} does not divide model.width = {self.width}; "
@@ -203,8 +203,6 @@ class ModelConfig:
                 f"model.local_layers must be ascending numbers from 0 to {self.num_layers - 1}, "
                 f"got {list(layers)}"
             )
-        if theta < 0:
-            raise WakefulError(f"model.local_theta must not be negative, got {theta}")
         if self.positions != "rotary" and (layers or theta):
             raise WakefulError(
                 f"model.local_layers = {list(layers)} and model.local_theta = {theta} are for "

@@ -39,18 +39,13 @@ Where = Annotated[T, Heading.WHERE]
 
 
 @dataclass(frozen=True)
-class Seldom:
-    """Beside the type of a part: those of its options that are seldom needed there."""
+class Beside:
+    """Beside the type of a part: what is special about its options there."""
 
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Instead:
-    """Beside the type of a part: what is said of some of its options there."""
-
-    words: tuple[tuple[str, str], ...]
-    """Names and descriptions."""
+    seldom: tuple[str, ...] = ()
+    """Those that are seldom needed."""
+    instead: tuple[tuple[str, str], ...] = ()
+    """Names, and descriptions in place of those in the source."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,13 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag that sets it: its name, without the _ after a word of Python's."""
-        return f"--{self.name.rstrip('_')}"
+        """The flag that sets it."""
+        return flag_of(self.name)
 
     @property
     def negative(self) -> str:
         """The flag that turns it off there, if it is a switch."""
-        place, dot, last = self.name.rpartition(".")
-        return f"--{place}{dot}no_{last}"
+        return flag_of(self.name, negative=True)
 
     @property
     def section(self) -> str:
@@ -107,12 +101,14 @@ class Option:
         return typing.get_origin(self.kind) is tuple
 
 
+def flag_of(name: str, *, negative: bool = False) -> str:
+    """Return the flag that sets an option or turns it off, less the _ after a Python word."""
+    place, dot, last = name.rstrip("_").rpartition(".")
+    return f"--{place}{dot}{'no_' * negative}{last}"
+
+
 def options_of(
-    kind: type,
-    default: Any = None,
-    prefix: str = "",
-    seldom: tuple[str, ...] = (),
-    instead: tuple[tuple[str, str], ...] = (),
+    kind: type, default: Any = None, prefix: str = "", beside: Beside | None = None
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of those in it, its own before those of its bases.
 
@@ -120,24 +116,22 @@ def options_of(
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = typing.get_type_hints(kind)
-    words = descriptions(kind) | dict(instead)
+    beside = beside or Beside()
+    words = descriptions(kind) | dict(beside.instead)
     for entry in _fields(kind):
         name, inner = prefix + entry.name, plain[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
-        value = _default(entry) if default is None else getattr(default, entry.name)
+        value = default_of(entry) if default is None else getattr(default, entry.name)
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
-            rare = next((each.names for each in extras if isinstance(each, Seldom)), ())
-            told = next((each.words for each in extras if isinstance(each, Instead)), ())
-            told += tuple(
-                (said.removeprefix(f"{entry.name}."), text)
-                for said, text in instead
-                if said.startswith(f"{entry.name}.")
-            )
-            yield from options_of(inner, value, f"{name}.", rare, told)
+            own = next((each for each in extras if isinstance(each, Beside)), Beside())
+            parts = ((said.partition("."), text) for said, text in beside.instead)
+            told = tuple((rest, text) for (part, _, rest), text in parts if part == entry.name)
+            own = Beside(own.seldom, own.instead + told)
+            yield from options_of(inner, value, f"{name}.", own)
             continue
         group = next((each for each in extras if isinstance(each, Heading)), None)
-        group = None if entry.name in seldom else group
+        group = None if entry.name in beside.seldom else group
         yield Option(name, inner, words[entry.name], value, group)
 
 
@@ -184,6 +178,7 @@ def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(kind), key=depth)
 
 
-def _default(entry: dataclasses.Field[Any]) -> Any:
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    """Return the value of a field where none is given; `dataclasses.MISSING` where one must be."""
     made = entry.default_factory
     return entry.default if made is dataclasses.MISSING else made()

@@ -1,21 +1,17 @@
 """Tables of options' ranges, and of those that exclude, need or forbid others, with reasons.
 
-A class of options keeps its table as `RULES`, and checks it when it is made; that of a part of
-other options names the part in `SECTION`. A condition is a
-dotted name, which holds where the field is not at its default; `name=value`, also of one of several
-values; or `name!=value`.
+A class of options (`Ruled`) checks its table when it is made. A condition is a dotted name, which
+holds where the field is not at its default; `name=value`, also of one of several values; or
+`name!=value`.
 """
 
-import dataclasses
 import functools
 import operator
-import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from wakeful.config.options import default_of, flag_of
 from wakeful.errors import WakefulError
-
-_CONDITION = re.compile(r"([\w.]+)(?:(!?=)(.*))?")
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,17 @@ def check_rules(options: Any, *rules: Rule) -> None:
         rule.check(options)
 
 
+class Ruled:
+    """Options that keep to rules."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    SECTION: ClassVar[str] = ""
+    """The part of other options that they are, if any."""
+
+    def __post_init__(self) -> None:
+        check_rules(self, *self.RULES)
+
+
 def forbidden(kind: type) -> frozenset[str]:
     """Return the dotted names of the options that a class has, and its rules forbid."""
     rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
@@ -149,17 +156,15 @@ def _holding(options: Any, conditions: str) -> list[str]:
 
 
 def _parts(condition: str) -> tuple[str, str, str]:
-    found = _CONDITION.fullmatch(condition)
-    assert found is not None, condition
-    return found[1], found[2] or "", found[3] or ""
+    name, sign, value = condition.partition("=")
+    return name.removesuffix("!"), f"!{sign}" if name.endswith("!") else sign, value
 
 
 def _flag(condition: str) -> str:
     name, sign, value = _parts(condition)
-    place, dot, last = name.rstrip("_").rpartition(".")
     if (sign, value) == ("=", "False"):
-        return f"--{place}{dot}no_{last}"
-    return f"--{place}{dot}{last} {'not ' * (sign == '!=')}{value}".rstrip()
+        return flag_of(name, negative=True)
+    return f"{flag_of(name)} {'not ' * (sign == '!=')}{value}".rstrip()
 
 
 def _written(value: Any) -> str:
@@ -171,7 +176,5 @@ def _written(value: Any) -> str:
 @functools.cache
 def _default(kind: type, name: str) -> Any:
     first, _, rest = name.partition(".")
-    entry = next(each for each in dataclasses.fields(kind) if each.name == first)  # pyright: ignore
-    made = entry.default_factory
-    value = entry.default if made is dataclasses.MISSING else made()
+    value = default_of(kind.__dataclass_fields__[first])  # pyright: ignore
     return operator.attrgetter(rest)(value) if rest else value

@@ -14,7 +14,7 @@ from wakeful.config.schema import (
     table_of,
     variants_of,
 )
-from wakeful.config.tables import Table, merged, nested
+from wakeful.config.tables import Table, flattened, merged, nested
 from wakeful.errors import WakefulError
 
 
@@ -100,18 +100,7 @@ def rescaled(
 
 def flat(config: Config) -> dict[str, Any]:
     """Return a configuration's fields by their dotted names; its own name is not among them."""
-    found: dict[str, Any] = {}
-
-    def walk(table: Mapping[str, Any], place: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                walk(value, f"{place}{key}.")
-            else:
-                found[f"{place}{key}"] = value
-
-    walk(config_to_table(config), "")
-    del found["name"]
-    return found
+    return {key: value for key, value in flattened(config_to_table(config)) if key != "name"}
 
 
 def config_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

@@ -10,8 +10,16 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, AtMost, Excludes, Within, check_rules
-from wakeful.config.tables import Table, from_table, merged, on_preset, read_table, to_table
+from wakeful.config.refusals import AtLeast, AtMost, Excludes, Ruled, Within
+from wakeful.config.tables import (
+    Table,
+    flattened,
+    from_table,
+    merged,
+    on_preset,
+    read_table,
+    to_table,
+)
 from wakeful.errors import WakefulError, nearest
 
 _MOST_TOKENS = 2**28
@@ -19,12 +27,13 @@ _MOST_TOKENS = 2**28
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """Keys of a table that are of a comparison and not of a run."""
+TRAINED = "the size is for a tokenizer that is trained"
 _OWN_FILES = ("run.json", "report.html")
 """Files in a comparison's folder beside its variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig:
+class TextConfig(Ruled):
     """How text becomes tokens."""
 
     validation_source: str = ""
@@ -41,16 +50,6 @@ class TextConfig:
     """Field of JSONL and parquet rows that holds the text."""
     max_bytes: HowMuch[int] = 0
     """Read no more text than this, in bytes. 0 means all."""
-
-    def check(self) -> None:
-        """Raise `WakefulError` where the size of a tokenizer is asked for that is not trained.
-
-        Only what is new is checked: runs of old may have both.
-        """
-        check_rules(
-            self,
-            Excludes("vocab_size", "tokenizer", "the size is for a tokenizer that is trained"),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +75,6 @@ class DataConfig(TextConfig):
         AtLeast("max_tokens", 0),
         Within("first_batch", "[0, 2**32]"),  # a row's place is a machine's number
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +195,7 @@ class BridgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthConfig:
+class WidthConfig(Ruled):
     """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
 
     heads: What[float] = 0.0
@@ -213,15 +209,12 @@ class WidthConfig:
     SECTION = "width"
     RULES = (Within("heads mlp", "[0, 1]"), AtLeast("tokens", 1))
 
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
-
     def __bool__(self) -> bool:
         return bool(self.heads or self.mlp)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealConfig:
+class HealConfig(Ruled):
     """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text"]] = "reference"
@@ -248,9 +241,6 @@ class HealConfig:
         Within("temperature", "(0, inf)"),
         AtLeast("top_k hidden lora.rank", 0),
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +307,7 @@ class SampleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Ruled):
     """One run."""
 
     name: Where[str] = "vanilla"
@@ -346,6 +336,7 @@ class Config:
         Within("data.validation_fraction", "(0, 1)"),
         Within("train.seed sample.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
+        Excludes("data.vocab_size", "data.tokenizer", TRAINED),
         Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
         AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),
@@ -353,10 +344,12 @@ class Config:
 
     def __post_init__(self) -> None:
         train = self.train
-        _check_finite(config_to_table(self), "")
+        for name, value in flattened(config_to_table(self)):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise WakefulError(f"{name} must be finite, got {value}")
         if not self.name or "\0" in self.name:
             raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
-        check_rules(self, *self.RULES)
+        super().__post_init__()
         if train.batch_size * train.length > _MOST_TOKENS:
             raise WakefulError(
                 f"train.batch_size = {train.batch_size} sequences of train.length = "
@@ -457,11 +450,3 @@ def layouts_of(table: Table) -> list[str]:
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")
     return layouts
-
-
-def _check_finite(table: Table, place: str) -> None:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            _check_finite(value, f"{place}{name}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise WakefulError(f"{place}{name} must be finite, got {value}")

@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -47,7 +48,7 @@ def read_table(source: str | Path) -> Table:
         WakefulError: there is no such file or preset, or it is not TOML.
     """
     path = Path(source)
-    if _is_file(path):
+    if os.path.isfile(path):  # which a name too long is not
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -125,6 +126,15 @@ def to_table(value: object) -> Table:
     return typing.cast(Table, _plain(value))
 
 
+def flattened(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of everything in a table and in those inside it."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
+
+
 def nested(name: str, value: Any) -> Table:
     """Return the table in which a dotted name has this value."""
     for part in reversed(name.split(".")):
@@ -151,13 +161,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
         else:
             result[key] = value
     return result
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 class _Reader(NamedTuple):

@@ -1,4 +1,4 @@
-"""AttnRes: each sublayer reads a softmax over what all earlier ones put out."""
+"""Attention residuals: a sublayer reads a softmax over what earlier ones put out, or nothing."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +12,9 @@ from wakeful.roles import Role
 from wakeful.shape import Shape
 
 _EPS = 1e-6
+_START = -5.0
+"""A coupling of 0.007."""
+_MOST = 10.0
 
 
 class AttentionResiduals(SublayerMix):
@@ -48,21 +51,17 @@ class AttentionResiduals(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        assert isinstance(reference, AttentionResiduals)
-        self.copy("queries", reference, sources)
-
-    def copy(self, kind: str, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the parameters of one kind, which are named by the sublayer that reads."""
-        ours, theirs = (
-            dict(mix.get_submodule(kind).named_parameters()) for mix in (self, reference)
-        )
-        pairs = [(2 * len(sources) + 1, 2 * reference.num_layers + 1)]
+        """Copy parameters that are named `kind.reader`, sublayers counted from 1."""
+        theirs = dict(reference.named_parameters())
+        readers = {2 * len(sources) + 1: 2 * reference.num_layers + 1}
         for layer, source in enumerate(sources):
             if source >= 0:
-                pairs += [(2 * layer + half, 2 * source + half) for half in (1, 2)]
-        for one, other in pairs:
-            if str(one) in ours and str(other) in theirs:
-                ours[str(one)].copy_(theirs[str(other)])
+                readers |= {2 * layer + half: 2 * source + half for half in (1, 2)}
+        for name, parameter in self.named_parameters():
+            kind, reader = name.split(".")
+            other = f"{kind}.{readers.get(int(reader))}"
+            if other in theirs:
+                parameter.copy_(theirs[other])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x,)
@@ -80,6 +79,51 @@ class AttentionResiduals(SublayerMix):
         return torch.stack(
             [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
         )
+
+
+class OASIS(AttentionResiduals):
+    """h_s = Σ_j p_j v_j, p = softmax-1 of g_j = w_s · RMSNorm(v_j) − c_s (ψ_j − ψ̄).
+
+    Attention Sinks and Outliers in Attention Residuals (Luo et al. 2026, arXiv 2605.17887,
+    sections 4.2 and 4.3, and github.com/robinzixuan/OASIS): softmax-1 over depth, and less of the
+    layers whose attention gives much to no key. ψ_j is that share, a token's mean over the heads
+    (`SublayerMix.noticed`), in both halves of a layer, 0 of the embedding, and ψ̄ its mean over j.
+    c = softplus(b) up to 10, b = −5 at the start, a number for each reader. The authors' tokens
+    attend by softmax-1 too: set `model.normalizer = "softmax1"`, without which ψ is what softmax-1
+    would leave.
+    """
+
+    name = "oasis"
+    examples = ("oasis",)
+
+    reads_nulls = True
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        self.couplings = nn.ParameterDict(
+            {reader: nn.Parameter(torch.tensor(_START)) for reader in self.queries}
+        )
+
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        return x, (x.new_zeros(*x.shape[:-1], 1), x)
+
+    def noticed(self, null: Tensor, state: State) -> State:
+        nulls, *outputs = state
+        null = null.unsqueeze(-1)
+        return torch.cat([nulls, null, null], -1), *outputs
+
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        nulls, *outputs = *state, out
+        nothing = nulls[..., : len(outputs)]
+        beyond = (nothing - nothing.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)
+        coupling = F.softplus(self.couplings[str(number + 1)].to(x.dtype)).clamp(max=_MOST)
+        logits = self.logits(number + 1, outputs) - coupling * beyond
+        # Softmax-1: a logit of 0 whose share is of nothing.
+        shares = F.pad(logits, (0, 0, 0, 0, 1, 0)).softmax(0)[1:]
+        return weighted(shares, outputs), (nulls, *outputs)
 
 
 def weighted(shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:

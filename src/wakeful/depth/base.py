@@ -51,6 +51,20 @@ class DepthMix(Variant, nn.Module, ABC):
         if next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
+    def first_layers(self, sources: Sequence[int]) -> int:
+        """Return how many of a reference's first layers these are, those marked −1 left out.
+
+        Raises:
+            WakefulError: they are others, for which weights by number mean nothing.
+        """
+        inherited = [source for source in sources if source >= 0]
+        if list(sources[: len(inherited)]) != list(range(len(inherited))):
+            raise WakefulError(
+                f"{self} sums blocks by their number: only the first layers of the reference keep "
+                f"theirs, not {list(sources)}"
+            )
+        return len(inherited)
+
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
         """Return the stream (B, L, D) that follows block `number`, whose plain output is `x`."""
         return x

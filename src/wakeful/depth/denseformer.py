@@ -54,18 +54,13 @@ class DenseFormer(DepthMix):
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
         assert isinstance(reference, DenseFormer)
-        inherited = [source for source in sources if source >= 0]
-        if list(sources[: len(inherited)]) != list(range(len(inherited))):
-            raise WakefulError(
-                f"{self} averages over blocks by their number: only the first layers of the "
-                f"reference keep theirs, not {list(sources)}"
-            )
-        for layer in range(len(inherited)):
-            if str(layer + 1) in self.weights:
-                self.weights[str(layer + 1)].copy_(reference.weights[str(layer + 1)])
+        inherited = self.first_layers(sources)
+        for number, weights in self.weights.items():
+            if int(number) <= inherited:
+                weights.copy_(reference.weights[number])
 
     def reads(self, number: int) -> frozenset[int]:
-        return frozenset(self._terms(number)) if number % self.period == 0 else frozenset()
+        return frozenset() if number % self.period else frozenset(self._terms(number))
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
         if number % self.period:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wakeful.depth.attention_residuals import weighted
 from wakeful.depth.base import DepthMix, State, SublayerMix
-from wakeful.errors import WakefulError
 from wakeful.roles import Role
 from wakeful.shape import Shape
 
@@ -59,16 +59,10 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        inherited = [source for source in sources if source >= 0]
-        if list(sources[: len(inherited)]) != list(range(len(inherited))):
-            raise WakefulError(
-                f"{self} sums blocks by their number: only the first layers of the reference keep "
-                f"theirs, not {list(sources)}"
-            )
-        theirs = dict(reference.named_parameters())
+        inherited, theirs = self.first_layers(sources), dict(reference.named_parameters())
         for name, parameter in self.named_parameters():
             # The last block's has one way, and starts anew where the reference's has four.
-            if int(name.split(".")[1]) <= len(inherited) and theirs[name].shape == parameter.shape:
+            if int(name.split(".")[1]) <= inherited and theirs[name].shape == parameter.shape:
                 parameter.copy_(theirs[name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
@@ -91,11 +85,4 @@ class MUDD(SublayerMix):
         hidden = F.gelu(self.into[n](F.rms_norm(last, last.shape[-1:], eps=_EPS)))
         moving = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
         weights = moving.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
-        mixed: list[Tensor] = []
-        for way in weights.unbind(-2):
-            shares = way.unsqueeze(-2).unbind(-1)
-            x = shares[0] * outputs[0]
-            for share, each in zip(shares[1:], outputs[1:], strict=True):
-                x = torch.addcmul(x, share, each)
-            mixed.append(x)
-        return mixed
+        return [weighted(way.movedim(-1, 0), outputs) for way in weights.unbind(-2)]

@@ -1,7 +1,95 @@
 """Embeddings: what stands between the table of tokens and the stream, and before the head."""
 
-from wakeful.embeddings.base import Embedding, Plain
-from wakeful.embeddings.projected import Projected
-from wakeful.embeddings.scaled import Scaled
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.roles import READS, WRITES, Role
+from wakeful.shape import Shape
+from wakeful.variants import Variant
 
 __all__ = ["Embedding", "Plain", "Projected", "Scaled"]
+
+
+class Embedding(Variant, nn.Module):
+    """h_0 = into(e) of a token's row e of the table, and logits = head(out(norm(h_N)))."""
+
+    plainer: ClassVar[str] = ""
+    """The expression of a simpler one that is the same function with the `folded` matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def attach(self, shape: Shape) -> None:
+        """Make the parameters for a decoder of this shape."""
+
+    def into(self, x: Tensor) -> Tensor:
+        """Return what enters the stream (B, L, D), given the tokens' rows (B, L, D)."""
+        return x
+
+    def out(self, x: Tensor) -> Tensor:
+        """Return what the head reads (B, L, D), given the final norm's output (B, L, D)."""
+        return x
+
+    def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the table and the head (V, D) with which the `plainer` one does what this does."""
+        return table, head
+
+
+class Plain(Embedding):
+    """h_0 = e, logits = head(norm(h_N)): the vanilla Transformer."""
+
+    examples = ("plain",)
+    neutral = "plain"
+
+
+class Projected(Embedding):
+    """h_0 = R_1 e, logits = head(R_2 norm(h_N)), R (D, D) and orthogonal at the start.
+
+    EmbProj of Outlier-Safe Pre-Training (Park et al. 2025, arXiv 2506.19697, section 3.3;
+    `rotated_embed` of their code), used with Muon and norms of one scale: embeddings, which Adam
+    trains, no longer decide which channels of the stream are large. The products with the table and
+    the head are a plain decoder without tied embeddings.
+    """
+
+    examples = ("projected",)
+    plainer = "plain"
+
+    def attach(self, shape: Shape) -> None:
+        self.first = nn.Linear(shape.width, shape.width, bias=False)
+        self.last = nn.Linear(shape.width, shape.width, bias=False)
+
+    def roles(self) -> Mapping[str, Role]:
+        return {
+            # A decoder is folded before it is quantized; elsewhere they stay as they are.
+            "first.weight": replace(WRITES, start="orthogonal", quantized=False),
+            "last.weight": replace(READS, start="orthogonal", quantized=False),
+        }
+
+    def into(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+    def out(self, x: Tensor) -> Tensor:
+        return self.last(x)
+
+    @torch.no_grad()
+    def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(table.dtype, torch.float32)
+        first, last = self.first.weight.to(exact), self.last.weight.to(exact)
+        return (table.to(exact) @ first.T).to(table.dtype), (head.to(exact) @ last).to(head.dtype)
+
+
+class Scaled(Embedding):
+    """h_0 = √D e, logits = head(norm(h_N)): Gemma's, after Vaswani et al. 2017 (section 3.4).
+
+    √D is rounded to the embeddings' precision, as Gemma does it.
+    """
+
+    examples = ("scaled",)
+
+    def into(self, x: Tensor) -> Tensor:
+        return x * x.new_tensor(math.sqrt(x.shape[-1]))

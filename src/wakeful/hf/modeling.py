@@ -18,7 +18,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from wakeful.depth.base import DepthMix
-from wakeful.embeddings.base import Embedding
+from wakeful.embeddings import Embedding
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
 from wakeful.hf.configuration import WakefulConfig

@@ -11,7 +11,7 @@ from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm, NormSite
-from wakeful.placements.base import NormOrder
+from wakeful.placements import NormOrder
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 

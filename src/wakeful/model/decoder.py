@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import VARIANTS, ModelConfig, RotationName
 from wakeful.depth.base import DepthMix, SublayerMix
-from wakeful.embeddings.base import Embedding
+from wakeful.embeddings import Embedding
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
@@ -29,7 +29,7 @@ from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import CosSin, Rotary
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, NormPlace, NormSite
-from wakeful.placements.base import Placement
+from wakeful.placements import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute

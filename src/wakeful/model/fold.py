@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wakeful.config.model import ModelConfig
-from wakeful.embeddings.base import Embedding
+from wakeful.embeddings import Embedding
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
 from wakeful.norms.base import Norm

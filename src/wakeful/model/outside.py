@@ -14,7 +14,7 @@ from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.variants import is_outside
+from wakeful.variants import foreign_names
 
 _LENGTHS = (13, 8, 2, 1)
 """Texts that are read: a cache and a convolution may fail at odd ones alone."""
@@ -30,7 +30,7 @@ def check_outside(config: ModelConfig) -> None:
         WakefulError: with one of them, a token changes the logits of those before it, or logits
             differ with a cache.
     """
-    named = [name for name, folder in VARIANTS.items() if is_outside(getattr(config, name))]
+    named = [name for name, folder in VARIANTS.items() if foreign_names(getattr(config, name))]
     if not named:
         return
     width = 8

@@ -1,24 +1,13 @@
 """Normalizers: what turns attention logits into weights."""
 
-from wakeful.normalizers.base import Normalizer, sink_softmax
-from wakeful.normalizers.clipped_softmax import ClippedSoftmax
+from wakeful.normalizers.base import Normalizer, Softmax, sink_softmax
+from wakeful.normalizers.bounded import ClippedSoftmax, Softcap
 from wakeful.normalizers.query_sink import QuerySink
-from wakeful.normalizers.relu import ReLU
-from wakeful.normalizers.sigmoid import Sigmoid
-from wakeful.normalizers.softcap import Softcap
-from wakeful.normalizers.softmax import Softmax
+from wakeful.normalizers.separate import ReLU, Sigmoid
 from wakeful.normalizers.softmax1 import Softmax1
 from wakeful.normalizers.softpick import Softpick
 
 __all__ = [
-    "ClippedSoftmax",
-    "Normalizer",
-    "QuerySink",
-    "ReLU",
-    "Sigmoid",
-    "Softcap",
-    "Softmax",
-    "Softmax1",
-    "Softpick",
-    "sink_softmax",
-]
+    "ClippedSoftmax", "Normalizer", "QuerySink", "ReLU", "Sigmoid", "Softcap", "Softmax",
+    "Softmax1", "Softpick", "sink_softmax",
+]  # fmt: skip

@@ -69,6 +69,16 @@ class Normalizer(Variant, nn.Module, ABC):
         raise NotImplementedError
 
 
+class Softmax(Normalizer):
+    """p_i = e^{x_i} / Σ_j e^{x_j}: the weights of a query always sum to one."""
+
+    examples = ("softmax",)
+    neutral = "softmax"
+
+    def log_sink(self, x: Tensor) -> Tensor | None:
+        return None
+
+
 def sink_softmax(
     logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "*queries H"] | None
 ) -> Float[Tensor, "B H L S"]:

@@ -1,4 +1,4 @@
-"""GatedNorm: what a norm puts out goes through a gate of its own."""
+"""Norms whose channels are rescaled before they are normalized, or by a gate after that."""
 
 from collections.abc import Mapping
 
@@ -48,3 +48,24 @@ class GatedNorm(Norm):
         y = rms_norm(x, self.scale, self.place.eps)
         gate = F.linear(F.silu(F.linear(y, self.down.to(y.dtype))), self.up.to(y.dtype))
         return y * torch.sigmoid(gate)
+
+
+class PreAffine(Norm):
+    """RMSNorm(λ ⊙ x) ⊙ γ with a λ and a γ a channel, both 1 at the start.
+
+    Qiu et al. 2026 (A Unified View of Attention and Residual Sinks, arXiv 2601.22966): the few
+    channels that outgrow all others rescale the rest through the norm, and λ can do that instead.
+    """
+
+    name = "pre_affine"
+    examples = ("pre_affine",)
+    neutral = "pre_affine"
+    scales_channels = True
+
+    def attach(self, place: NormPlace) -> None:
+        super().attach(place)
+        self.before = nn.Parameter(torch.ones(place.width))
+        self.weight = nn.Parameter(torch.ones(place.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x * self.before.to(x.dtype), self.weight, self.place.eps)

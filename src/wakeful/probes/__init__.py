@@ -32,18 +32,5 @@ __all__ = [
     "MeanAttention", "MeanProbe", "MergeableProbe", "OutlierChannels", "Outliers", "Positions",
     "Probe", "Ranks", "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
-_HOMES = {
-    "attention": (
-        "BosMass", "Entropy", "Importance", "Leading", "Positions", "Sinks", "Spectrum", "Values",
-    ),
-    "base": ("AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"),
-    "channels": ("ChannelOverlap", "LargestWeights"),
-    "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"),
-    "mappings": ("Mappings",),
-    "patterns": ("AttentionPictures", "HiddenPicture", "MeanAttention"),
-    "rank": ("Ranks",),
-    "watch": ("Watch",),
-}  # fmt: skip
-__getattr__, __dir__ = lazily(
-    __name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
-)
+
+__getattr__, __dir__ = lazily(__name__)

@@ -155,15 +155,15 @@ def _beside(rows: Iterable[str]) -> list[str]:
     )
 
 
-def command_of(verb: str, name: str, options: object) -> str:
-    """Return the command line of a verb with the options that are not as usual."""
+def command_of(verb: str, options: object, *names: str) -> str:
+    """Return the command line of a verb about names with the options that are not as usual."""
     # Tables hold lists where options have tuples.
     defaults = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
     usual = {
         name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()
     }
     flags = _flags(to_table(options), usual)
-    return " ".join(["wakeful", verb, shlex.quote(name), *flags])
+    return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
 
 
 def _run(model: Model) -> Run | None:

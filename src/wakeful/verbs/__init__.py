@@ -19,18 +19,4 @@ __all__ = [
     "QuantizationMatrix", "Result", "Run", "Stored",
 ]  # fmt: skip
 
-_HOMES = {
-    "Comparison": "compare",
-    "Cure": "cure",
-    "Diagnosis": "diagnose",
-    "Evaluation": "evaluate",
-    "Inheritance": "inherit",
-    "Quantization": "quantization",
-    "QuantizationMatrix": "quantization",
-    "Result": "result",
-    "Run": "train",
-    "Stored": "result",
-}
-__getattr__, __dir__ = lazily(
-    __name__, {name: f"wakeful.verbs.{home}" for name, home in _HOMES.items()}
-)
+__getattr__, __dir__ = lazily(__name__)

@@ -16,21 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from wakeful import surgery
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.reports.value import Cell, Section, Table, Text
-from wakeful.surgery import (
-    Bases,
-    check_absorbs,
-    check_rotates,
-    learned_sinks,
-    rotate,
-    rotate_keys,
-    store_prefix,
-)
 from wakeful.surgery.learning import learned_of
 from wakeful.world import ALONE, World
 
@@ -55,7 +47,7 @@ _CALLED = {"int8": "w8a8"}
 class Candidate:
     """What is done to a model before it is quantized; the plain one is no cure."""
 
-    rotate: Bases | str = ""
+    rotate: surgery.Bases | str = ""
     inner: bool = False
     keys: bool = False
     first: str = ""
@@ -85,14 +77,14 @@ class Candidate:
         made = plain
         if self.first == "sinks":
             assert token is not None
-            made = learned_sinks(made, token, calibrating, world)
+            made = surgery.learned_sinks(made, token, calibrating, world)
         if self.rotate or self.inner:
-            made = rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
+            made = surgery.rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
         if self.keys:
-            made = rotate_keys(made)
+            made = surgery.rotate_keys(made)
         if self.first == "prefix":
             assert token is not None
-            made = store_prefix(made, [token])
+            made = surgery.store_prefix(made, [token])
         return made
 
 
@@ -186,7 +178,11 @@ class Choice:
         """The model before and after in each format, and every candidate that was measured."""
         after = str(self.proved) + ("" if self.best != Candidate() else ", not kept")
         proofs = [
-            [str(each.scheme), _shown(each.before), _shown(each.after), _told(each)]
+            [
+                str(each.scheme),
+                *(with_error(*found, "+") for found in (each.before, each.after)),
+                _told(each),
+            ]
             for each in self.proofs
         ]
         of_all = len(self.schemes)
@@ -195,7 +191,8 @@ class Choice:
                 str(trials[0].candidate),
                 *(
                     Cell(
-                        _shown(each.damage), "" if each.scheme == first.scheme else str(each.scheme)
+                        with_error(*each.damage, "+"),
+                        "" if each.scheme == first.scheme else str(each.scheme),
                     )
                     for each, first in zip(trials, self.trials[:of_all], strict=True)
                 ),
@@ -233,11 +230,6 @@ def _best_of(trials: Sequence[Trial], of_all: int) -> tuple[Candidate, tuple[Sch
     return least[0].candidate, tuple(each.scheme for each in least)
 
 
-def _shown(estimate: Estimate) -> str:
-    value, error = estimate
-    return with_error(value, error, "+").replace("-", "−")
-
-
 @dataclass(frozen=True)
 class Texts:
     """Sequences (B, L) of token ids, and what an uncured model reads before each."""
@@ -265,9 +257,9 @@ def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> 
     blocks = {grid.group for each in schemes for _, grid in each.activations if grid.group}
     turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     firsts = [""] if token is None else ["", "prefix"]
-    if token is not None and _possible(check_absorbs, plain, "sinks"):
+    if token is not None and _possible(surgery.check_absorbs, plain, "sinks"):
         firsts.append("sinks")
-    turns = ["", *(each for each in turns if _possible(check_rotates, plain, each))]
+    turns = ["", *(each for each in turns if _possible(surgery.check_rotates, plain, each))]
     return [Candidate(rotate=turn, first=first) for turn in turns for first in firsts]
 
 
@@ -374,11 +366,11 @@ class _Choosing:
     def _learned(self, best: Candidate) -> Candidate | None:
         """Return a candidate with a learned rotation in the place of its own, where one can be."""
         rounds = any(each.weights is not None for each in self.schemes)
-        if not rounds or not _possible(check_rotates, self.plain, "hadamard"):
+        if not rounds or not _possible(surgery.check_rotates, self.plain, "hadamard"):
             return None
         plain = self._make(replace(best, rotate=""))
         text = self.texts.calibrating
-        text = text if best.first else _after(self.texts.opening, text)
+        text = text if best.first else opened(self.texts.opening, text)
         found = learned_of(LEARNED)
         assert found is not None
         self.told(f"learning a rotation: {LEARNED}")
@@ -397,7 +389,7 @@ class _Choosing:
     def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
         """Return what a candidate in a format costs each sequence, in nats a token."""
         before = () if candidate.first else self.texts.opening
-        given = [_after(before, row[None]) for row in self.texts.calibrating]
+        given = [opened(before, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize(
             made, scheme, arithmetic="integer", skip=skip,
@@ -408,7 +400,7 @@ class _Choosing:
         return _losses(small, text, before, self.world) - self.full[id(text)]
 
 
-def _after(opening: Sequence[int], text: Tensor) -> Tensor:
+def opened(opening: Sequence[int], text: Tensor) -> Tensor:
     """Return token ids (B, L) with what a text is opened by before them."""
     first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
     return torch.cat([first.expand(len(text), -1), text], 1)
@@ -420,7 +412,7 @@ def _losses(model: nn.Module, text: Tensor, opening: Sequence[int], world: World
     mine = text[world.part(len(text))]
     found = torch.zeros(len(mine), dtype=torch.float64, device=text.device)
     if len(mine):
-        logits = model(_after(opening, mine))[:, len(opening) : -1].float()
+        logits = model(opened(opening, mine))[:, len(opening) : -1].float()
         each = cross_entropy(logits.transpose(1, 2), mine[:, 1:], reduction="none")
         found = each.double().mean(1)
     return world.whole(found, len(text))

@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError, nearest
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
 from wakeful.reports.value import Report
-from wakeful.training.comparison import train_variants as compare_into
+from wakeful.training.comparison import train_variants
 from wakeful.verbs.result import Stored
 
 
@@ -92,28 +92,8 @@ def compare(
             or a run fails. What can be checked is checked before anything is written.
     """
     rows = rows_of(configs)
-    return compare_variants(
-        chosen_variants(rows.variants, only), rows.seeds(seeds),
-        Path(out or f"runs/compare-{rows.name}"), title=title,
-        layouts=list(dict.fromkeys([*layouts, *rows.layouts])), baseline=baseline, resume=resume,
-        cluster=cluster, figures=figures, shown=shown,
-    )  # fmt: skip
-
-
-def compare_variants(
-    variants: Mapping[str, Config],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    title: str = "",
-    layouts: Sequence[str] = (),
-    baseline: str = "",
-    resume: bool = False,
-    cluster: str = "",
-    figures: Sequence[FigureFormat] = (),
-    shown: Shown | None = None,
-) -> Comparison:
-    """Do what `compare` does with every variant's configuration at hand."""
+    variants, seeds = chosen_variants(rows.variants, only), rows.seeds(seeds)
+    layouts = list(dict.fromkeys([*layouts, *rows.layouts]))
     if len(variants) < 2 and not (variants and resume):
         what = repr(next(iter(variants))) if variants else "nothing"
         raise WakefulError(f"nothing to compare {what} with: name two variants")
@@ -128,7 +108,6 @@ def compare_variants(
     for name in layouts:
         published(name)
     for config in variants.values():
-        config.data.check()
         if config.train.seed != 0:
             raise WakefulError(
                 f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "
@@ -136,13 +115,12 @@ def compare_variants(
             )
     if baseline:
         variants = {baseline: variants[baseline], **variants}
-    run = compare_into(
-        variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume,
-        cluster=cluster,
+    run = train_variants(
+        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds, shown=shown or usual,
+        layouts=layouts, resume=resume, cluster=cluster,
     )  # fmt: skip
-    done = reported([run.path], run.path / "report.html", title, baseline=baseline)
-    done.save_figures(run.path / "figures", figures)
-    return done
+    page = run.path / "report.html"
+    return reported([run.path], page, title, baseline=baseline, figures=figures)
 
 
 def reported(
@@ -152,9 +130,12 @@ def reported(
     *,
     baseline: str = "",
     only: Sequence[str] = (),
+    figures: Sequence[FigureFormat],
 ) -> Comparison:
     """Write the page about finished runs, or about one comparison, and return what it says."""
     whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     found = whole.among(only) if only else whole
     told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
-    return Comparison(folders[0], write(told, page), found)
+    done = Comparison(folders[0], write(told, page), found)
+    done.save_figures(page.parent / "figures", figures)
+    return done

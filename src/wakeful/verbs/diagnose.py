@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions
+from wakeful.config.verbs import LENGTH, DiagnoseOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_files
@@ -17,11 +17,10 @@ from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import summary
 from wakeful.evaluation.reading import Words, check_text, words_of
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.model.evaluating import evaluating
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.verbs.result import Measured, Source, asked, in_memory, name_of, same_or_each
+from wakeful.verbs.result import Measured, Source, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
@@ -77,7 +76,6 @@ def diagnose(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `DiagnoseOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the run directory is written too, which must not exist; without it nothing is. Of
     several processes each looks at its share of the sequences, and the first writes.
@@ -86,13 +84,13 @@ def diagnose(
         WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
             option is out of its range, or `out` exists. Nothing is written.
     """
-    wanted = asked(DiagnoseOptions, options, given)
-    with evaluating(*in_memory(models)), session("diagnose", wanted, shown) as at:
+    wanted = options_from(DiagnoseOptions, given, options)
+    with session("diagnose", wanted, models, tokenizer, shown) as at:
         world, longest = at.world, wanted.length or LENGTH
         words = world.leader_first(lambda: words_of(wanted.source, longest * wanted.num_sequences))
         found: list[Diagnosed] = []
         texts: dict[str, str] = {}
-        for model in at.each(models, tokenizer):
+        for model in at.models():
             own = own_words(model, wanted, words)
             texts[model.name] = own.name or wanted.source
             found.append(_diagnosed(model, own, wanted, at.show, world))

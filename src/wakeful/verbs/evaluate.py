@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from wakeful.config.verbs import LENGTH, EvaluateOptions
+from wakeful.config.verbs import LENGTH, EvaluateOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
@@ -23,13 +23,12 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import as_decoder
 from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.verbs.inherited import with_heirs
-from wakeful.verbs.result import Measured, Source, asked, in_memory, name_of, same_or_each
+from wakeful.verbs.result import Measured, Source, name_of, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
@@ -71,15 +70,6 @@ class Evaluation(Measured):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Material:
-    """What was read before any model was loaded."""
-
-    texts: Mapping[str, Words]
-    """By the names of their figures."""
-    tasks: TaskSet
-
-
 def evaluate(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,
@@ -99,7 +89,6 @@ def evaluate(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the run directory is written too, which must not exist; without it nothing is. Of
     several processes each takes its share of the windows and examples, and the first writes.
@@ -109,12 +98,12 @@ def evaluate(
             does not know a task, an option is out of its range, or `out` exists. Nothing is
             written.
     """
-    wanted = asked(EvaluateOptions, options, given)
+    wanted = options_from(EvaluateOptions, given, options)
     sources = with_heirs(models)
-    with evaluating(*in_memory(sources)), session("evaluate", wanted, shown) as at:
+    with session("evaluate", wanted, sources, tokenizer, shown) as at:
         if wanted.speed and at.world.size > 1:
             raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
-        material = at.world.leader_first(lambda: _read(wanted, at.show))
+        material, tasks = at.world.leader_first(lambda: _read(wanted, at.show))
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
@@ -122,15 +111,15 @@ def evaluate(
         apart: dict[str, str] = {}
         timed: dict[str, str] = {}
         ours = bool(wanted.speed) and any(map(_is_ours, sources))
-        for model in at.each(sources, tokenizer):
+        for model in at.models():
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
-            words = {name: own_words(model, wanted, text) for name, text in material.texts.items()}
+            words = {name: own_words(model, wanted, text) for name, text in material.items()}
             texts[model.name] = ", ".join(
                 text.name or wanted.source or wanted.sources[name] for name, text in words.items()
             )
-            scores += _measure(model, wanted, words, material.tasks, apart, at.show, at.world)
+            scores += _measure(model, wanted, words, tasks, apart, at.show, at.world)
             if wanted.speed:
                 scores += _costs(model, wanted, timed, at.show, ours=ours)
             del model
@@ -150,8 +139,10 @@ def evaluate(
     return result
 
 
-def _read(wanted: EvaluateOptions, show: Display) -> _Material:
-    """Read the text and the examples; what is wrong with them is said before a model is loaded."""
+def _read(wanted: EvaluateOptions, show: Display) -> tuple[dict[str, Words], TaskSet]:
+    """Return the texts, by the names of their figures, and the examples; what is wrong with them is
+    said before a model is loaded.
+    """
     enough = (wanted.length or LENGTH) * wanted.windows
     texts = {name: words_of(source, enough) for name, source in wanted.sources.items()}
     completions = read_lambada(wanted.lambada) if wanted.lambada else []
@@ -160,7 +151,7 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     if wanted.asks:
         show.note("preparing lm-eval's tasks")
         tasks = read_tasks(wanted, completions, choices)
-    return _Material(texts, tasks)
+    return texts, tasks
 
 
 def _measure(

@@ -1,16 +1,15 @@
 """The verb export: any model that our decoder can be, as a folder for Transformers."""
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wakeful.config.refusals import check_rules
-from wakeful.config.verbs import ExportOptions
+from wakeful.config.verbs import ExportOptions, options_from
 from wakeful.config.verbs.export import COPIED_RULES, FILE_RULES, FOLDER_RULES, MEMORY_RULES
-from wakeful.display import Shown
+from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import inherit
 from wakeful.heirs.layers import named_layers, numbered, written
@@ -21,9 +20,8 @@ from wakeful.hf.weights_out import refuse_existing, written_as
 from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer
-from wakeful.reports.card import file_lineage, model_card, shortened_card
-from wakeful.verbs.result import Source, as_ours, asked, name_of, showing
-from wakeful.world import ALONE
+from wakeful.reports.card import command_of, file_lineage, model_card, shortened_card
+from wakeful.verbs.result import Source, as_ours, name_of
 
 
 def export(
@@ -48,17 +46,15 @@ def export(
         tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: the model cannot be read, or the folder exists or cannot be written.
     """
-    wanted = asked(ExportOptions, options, given)
+    wanted = options_from(ExportOptions, given, options)
     folder = Path(folder)
     check_rules(wanted, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
-    flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
-    command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
+    command = command_of("export", wanted, name_of(model), str(folder))
     layers = numbered(wanted.layers)
     if layers:
         check_order(layers)
@@ -87,7 +83,7 @@ def export(
             f"{found.name} is quantized: export the model it was made from, or save this one with "
             "wakeful quantize --save"
         )
-    with showing(shown, "export", ALONE) as show:
+    with (shown or usual)("export") as show:
         found = whole = as_ours(found, show)
     if layers:
         of = found.decoder().config.num_layers
@@ -124,10 +120,3 @@ def _stock_folder(model: Source, step: int) -> Path | None:
     if place.kind == "hub":
         return fetched(place.name)
     return place.path if place.kind == "folder" else None
-
-
-def _said(options: ExportOptions) -> dict[str, object]:
-    """Return the options of a folder that are not as usual."""
-    given = {"dtype": options.dtype, "step": options.step, "layers": " ".join(options.layers)}
-    usual = {"dtype": ExportOptions.dtype, "step": ExportOptions.step, "layers": ""}
-    return {name: value for name, value in given.items() if value != usual[name]}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import GenerateOptions
+from wakeful.config.verbs import GenerateOptions, options_from
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
-from wakeful.verbs.result import Source, asked
+from wakeful.verbs.result import Source
 
 
 def generate(
@@ -27,7 +27,6 @@ def generate(
         prompt: an empty one begins as a document does.
         tokenizer: of a module in memory.
         options: `GenerateOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an option is out of its range, the context too short, or the chat template
@@ -45,7 +44,7 @@ def stream(
     **given: Any,
 ) -> Iterator[str]:
     """Return the text of `generate` piece by piece, each once it is known."""
-    wanted = asked(GenerateOptions, options, given)
+    wanted = options_from(GenerateOptions, given, options)
     # As it is stored: continuing a text needs no more than the weights have.
     loaded = load(model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto")
     return loaded.stream(

@@ -14,50 +14,24 @@ import tomli_w
 import torch
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
+from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, options_from
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
+from wakeful.heirs import outcome
+from wakeful.heirs import plan as planning
 from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
-from wakeful.heirs.outcome import (
-    REFERENCE,
-    LayerChoice,
-    Reference,
-    Sizes,
-    Summary,
-    arms,
-    by_part,
-    compared,
-    curve,
-    footprints,
-    outlook,
-    over_seeds,
-    read_inheritance,
-)
-from wakeful.heirs.outcome import Text as TrainingText
-from wakeful.heirs.plan import (
-    ArmCost,
-    doubts,
-    foreseen,
-    lasting,
-    make_recipe,
-    measure_costs,
-    plan_layers,
-    steps_within,
-    with_steps,
-)
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStages, check_stages
-from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -73,7 +47,7 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Source, Stored, as_ours, asked, name_of, out_of, showing
+from wakeful.verbs.result import Source, Stored, as_ours, name_of, out_of, showing
 from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
@@ -85,7 +59,7 @@ class InheritancePlan:
 
     wishes: InheritOptions
     """The options."""
-    costs: tuple[ArmCost, ...]
+    costs: tuple[planning.ArmCost, ...]
     """What was timed; empty where the number of steps was given."""
     agreement: str
     """How far the reference as our decoder is from the one of Transformers; "" of our own."""
@@ -126,8 +100,8 @@ class Inheritance(Stored):
         return inheritance_report(self.path)
 
     @property
-    def _read(self) -> Summary:
-        return read_inheritance(self.path)[0]
+    def _read(self) -> outcome.Summary:
+        return outcome.read_inheritance(self.path)[0]
 
 
 def inherit(
@@ -159,7 +133,7 @@ def inherit(
             from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
             Whatever was there before is kept.
     """
-    wanted = asked(InheritOptions, options, given)
+    wanted = options_from(InheritOptions, given, options)
     if wanted.resume and reference is not None:
         raise WakefulError("resume goes on with a folder's own reference: name none")
     if not wanted.resume and reference is None:
@@ -238,22 +212,22 @@ class _Begun:
             self.run.write_text(FILE, text)
         write(inheritance_report(self.run.path), self.run.path / "report.html")
 
-    def _summary(self, outcomes: list[FinishedStages]) -> Summary:
-        outcome, recipe, plan = outcomes[0], self.recipe, self.plan
+    def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
+        first, recipe, plan = outcomes[0], self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
         tokens, seconds = training_cost(recipe.reference)
-        last = outcome.rounds[-1]
+        last = first.rounds[-1]
         heir = read_decoder(last.run.path, dtype="auto").decoder()
         context = min(1024, reference.config.context)
         prompt = self.data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
-        sizes = footprints(
+        sizes = outcome.footprints(
             {"reference": reference, "heir": heir}, prompt, num_tokens=min(64, context // 4),
             context=context,
         )  # fmt: skip
         facts = data_facts(self.data)
-        return Summary(
-            reference=Reference(
+        return outcome.Summary(
+            reference=outcome.Reference(
                 name=self.reference.name,
                 source=recipe.reference,
                 layers=reference.config.num_layers,
@@ -262,12 +236,14 @@ class _Begun:
                 tokens=tokens,
                 seconds=seconds,
                 agreement=plan.agreement,
-                parts=by_part(self.windows, self.windows),
+                parts=outcome.by_part(self.windows, self.windows),
             ),
             final=last.stage.arm,
-            arms=compared(outcome, self.windows, loss),
-            outlook=outlook(curve(dict(arms(outcome))[last.stage.arm]), loss),
-            choice=LayerChoice(
+            arms=outcome.compared(first, self.windows, loss),
+            outlook=outcome.outlook(
+                outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
+            ),
+            choice=outcome.LayerChoice(
                 rule=recipe.rule,
                 layers=recipe.layers,
                 order=recipe.order,
@@ -284,8 +260,8 @@ class _Begun:
                     normalizer=recipe.normalizer,
                 )
             ),
-            sizes=Sizes(**sizes),
-            data=TrainingText(
+            sizes=outcome.Sizes(**sizes),
+            data=outcome.Text(
                 source=facts.source,
                 corpus_sha256=facts.corpus_sha256,
                 train_tokens=facts.train_tokens,
@@ -293,7 +269,7 @@ class _Begun:
                 dropped_documents=plan.dropped_documents,
                 dropped_tokens=plan.dropped_tokens,
             ),
-            over_seeds=over_seeds(outcomes, loss),
+            over_seeds=outcome.over_seeds(outcomes, loss),
         )  # fmt: skip
 
 
@@ -316,11 +292,11 @@ def _begun(
             _check_merged(reference, place)
         options = _fitted(options, reference)
         total = reference.decoder().config.num_layers
-        plan_layers(options, total, None)
+        planning.plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
         solving = _foretold(place, options, reference, data, show)
         diagnosed = diagnosed_layers(options, reference, data, show)
-        recipe = make_recipe(place, options, total, data, diagnosed)
+        recipe = planning.make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
         config = check_stages(recipe, reference.decoder())
         if recipe.heal.top_k:
@@ -330,32 +306,34 @@ def _begun(
             open_store(store, reference.decoder(), data.train.end_of_text)
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
-        costs, before = list[ArmCost](), 0.0
+        costs, before = list[planning.ArmCost](), 0.0
         seeds = len(recipe.of_seeds())
         if not options.train.steps:
             show.note("timing a step of every model")
             timing = partial(show.count, "timing a step: models")
-            costs = measure_costs(recipe, reference.decoder(), data, timing)
+            costs = planning.measure_costs(recipe, reference.decoder(), data, timing)
             before = time.monotonic() - began + solving
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
-            steps = steps_within(costs, left, every=options.train.eval_every, before=before)
-            recipe = with_steps(recipe, options, steps)
+            steps = planning.steps_within(
+                costs, left, every=options.train.eval_every, before=before
+            )
+            recipe = planning.with_steps(recipe, options, steps)
             recipe.check(total)
             show.note(f"{recipe.train.steps} steps a round fit into the time")
-        for doubt in doubts(recipe, windows, costs, options.data, data, before=before):
+        for doubt in planning.doubts(recipe, windows, costs, options.data, data, before=before):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        plan = _plan(options, data, diagnosed, costs, reference.agreement)
+        plan = _plan(options, data, diagnosed, costs, str(reference.agreement or ""))
         new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
         if reference.path is None:
             export(
-                reference.decoder(), new.path / REFERENCE, tokenizer=reference.own_tokenizer,
-                dtype=next(reference.module.parameters()).dtype,
+                reference.decoder(), new.path / outcome.REFERENCE,
+                tokenizer=reference.own_tokenizer, dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
     return _Begun(run, recipe, plan, reference, data, windows)
 
@@ -383,11 +361,11 @@ def _foretold(
     """
     decoder = reference.decoder()
     total = decoder.config.num_layers
-    recipe = make_recipe(place, options, total, data, None)
+    recipe = planning.make_recipe(place, options, total, data, None)
     recipe = dataclasses.replace(recipe, ranks=(1.0,) * total)
     recipe.check(total)
     check_stages(recipe, decoder)
-    expected = foreseen(options, recipe, decoder, data)
+    expected = planning.foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
     minutes = options.minutes or _DEFAULT_MINUTES
     limit = "" if options.train.steps else f"all in {minutes:g} minutes"
@@ -441,7 +419,7 @@ def _reference(
         files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
         if same and files and stored.context == model.context:
             return model, str(model.path)
-    return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())
+    return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
@@ -488,20 +466,18 @@ def _plan(
     options: InheritOptions,
     data: Data,
     diagnosed: Diagnosed | None,
-    costs: list[ArmCost],
-    agreement: Agreement | None,
+    costs: list[planning.ArmCost],
+    agreement: str,
 ) -> InheritancePlan:
+    text, overlap = options.data, data.info["overlap"]
+    places = {n: planning.lasting(getattr(text, n)) for n in ("source", "validation_source")}
     figures = diagnosed.figures if diagnosed else {}
-    text = options.data
-    places = {name: lasting(getattr(text, name)) for name in ("source", "validation_source")}
     return InheritancePlan(
         wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
-        costs=tuple(costs),
-        agreement=str(agreement or ""),
+        costs=tuple(costs), agreement=agreement,
         figures={name: tuple(values) for name, values in figures.items()},
-        dropped_documents=data.info["overlap"]["documents"],
-        dropped_tokens=data.info["overlap"]["tokens"],
-    )
+        dropped_documents=overlap["documents"], dropped_tokens=overlap["tokens"],
+    )  # fmt: skip
 
 
 def training_cost(source: str) -> tuple[int | None, float | None]:

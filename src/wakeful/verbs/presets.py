@@ -13,8 +13,6 @@ from wakeful.device import H100, choose_device, rough_seconds
 from wakeful.display import duration
 from wakeful.training.size import run_size
 
-TWO_CORES = 40e9
-"""Operations a second that training reaches on two cores of a server, in float32, roughly."""
 FILLS = 20e6
 """Parameters from which on an H100 is busy with arithmetic, and a time can be told from it."""
 
@@ -80,7 +78,7 @@ def listing() -> RenderableType:
     for title, found in (("wakeful train", one), ("wakeful compare", several)):
         grid.add_row(Text(title, style="bold"))
         for each in found:
-            grid.add_row(f"  {each.name}", *_figures(each, each.operations * speed))
+            grid.add_row(f"  {each.name}", *figures_of(each, each.operations * speed))
     told = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
         "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
@@ -91,22 +89,8 @@ def listing() -> RenderableType:
     return Group(grid, Text(), Text(told, style="dim"))
 
 
-def page_table() -> str:
-    """Return the catalogue as docs/presets.md has it, in Markdown."""
-    lines: list[str] = []
-    one, several = catalogue()
-    for title, found in (("One run", one), ("Comparisons", several)):
-        lines += [f"## {title}", ""]
-        lines += ["| preset | runs | parameters | tokens | memory | two cores | H100 |"]
-        lines += ["|---|--:|--:|--:|--:|--:|--:|"]
-        for each in found:
-            figures = " | ".join(_figures(each, each.operations / TWO_CORES))
-            lines.append(f"| `{each.name}`<br>{each.summary} | {figures} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _figures(each: PresetFacts, seconds: float) -> Sequence[str]:
+def figures_of(each: PresetFacts, seconds: float) -> Sequence[str]:
+    """Return what stands in a preset's row, the time of all runs here and on an H100 last."""
     return (
         each.runs,
         _count(each.parameters),

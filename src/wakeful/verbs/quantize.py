@@ -10,8 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from wakeful.config.verbs import LENGTH, QuantizeOptions
-from wakeful.device import choose_device
+from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
@@ -23,7 +22,6 @@ from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
 from wakeful.quant.convert import linear_layers, prepared, quantized_layers
@@ -32,11 +30,11 @@ from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
 from wakeful.reports.card import command_of
-from wakeful.runs.run import Environment, Run, environment
+from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-from wakeful.verbs.result import Source, asked, dtype_of, each_model, in_memory, name_of, showing
-from wakeful.verbs.session import bos_words, foretell, own_words
-from wakeful.world import World, joined
+from wakeful.verbs.result import Source, dtype_of, name_of
+from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
+from wakeful.world import World
 
 
 @overload
@@ -69,7 +67,6 @@ def quantize(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     With `out` the run directory is written, with `save` the model; neither may exist.
 
@@ -85,30 +82,25 @@ def quantize(
             each.expression if isinstance(each, Scheme) else each for each in schemes
         )
     models = list(model) if isinstance(model, list | tuple) else [model]
-    wanted = asked(QuantizeOptions, options, given)
+    wanted = options_from(QuantizeOptions, given, options)
     table = pretrained_table(wanted.layout) if wanted.layout else None
     several = isinstance(model, list | tuple) or table is not None
     found = chosen_schemes(_names(wanted, table), wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
     others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
     measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
-    choose_device(wanted.device)
     looks = any(each.calibrated for each in (*found, *others.values()))
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
-    with (
-        evaluating(*in_memory(models)),
-        joined() as world,
-        showing(shown, "quantize", world) as show,
-    ):
+    with session("quantize", wanted, models, tokenizer, shown) as at:
         _check(wanted, found, len(models))
+        world = at.world
         world.gather("checked")
         words = words_in("")
         if count + extra:
             most = (wanted.length or LENGTH) * (count + extra)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        loading = each_model(models, wanted, tokenizer, show, world)
-        each = _Each(loading, wanted, found, others, words, count, extra, table, show, world)
+        each = _Each(at.models(), wanted, found, others, words, count, extra, table, at)
         if several:
             return _matrix(each.next, models or [""], wanted, table, world)
         result = each.next(models[0])
@@ -166,8 +158,7 @@ class _Each:
     extra: int
     """Further ones to calibrate on."""
     table: PretrainedTable | None
-    show: Display
-    world: World
+    at: Session
 
     def next(self, source: Source) -> Quantization:
         """Load the next model, quantize it, and measure it; let go of it."""
@@ -202,24 +193,26 @@ class _Each:
         if wanted.sensitivity:
             small = forms[name].module
             told = f"{loaded.name}: layers, alone and together"
-            progress = partial(_tell, self.show, told, 2 * len(quantized_layers(small)))
-            layer_costs = costs(loaded.module, small, measured, progress=progress)
+            count = 2 * len(quantized_layers(small))
+            layer_costs = costs(
+                loaded.module, small, measured,
+                progress=lambda done: self.at.show.count(told, done, count),
+            )  # fmt: skip
             if wanted.budget:
                 upgraded, better = self._upgraded(loaded, small, layer_costs, scheme)
                 name = f"{name} mixed"
                 add(name, scheme, dict.fromkeys(upgraded, better))
         damage = None
         if self.count:
-            damage = _damage(loaded, forms, named, seconds, measured, self.show)
+            damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
             if self.table is not None:
                 damage = replace(damage, printed=self.table.row_of(_description(loaded)))
-        machine, head = environment(choose_device(wanted.device)), _head(whole)
-        text = words.name or wanted.source
+        machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
         return Quantization(
             models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
             source=name_of(source), damage=damage,
             method=_method(loaded, wanted, text, len(layers), length, self.extra, machine),
-            layers=tuple(layers), command=command_of("quantize", name_of(source), wanted),
+            layers=tuple(layers), command=command_of("quantize", wanted, name_of(source)),
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
         )  # fmt: skip
@@ -230,7 +223,7 @@ class _Each:
         found: list[list[int]] = []
         if total:
             found = words.sequences(loaded, length=length, num_sequences=total, bos=bos)
-        check_text(self.world, loaded, found)
+        check_text(self.at.world, loaded, found)
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
             # and those over calibration text for each scheme that wants it.
@@ -238,7 +231,7 @@ class _Each:
             looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
             looks *= self.extra / self.count
             foretell(
-                self.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
+                self.at.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
                 passes=2 * (1 + len(self.schemes)) + looks,
             )  # fmt: skip
         return [torch.tensor([tokens], device=loaded.device) for tokens in found]
@@ -247,14 +240,15 @@ class _Each:
         self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor],
         upgraded: Mapping[str, Scheme],
     ) -> Model:  # fmt: skip
-        self.show.note(f"quantizing {loaded.name}: {name}")
+        self.at.show.note(f"quantizing {loaded.name}: {name}")
         others = {**upgraded, **self.others}
         looks = any(each.calibrated for each in (scheme, *others.values()))
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
             calibration=calibration if looks else (),
             skip=() if scheme.weights is None else self.wanted.skip, others=others,
-            world=self.world, passed=partial(self.show.count, f"{loaded.name} {name}: layers"),
+            world=self.at.world,
+            passed=partial(self.at.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
         return replace(
             loaded, name=f"{loaded.name} {name}", module=module, path=None,
@@ -323,8 +317,6 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     Raises:
         WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
     """
-    if not names or not scales:
-        raise WakefulError("name at least one scheme and one kind of scales")
     found: list[Scheme] = []
     for name in names:
         scheme = parse_scheme(name, imports=True)
@@ -339,8 +331,6 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
 
 
 def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
-    if wanted.out:
-        Run(wanted.out).refuse_existing("quantize")
     if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
         raise WakefulError(
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
@@ -380,13 +370,14 @@ def _damage(
     show: Display,
 ) -> Damage:
     name = f"{loaded.name}: sequences"
-    show.count(name, 0, len(sequences))
+    total = len(sequences)
+    show.count(name, 0, total)
     measurement = measure(
         loaded.name,
         loaded.module,
         {scheme: form.module for scheme, form in forms.items()},
         sequences,
-        progress=partial(_tell, show, name, len(sequences)),
+        progress=lambda done: show.count(name, done, total),
     )
     full = _bytes_before(loaded)
     sizes = {scheme: state_bytes(form.module, form.stored) for scheme, form in forms.items()}
@@ -403,10 +394,6 @@ def _bytes_before(loaded: Model) -> int:
         with Shards(path) as tensors:
             return tensors.num_bytes
     return state_bytes(loaded.module, loaded.stored)
-
-
-def _tell(show: Display, name: str, total: int, done: int) -> None:
-    show.count(name, done, total)
 
 
 def _method(

@@ -1,6 +1,6 @@
 """The verb report: finished runs in, one page out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,14 @@ def report(
     kinds = [Run.open(place).header.kind for place in places]
     if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
         raise WakefulError("--baseline and --only are for training runs and comparisons")
-    if others := _of_another_package(kinds):
-        return others(*places, out=out, title=title, figures=figures)
+    verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
+    if verb is not None and verb.report is not None:  # an installed package's
+        return verb.report(*places, out=out, title=title, figures=figures)
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        told = write(inheritance_report(places[0]), page)
-        done: Comparison | Inheritance = Inheritance(places[0], told)
+        done = Inheritance(places[0], write(inheritance_report(places[0]), page))
         done.save_figures(page.parent / "figures", figures)
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
@@ -70,12 +70,4 @@ def report(
             f"no page can be written of these: {told}. A page is about training runs, about one "
             "comparison or about one inheritance; the other verbs write report.html themselves"
         )
-    done = reported(places, page, title, baseline=baseline, only=only)
-    done.save_figures(page.parent / "figures", figures)
-    return done
-
-
-def _of_another_package(kinds: Sequence[str]) -> Callable[..., Any] | None:
-    """Return what writes the page where an installed package's verb wrote all the directories."""
-    verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
-    return verb.report if verb else None
+    return reported(places, page, title, baseline=baseline, only=only, figures=figures)

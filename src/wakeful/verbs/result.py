@@ -1,34 +1,20 @@
 """What all verbs share: how they are asked, what they load, and what they return."""
 
 import contextlib
-import dataclasses
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
-import transformers
 from rich.console import RenderableType
 from torch import nn
 
-from wakeful.config.tables import merged, to_table
-from wakeful.config.verbs import (
-    SOURCES,
-    FigureFormat,
-    InheritOptions,
-    inherit_options,
-    inherit_table,
-    options_from,
-)
-from wakeful.config.verbs.reading import Reading
-from wakeful.device import choose_device
+from wakeful.config.verbs import FigureFormat
 from wakeful.display import Display, Shown, Silent, usual
-from wakeful.errors import WakefulError
-from wakeful.loading.load import load, place_of
-from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.model import Model
 from wakeful.reports.charts import Drawing, Titled, save_figures
 from wakeful.reports.html import notebook, write
 from wakeful.reports.terminal import terminal
@@ -38,7 +24,6 @@ from wakeful.world import World
 
 Source = str | Path | Model | nn.Module
 """A model: a path, a name, one that `load` returned, or a module in memory."""
-T = TypeVar("T")
 
 
 class Result(ABC):
@@ -129,20 +114,6 @@ class Measured(Result):
         save_figures(told.charts(), folder / "figures", self.figures)  # drawn once, for the page
 
 
-def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:
-    """Return a verb's options: the dataclass, keyword arguments, or one changed by the other."""
-    if options is None:
-        return options_from(kind, given)
-    if not given:
-        return options
-    if isinstance(options, InheritOptions):
-        table = merged(to_table(options), inherit_table(given))
-        return inherit_options(table)  # pyright: ignore[reportReturnType]
-    named = options_from(kind, given)
-    changes = {name: getattr(named, name) for name in given}
-    return dataclasses.replace(options, **changes)  # pyright: ignore[reportArgumentType]
-
-
 @contextlib.contextmanager
 def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
     """Give the display of a verb: of several processes the first one's alone says anything."""
@@ -169,49 +140,6 @@ def name_of(source: Source) -> str:
 def out_of(verb: str, source: Source, out: str | Path) -> Path:
     """Return the folder to write: `out`, or one named after the verb and the model."""
     return Path(out or f"runs/{verb}-{Path(name_of(source)).name}")
-
-
-def each_model(
-    sources: Sequence[Source],
-    wanted: Reading,
-    tokenizer: AnyTokenizer | str | Path | None,
-    show: Display,
-    world: World,
-) -> Iterator[Model]:
-    """Load models in turn; who takes one must let go of it before asking for the next.
-
-    Of several processes the first loads before the others, so that what is fetched is fetched once.
-    A model whose name another has already, as two runs of one preset do, is called by its path too.
-
-    Raises:
-        WakefulError: what `load` raises; or no model is named, or one of them twice.
-    """
-    if not sources:
-        raise WakefulError(f"name a model: {SOURCES}")
-    if tokenizer is not None and len(sources) > 1:
-        raise WakefulError("one tokenizer is given for several models: load each with its own")
-    named = [source for source in sources if isinstance(source, str | Path)]
-    if twice := [name for n, name in enumerate(named) if name in named[:n]]:
-        raise WakefulError(f"{twice[0]} is named twice: name each model once")
-    world.leader_first(lambda: list(map(place_of, named)))  # before the first one is measured
-    transformers.logging.disable_progress_bar()
-    place = choose_device(wanted.device, world)
-    names: set[str] = set()
-    for source in sources:
-        show.note(f"loading {name_of(source)}")
-        model = world.leader_first(
-            lambda source=source: load(
-                source, tokenizer=tokenizer, device=place, dtype=wanted.dtype,
-                trust_remote_code=wanted.trust_remote_code,
-            )
-        )  # fmt: skip
-        if isinstance(source, str | Path) and model.name in names:
-            model = dataclasses.replace(model, name=f"{model.name} ({source})")
-        if model.name in names:
-            raise WakefulError(f"two models are called {model.name!r}; rename one")
-        names.add(model.name)
-        yield model
-        del model
 
 
 def as_ours(model: Model, show: Display) -> Model:

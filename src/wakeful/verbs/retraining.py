@@ -96,12 +96,10 @@ def _said(
     apart = f"KL from the model after id {token}, on text that taught it nothing: "
     if not plan.steps:
         done.append(("Training", f"none (--steps); {apart}{before:.4f} nats a token"))
-        return done
-    done.append(
-        (
-            "Training",
+    else:
+        trained = (
             f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
-            f"{plan.lr:g}, seed {plan.seed}; {apart}{before:.4f} → {after:.4f} nats a token",
+            f"{plan.lr:g}, seed {plan.seed}"
         )
-    )
+        done.append(("Training", f"{trained}; {apart}{before:.4f} → {after:.4f} nats a token"))
     return done

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import SampleOptions
+from wakeful.config.verbs import SampleOptions, options_from
 from wakeful.data.order import key64
 from wakeful.data.sampled import Documents, sampled
 from wakeful.data.tokens import PreparedData
@@ -20,7 +20,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
 from wakeful.model.evaluating import evaluating
 from wakeful.plain_text import decoded
-from wakeful.verbs.result import Source, asked, in_memory, name_of
+from wakeful.verbs.result import Source, in_memory, name_of
 
 _ROOM = 2
 """Tokens that must be left to write behind the longest prompt."""
@@ -61,13 +61,12 @@ def sample_data(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `SampleOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an option is out of its range, the folder holds something else, or what is
             written is empty, or the same over and over.
     """
-    wanted = asked(SampleOptions, options, given)
+    wanted = options_from(SampleOptions, given, options)
     folder = Path(wanted.out).expanduser().absolute()
     lines = _lines(Path(wanted.prompts)) if wanted.prompts else []
     with evaluating(*in_memory([model])), (shown or usual)("data generate") as show:

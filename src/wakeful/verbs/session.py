@@ -1,17 +1,25 @@
 """How a verb that measures models begins and ends: processes, display, models in turn, a folder."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions, QuantizeOptions
+import torch
+import transformers
+
+from wakeful.config.verbs import SOURCES
+from wakeful.config.verbs.reading import Reading
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import LONG, Display, Shown, duration
+from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import Words, own_task
+from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.evaluating import evaluating
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.result import Result, Source, dtype_of, each_model, same_or_each, showing
+from wakeful.verbs.result import Result, Source, dtype_of, in_memory, name_of, same_or_each, showing
 from wakeful.world import World, joined
 
 
@@ -19,22 +27,57 @@ from wakeful.world import World, joined
 class Session:
     """One call of a verb, on every process that takes part."""
 
-    wanted: DiagnoseOptions | EvaluateOptions
+    wanted: Reading
+    sources: Sequence[Source]
+    tokenizer: AnyTokenizer | str | Path | None
     world: World
     show: Display
-    machine: Environment
+    device: torch.device
     _bos: dict[str, str] = field(default_factory=dict)
     _dtypes: dict[str, str] = field(default_factory=dict)
 
-    def each(
-        self, sources: Sequence[Source], tokenizer: AnyTokenizer | str | Path | None
-    ) -> Iterator[Model]:
-        """Load models in turn; who takes one must let go of it before asking for the next."""
-        for model in each_model(sources, self.wanted, tokenizer, self.show, self.world):
-            self._bos[model.name] = bos_words(model, self.wanted.bos)
+    def models(self) -> Iterator[Model]:
+        """Load models in turn; who takes one must let go of it before asking for the next.
+
+        Of several processes the first loads before the others, so that what is fetched is fetched
+        once. A model whose name another has already, as two runs of one preset do, is called by its
+        path too.
+
+        Raises:
+            WakefulError: what `load` raises; or no model is named, or one of them twice.
+        """
+        sources, wanted = self.sources, self.wanted
+        if not sources:
+            raise WakefulError(f"name a model: {SOURCES}")
+        if self.tokenizer is not None and len(sources) > 1:
+            raise WakefulError("one tokenizer is given for several models: load each with its own")
+        named = [source for source in sources if isinstance(source, str | Path)]
+        if twice := [name for n, name in enumerate(named) if name in named[:n]]:
+            raise WakefulError(f"{twice[0]} is named twice: name each model once")
+        # Before the first one is measured.
+        self.world.leader_first(lambda: list(map(place_of, named)))
+        transformers.logging.disable_progress_bar()
+        for source in sources:
+            self.show.note(f"loading {name_of(source)}")
+            model = self.world.leader_first(
+                lambda source=source: load(
+                    source, tokenizer=self.tokenizer, device=self.device, dtype=wanted.dtype,
+                    trust_remote_code=wanted.trust_remote_code,
+                )
+            )  # fmt: skip
+            if isinstance(source, str | Path) and model.name in self._bos:
+                model = dataclasses.replace(model, name=f"{model.name} ({source})")
+            if model.name in self._bos:
+                raise WakefulError(f"two models are called {model.name!r}; rename one")
+            self._bos[model.name] = bos_words(model, wanted.bos)
             self._dtypes[model.name] = dtype_of(model)
             yield model
             del model
+
+    @property
+    def machine(self) -> Environment:
+        """The machine and its processes."""
+        return environment(self.device, self.world.size)
 
     @property
     def bos(self) -> str:
@@ -54,14 +97,18 @@ class Session:
 
 @contextlib.contextmanager
 def session(
-    verb: str, wanted: DiagnoseOptions | EvaluateOptions, shown: Shown | None
+    verb: str,
+    wanted: Reading,
+    sources: Sequence[Source],
+    tokenizer: AnyTokenizer | str | Path | None,
+    shown: Shown | None,
 ) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
-    with joined() as world, showing(shown, verb, world) as show:
+    with joined() as world, evaluating(*in_memory(sources)), showing(shown, verb, world) as show:
         if wanted.out and world.first:
             Run(wanted.out).refuse_existing(verb)
-        machine = environment(choose_device(wanted.device, world), world.size)
-        yield Session(wanted, world, show, machine)
+        device = choose_device(wanted.device, world)
+        yield Session(wanted, sources, tokenizer, world, show, device)
 
 
 def counting(
@@ -96,9 +143,7 @@ def foretell(
         )
 
 
-def own_words(
-    model: Model, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions, words: Words
-) -> Words:
+def own_words(model: Model, wanted: Reading, words: Words) -> Words:
     """Return a model's words: the task that it was trained on, if any, where none is named."""
     if wanted.text or not wanted.source:
         return words

@@ -90,8 +90,6 @@ def train(
         raise WakefulError("a resumed run has its own folder and configuration: leave them out")
     chosen = Config() if config is None else config_from(config, **changes)
     place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
-    if not resume:
-        chosen.data.check()
     with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
         train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
         done = Run(place)

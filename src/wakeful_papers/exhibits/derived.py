@@ -72,6 +72,12 @@ class At:
         """The baseline of the same group."""
         return self.of(row=self.results.baseline)
 
+    def both(self, name: str) -> tuple[Curve, Curve] | None:
+        """Return a curve and the baseline's, where both were measured and have points."""
+        ours, base = self.curve(name), self.base
+        theirs = base.curve(name) if base else None
+        return (ours, theirs) if ours and theirs and len(ours[1]) and len(theirs[1]) else None
+
 
 Measure = Callable[..., float | None]
 
@@ -114,10 +120,9 @@ def _window(values: np.ndarray) -> int:
 
 def relative(at: At) -> Curve | None:
     """Return the smoothed training loss minus the baseline's, where windows of both begin."""
-    ours, base = at.curve("train_loss"), at.base
-    theirs = base.curve("train_loss") if base else None
-    if ours is None or theirs is None:
+    if (curves := at.both("train_loss")) is None:
         return None
+    ours, theirs = curves
     steps, mine, other = np.intersect1d(ours[0], theirs[0], return_indices=True)
     if not len(steps):
         return None
@@ -216,10 +221,9 @@ def data_saving(at: At) -> float | None:
     Both curves are smoothed training losses; negative, by extrapolation, it never is: a row that
     does not reach the baseline's last loss saves nothing.
     """
-    base = at.base
-    ours, theirs = at.curve("train_loss"), base.curve("train_loss") if base else None
-    if ours is None or theirs is None or not len(ours[1]) or not len(theirs[1]):
+    if (curves := at.both("train_loss")) is None:
         return None
+    ours, theirs = curves
     target = smoothed(theirs[1])[-1]
     reached = np.flatnonzero(smoothed(ours[1]) <= target)
     if not len(reached):
@@ -345,11 +349,8 @@ def deepening(
     than: str = "early",
 ) -> float | None:
     """Return a metric's mean over a part of the layers minus that over another: the halves."""
-    found = [
-        layers(at, metric=metric, variant=variant, position=position, part=each)
-        for each in (part, than)
-    ]
-    late, early = found
+    late = layers(at, metric=metric, variant=variant, position=position, part=part)
+    early = layers(at, metric=metric, variant=variant, position=position, part=than)
     return None if late is None or early is None else late - early
 
 
@@ -363,12 +364,10 @@ def layers_above(
     at: At, *, metric: str, variant: str = "paper", position: str = "all"
 ) -> float | None:
     """Return the share of layers in which a metric is above the baseline's."""
-    name = f"{metric}/{variant}/{position}"
-    ours, base = at.curve(name), at.base
-    theirs = base.curve(name) if base else None
-    if ours is None or theirs is None or len(ours[1]) != len(theirs[1]) or not len(ours[1]):
+    curves = at.both(f"{metric}/{variant}/{position}")
+    if curves is None or len(curves[0][1]) != len(curves[1][1]):
         return None
-    return float((ours[1] > theirs[1]).mean())
+    return float((curves[0][1] > curves[1][1]).mean())
 
 
 def extreme(
@@ -519,40 +518,19 @@ def largest_ratio(
     at: At, *, metric: str, variant: str = "paper", position: str = "first", to: str = "rest"
 ) -> float | None:
     """Return the largest over layers of a metric at one position over that at another."""
-    curves = [at.curve(f"{metric}/{variant}/{name}") for name in (position, to)]
-    one, other = curves
+    one, other = (at.curve(f"{metric}/{variant}/{name}") for name in (position, to))
     if one is None or other is None or not len(one[1]):
         return None
     return float((one[1] / other[1]).max())
 
 
-DERIVED: dict[str, Measure] = {
-    "train_loss": train_loss,
-    "crossing": crossing,
-    "overtaken": overtaken,
-    "ahead": ahead,
-    "over_baseline": over_baseline,
-    "exponent": exponent,
-    "mean_domain_loss": mean_domain_loss,
-    "data_saving": data_saving,
-    "parameter_saving": parameter_saving,
-    "loss_over_training": loss_over_training,
-    "loss_after": loss_after,
-    "gains": gains,
-    "layers": layers,
-    "deepening": deepening,
-    "lazy_layers": lazy_layers,
-    "layers_above": layers_above,
-    "extreme": extreme,
-    "where_least": where_least,
-    "swings": swings,
-    "between": between,
-    "ratio": ratio,
-    "correlation": correlation,
-    "mean_of": mean_of,
-    "tasks_kept": tasks_kept,
-    "largest_ratio": largest_ratio,
-}
+_MEASURES: tuple[Measure, ...] = (
+    train_loss, crossing, overtaken, ahead, over_baseline, exponent, mean_domain_loss,
+    data_saving, parameter_saving, loss_over_training, loss_after, gains, layers, deepening,
+    lazy_layers, layers_above, extreme, where_least, swings, between, ratio, correlation,
+    mean_of, tasks_kept, largest_ratio,
+)  # fmt: skip
+DERIVED = {measure.__name__: measure for measure in _MEASURES}
 """By the name that exhibits write."""
 TO_BASELINE = frozenset({
     "crossing", "overtaken", "ahead", "over_baseline", "data_saving", "parameter_saving",

@@ -163,7 +163,27 @@ class _Heading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spec:
+class _Contents:
+    """What an exhibit's file says, and so the exhibit."""
+
+    draw: tuple[str, ...] = ()
+    """The drawings of its page, by `reports.charts.DRAWINGS`."""
+    compare: str | dict[str, Any] = ""
+    """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    inherit: Heirs | None = None
+    looks: int = 0
+    """Validation windows on which the trained models' layers are looked at; 0: none."""
+    probes: tuple[str, ...] = ()
+    """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
+    lengths: tuple[float, ...] = ()
+    """Other lengths at which they are looked at, as shares of the training length."""
+    schemes: tuple[str, ...] = ()
+    """Schemes that existing models are quantized by; what is trained has its own settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spec(_Contents):
     """An exhibit's file."""
 
     title: str
@@ -175,21 +195,13 @@ class _Spec:
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
     directions: bool = False
-    draw: tuple[str, ...] = ()
-    compare: str | dict[str, Any] = ""
-    groups: Mapping[str, Group] = field(default_factory=dict)
-    inherit: Heirs | None = None
-    looks: int = 0
-    probes: tuple[str, ...] = ()
-    lengths: tuple[float, ...] = ()
-    schemes: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     premise: Premise | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exhibit:
+class Exhibit(_Contents):
     """A figure or table of a paper."""
 
     name: str
@@ -201,20 +213,6 @@ class Exhibit:
     settings: str
     """Where the settings that it lists are to be found; empty where it has something to measure."""
     table: PublishedTable
-    draw: tuple[str, ...]
-    """The drawings of its page, by `reports.charts.DRAWINGS`."""
-    compare: str | dict[str, Any]
-    """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
-    groups: Mapping[str, Group]
-    inherit: Heirs | None
-    looks: int
-    """Validation windows on which the trained models' layers are looked at; 0: none."""
-    probes: tuple[str, ...]
-    """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
-    lengths: tuple[float, ...]
-    """Other lengths at which they are looked at, as shares of the training length."""
-    schemes: tuple[str, ...]
-    """Schemes that existing models are quantized by; what is trained has its own settings."""
     scales: Mapping[str, Table]
     """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
@@ -347,10 +345,9 @@ def _read(name: str) -> Exhibit:
     directions = _claims(table) if spec.directions or not spec.claims else ()
     claims = (*directions, *_trained_alike(spec, scales))
     return Exhibit(
-        name=name, paper=shared["title"], claim=claim, settings=settings,
-        table=table, draw=spec.draw, compare=spec.compare,
-        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
-        lengths=spec.lengths, schemes=spec.schemes, scales=scales,
+        **{each.name: getattr(spec, each.name) for each in dataclasses.fields(_Contents)},
+        name=name, paper=shared["title"], claim=claim, settings=settings, table=table,
+        scales=scales,
         claims=tuple(
             each if each.premise else dataclasses.replace(each, premise=premise_of(
                 each, spec.baseline) or spec.premise)

@@ -354,7 +354,6 @@ def plan_of(
             whole = config
             if over:
                 whole = config_from_table(merged(config_to_table(config), over))
-            whole.data.check()
             jobs.append(Job(group, name, whole))
     plan = Plan(
         exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to,

@@ -46,11 +46,6 @@ def values_of(results: Results, group: str, row: str, figure: str) -> list[float
     return [value for value in found if value is not None]
 
 
-def drawings(exhibit: Exhibit, results: Results) -> list[tuple[str, Drawing]]:
-    """Return the exhibit's charts, a title and a drawing each, of what was measured."""
-    return [(title, drawing) for title, _, drawing in drawn(exhibit, results)]
-
-
 def drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
     """Return the charts, each with its title and a line that explains what it draws."""
     names = Names(exhibit, results)
@@ -300,17 +295,11 @@ def _pictured(
     return found
 
 
-DRAWINGS: dict[str, Draw] = {
-    "relative_loss": relative_loss,
-    "losses": losses,
-    "over_layers": over_layers,
-    "over_positions": over_positions,
-    "over_groups": over_groups,
-    "bars": bars,
-    "mean_attention": mean_attention,
-    "hidden_magnitude": hidden_magnitude,
-    "attention_of_layers": attention_of_layers,
-}
+_DRAWN: tuple[Draw, ...] = (
+    relative_loss, losses, over_layers, over_positions, over_groups, bars, mean_attention,
+    hidden_magnitude, attention_of_layers,
+)  # fmt: skip
+DRAWINGS = {draw.__name__: draw for draw in _DRAWN}
 """By the name that exhibits write."""
 
 

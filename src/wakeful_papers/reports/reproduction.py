@@ -87,27 +87,21 @@ def sentence(verdict: Verdict) -> str:
     """Return a claim, what was found and the verdict, in a line."""
     where = f" ({verdict.group})" if verdict.group else ""
     why = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
-    return f"{verdict.says}{where}: {Found.of(verdict).difference}: {verdict.outcome}{why}."
+    return f"{verdict.says}{where}: {found_of(verdict)[0]}: {verdict.outcome}{why}."
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was found of a claim, in words."""
+def found_of(verdict: Verdict) -> tuple[str, str]:
+    """Return a difference and its 95% interval to the second digit of the error, in words.
 
-    difference: str
-    interval: str
-    """Of 95%; empty of a single seed."""
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> "Found":
-        """Return a difference and its interval to the second digit of the error."""
-        if verdict.difference is None:
-            return cls("not measured", "")
-        found = with_error(verdict.difference, verdict.error, "+")
-        if verdict.error is None:
-            return cls(f"{found}, one seed", "")
-        edges = (to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
-        return cls(found, " to ".join(edges))
+    A single seed has no interval: "".
+    """
+    if verdict.difference is None:
+        return "not measured", ""
+    found = with_error(verdict.difference, verdict.error, "+")
+    if verdict.error is None:
+        return f"{found}, one seed", ""
+    edges = (to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
+    return found, " to ".join(edges)
 
 
 def reproduction_report(
@@ -170,7 +164,7 @@ READING = (
 
 def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
     """Return what became of a claim, under the columns `JUDGED`."""
-    found, printed = Found.of(verdict), ()
+    (found, interval), printed = found_of(verdict), ()
     if verdict.published is not None:
         printed = (f"{verdict.published:+.4g}".replace("-", "−"),)
     size = ()
@@ -179,8 +173,8 @@ def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
     return [
         Cell(verdict.outcome, style=verdict.outcome),
         Cell(verdict.direction, under=printed),
-        Cell(found.difference, under=(figure,) if figure else ()),
-        Cell("–" if verdict.low is None else found.interval, under=size),
+        Cell(found, under=(figure,) if figure else ()),
+        Cell("–" if verdict.low is None else interval, under=size),
         Cell(str(verdict.seeds)),
     ]  # fmt: skip
 

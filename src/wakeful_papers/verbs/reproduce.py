@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat
+from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat, options_from
 from wakeful.data.tokens import is_prepared
 from wakeful.device import H100, choose_device, free_memory, rough_seconds
 from wakeful.display import Display, Shown, duration, usual
@@ -27,7 +27,7 @@ from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
-from wakeful.verbs.result import Stored, asked
+from wakeful.verbs.result import Stored
 from wakeful_papers.exhibits.derived import check_figure, tidy
 from wakeful_papers.exhibits.exhibit import (
     SCALES,
@@ -125,14 +125,13 @@ def reproduce(
             `all=True`.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ReproduceOptions`, whose fields are keyword arguments too.
-        given: those fields.
 
     Raises:
         WakefulError: an exhibit does not exist, it needs a text, a model or tasks that are missing,
             it fits neither memory nor disk, its folder holds another exhibit, or a run fails. What
             can be checked is checked before anything is written.
     """
-    wanted = asked(ReproduceOptions, options, given)
+    wanted = options_from(ReproduceOptions, given, options)
     if wanted.all:
         names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
     names = expanded(names)

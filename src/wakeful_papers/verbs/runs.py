@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import torch
 import transformers
 
 from wakeful.comparison.reading import TrainedRun, read_run
@@ -19,19 +20,23 @@ from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
+from wakeful.estimates import perplexity
+from wakeful.evaluation.diagnosis import diagnose
 from wakeful.evaluation.reading import words_of
 from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
-from wakeful.probes.base import SCHEMA, MergeableProbe
+from wakeful.probes.base import SCHEMA, Frame, MergeableProbe
 from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
+from wakeful.quant.convert import quantize
+from wakeful.quant.measure import measure
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
 from wakeful.training.records import check_same_data
@@ -50,7 +55,6 @@ from wakeful_papers.exhibits.figures import (
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
 from wakeful_papers.reports.reproduction import RunFacts
-from wakeful_papers.verbs.examine import look, stretches
 from wakeful_papers.verbs.generated import GeneratedValues
 
 GRADIENTS = "gradients"
@@ -160,22 +164,54 @@ def _read_over(
         transformers.logging.disable_progress_bar()
         model = load(source, device=plan.config.train.device)
         words = words or words_of(text, size * count * LENGTH)
-        parts = stretches(model, words, count, size)
+        length = min(LENGTH, model.context)
+        whole = words.sequences(
+            model, length=length, num_sequences=count * size, bos=model.begins()
+        )
 
         def more() -> list[MergeableProbe]:
             return [PROBES[each]() for each in probes]
 
         folder.mkdir(parents=True, exist_ok=True)
-        for n, part in enumerate(parts):
+        for n in range(count):
             if not (frames[n].is_file() and records[n].is_file()):
-                looked = look(model, part, plan.exhibit.schemes, more)
-                Run(folder).write_frame(frames[n].name, looked.rows)
-                Run(folder).write_json(records[n].name, {"figures": looked.figures})
+                part = whole[n * size : (n + 1) * size]
+                rows, figures = look(model, part, plan.exhibit.schemes, more)
+                Run(folder).write_frame(frames[n].name, rows)
+                Run(folder).write_json(records[n].name, {"figures": figures})
             show.count("stretches of the text", n + 1, count)
     return [
         (read_record(_Figures, record).figures, read_frame(frame, SCHEMA))
         for record, frame in zip(records, frames, strict=True)
     ]
+
+
+def look(
+    model: Model,
+    sequences: Sequence[Sequence[int]],
+    schemes: Sequence[str],
+    more: Callable[[], Iterable[MergeableProbe]],
+) -> tuple[Frame, dict[str, float]]:
+    """Run a model over sequences, and again with its linear layers quantized by each scheme.
+
+    Return the rows of every metric, those of `more` probes too, and the figures: `loss` in nats a
+    token, `perplexity` and `parameters`, and of a scheme `increase_SCHEME` of the perplexity and
+    `damage_SCHEME` of the loss.
+    """
+    seen = diagnose(model, sequences, more=more)
+    figures = {
+        "loss": seen.loss,
+        "perplexity": perplexity(seen.loss),
+        "parameters": float(sum(weight.numel() for weight in model.module.parameters())),
+    }
+    if schemes:
+        rows = [torch.tensor([list(each)], device=model.device) for each in sequences]
+        forms = {scheme: quantize(model.module, scheme) for scheme in schemes}
+        found = measure(model.name, model.module, forms, rows)
+        for scheme in schemes:
+            figures[f"increase_{scheme}"] = found.increase(scheme)[0]
+            figures[f"damage_{scheme}"] = found.loss_increase(scheme)[0]
+    return seen.rows, figures
 
 
 def _state(source: str) -> list[tuple[str, int, int]]:
@@ -300,7 +336,7 @@ def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFra
     """Return what a model shows on another text, each metric as METRIC@elsewhere."""
     words = words_of(text, windows * length)
     sequences = words.sequences(model, length=length, num_sequences=windows, bos=model.begins())
-    rows = look(model, sequences).rows
+    rows = diagnose(model, sequences).rows
     return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.refusals import AtLeast, Excludes, Within, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Within
 from wakeful.config.verbs.reading import Reading, Stored
 from wakeful.errors import WakefulError
 
@@ -64,7 +64,6 @@ class CureOptions(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self, *self.RULES)
         turns = self.turning or self.rotate_inner or self.rotate_keys
         if not (turns or self.prefix or self.trains or self.for_):
             raise WakefulError(

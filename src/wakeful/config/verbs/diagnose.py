@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch
-from wakeful.config.refusals import AtLeast, Within, check_rules
+from wakeful.config.refusals import AtLeast, Within
 from wakeful.config.verbs.reading import Reading
 
 
@@ -27,7 +27,3 @@ class DiagnoseOptions(Reading):
     """Heads whose attention is pictured. Empty: the first four."""
 
     RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rules(self, *self.RULES)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.config.options import HowMuch, What
-from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Needs
 from wakeful.config.schema import DataConfig
 from wakeful.config.verbs.reading import Reading
 from wakeful.errors import WakefulError
@@ -65,7 +65,6 @@ class EvaluateOptions(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self, *self.RULES)
         stems = [Path(text).stem for text in self.texts]
         for stem in stems:
             if stems.count(stem) > 1:
@@ -82,10 +81,8 @@ class EvaluateOptions(Reading):
         named = [with_shots(task)[0] for task in self.tasks]
         if len(set(named)) < len(named):
             raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
-        both = {*stems} & {
-            *named,
-            *(name for name in ("lambada", "choices") if getattr(self, name)),
-        }
+        named += [name for name in ("lambada", "choices") if getattr(self, name)]
+        both = {*stems} & {*named}
         if both:
             raise WakefulError(
                 f"a text is called {min(both)}, and so is a task: figures go by that name, so "

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from wakeful.config.tables import from_table
-from wakeful.config.verbs.inherit import SHORT, InheritOptions, inherit_options
+from wakeful.config.tables import from_table, merged, to_table
+from wakeful.config.verbs.inherit import SHORT, InheritOptions, inherit_table
 from wakeful.errors import WakefulError, nearest
 
 T = TypeVar("T")
@@ -17,26 +17,30 @@ class NoOptions:
     """Nothing: a verb that takes arguments alone."""
 
 
-def options_from(kind: type[T], given: Mapping[str, Any]) -> T:
-    """Return a verb's options from keyword arguments.
+def options_from(kind: type[T], given: Mapping[str, Any], base: T | None = None) -> T:
+    """Return a verb's options: `base`, or the usual ones, changed by keyword arguments.
 
     A list serves for a tuple, and a single value for a tuple of one.
 
     Raises:
         WakefulError: there is no such option, or its value is of another type.
     """
+    if base is not None and not given:
+        return base
+    inherits = kind is InheritOptions
     names = {entry.name for entry in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    names |= set(SHORT) if kind is InheritOptions else set()
+    names |= set(SHORT) if inherits else set()
     for name in given:
         if name not in names:
             raise WakefulError(
                 f"there is no option {name!r}{nearest(name, names)}; there are "
                 f"{', '.join(sorted(names))}"
             )
-    if kind is InheritOptions:
-        plain = {name: _plain(kind, name, value) for name, value in given.items()}
-        return inherit_options(plain)  # pyright: ignore[reportReturnType]
-    return from_table(kind, {name: _plain(kind, name, value) for name, value in given.items()})
+    table = {name: _plain(kind, name, value) for name, value in given.items()}
+    table = inherit_table(table) if inherits else table
+    if base is None and not inherits:
+        return from_table(kind, table)
+    return from_table(kind, merged(to_table(base or kind()), table))
 
 
 def _plain(kind: type, name: str, value: Any) -> Any:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
-from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within, check_rules
+from wakeful.config.options import Beside, How, HowMuch, What, Where
+from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -113,13 +113,13 @@ class InheritOptions(Drawn):
     """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
-    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size", "max_bytes"))] = field(
+    data: Annotated[DataConfig, Beside(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )
-    optimizer: Annotated[OptimizerConfig, Seldom(("name", "warmup_steps"))] = field(
+    optimizer: Annotated[OptimizerConfig, Beside(("name", "warmup_steps"))] = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: Annotated[TrainConfig, Instead(_AUTOMATIC), Seldom(("dtype", "eval_every"))] = field(
+    train: Annotated[TrainConfig, Beside(("dtype", "eval_every"), _AUTOMATIC)] = field(
         default_factory=lambda: TrainConfig(
             steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,
@@ -180,7 +180,7 @@ class InheritOptions(Drawn):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
+        super().__post_init__()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.diagnose_length < 0 or self.diagnose_length == 1:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import Where
-from wakeful.config.schema import TextConfig
+from wakeful.config.refusals import Excludes
+from wakeful.config.schema import TRAINED, TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,3 +16,5 @@ class PrepareOptions(TextConfig):
 
     out: Where[str]
     """Folder to create."""
+
+    RULES = (Excludes("vocab_size", "tokenizer", TRAINED),)

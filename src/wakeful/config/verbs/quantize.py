@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Needs
 from wakeful.config.verbs.reading import Reading
 from wakeful.errors import WakefulError
 
@@ -64,4 +64,3 @@ class QuantizeOptions(Reading):
                 raise WakefulError(f"others = {each!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")
-        check_rules(self, *self.RULES)

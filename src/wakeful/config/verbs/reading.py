@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.refusals import Ruled
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
@@ -26,7 +27,7 @@ LENGTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Drawn(Ruled):
     """Options of verbs that draw charts."""
 
     figures: Where[tuple[FigureFormat, ...]] = ()
@@ -56,6 +57,7 @@ class Reading(Drawn):
     def __post_init__(self) -> None:
         if self.length < 0 or self.length == 1:
             raise WakefulError(f"length = {self.length}: a sequence needs at least 2 tokens")
+        super().__post_init__()
 
     @property
     def source(self) -> str:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, Within, check_rules
+from wakeful.config.refusals import AtLeast, Ruled, Within
 from wakeful.config.schema import TextConfig
 from wakeful.config.verbs.reading import LENGTH, Bos
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions:
+class SampleOptions(Ruled):
     """Text for a model to generate as training data.
 
     Run the same command again to resume.
@@ -52,9 +52,6 @@ class SampleOptions:
         Within("top_p", "(0, 1]"),
         Within("validation_fraction", "(0, 1)"),
     )
-
-    def __post_init__(self) -> None:
-        check_rules(self, *self.RULES)
 
     def length_for(self, context: int) -> int:
         """Return the most tokens of a document, for a model with this context."""

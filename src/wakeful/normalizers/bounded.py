@@ -1,5 +1,6 @@
-"""Clipped softmax: weights that reach zero and one exactly."""
+"""Softmax within bounds: of its weights, which reach zero and one, or of its logits."""
 
+import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
@@ -32,3 +33,20 @@ class ClippedSoftmax(Normalizer):
     def weights(self, logits: Tensor) -> Tensor:
         stretched = (self.eta - self.gamma) * sink_softmax(logits, None) + self.gamma
         return stretched.clamp(0, 1)
+
+
+class Softcap(Normalizer):
+    """p = softmax(c tanh(x / c)), c = `cap` (Gemma 2, arXiv 2408.00118, section 2)."""
+
+    examples = ("softcap", "softcap(cap=2.0)")
+    fused = False
+
+    def __init__(self, *, cap: float = 50.0) -> None:
+        super().__init__()
+        if not cap > 0:
+            raise WakefulError(f"softcap: cap must be positive, got {cap:g}")
+        self.cap = cap
+
+    def weights(self, logits: Tensor) -> Tensor:
+        capped = self.cap * torch.tanh(logits / self.cap)
+        return sink_softmax(capped.masked_fill(logits == -torch.inf, -torch.inf), None)

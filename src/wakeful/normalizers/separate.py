@@ -1,0 +1,56 @@
+"""ReLU and sigmoid attention: every key is weighed by itself."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.normalizers.base import Normalizer
+
+
+class _Separate(Normalizer):
+    """Weights that depend on n, the keys that the query sees, or `length` of them."""
+
+    fused = False
+
+    def __init__(self, *, length: int = 0) -> None:
+        super().__init__()
+        if length < 0:
+            raise WakefulError(
+                f"{type(self).__name__.lower()}: length must be a number of tokens, or 0 for those "
+                f"seen, got {length}"
+            )
+        self.length = length
+
+
+class ReLU(_Separate):
+    """p_i = relu(x_i) / n, n the keys that the query sees: all may be zero.
+
+    Wortsman et al. (2309.08586) divide by one number, the sequences' length: `length` sets it. With
+    n, early queries, which see few keys, have the scale of late ones.
+    """
+
+    examples = ("relu", "relu(length=16)")
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return logits.relu() / (self.length or _seen(logits))
+
+
+class Sigmoid(_Separate):
+    """p_i = σ(x_i − ln n), n the keys that the query sees (Ramapuram et al., 2409.04431, sec. 4).
+
+    The paper's n is one number, the length of its sequences: `length` sets it. A query that sees
+    fewer keys then starts with less than the softmax's total weight of one.
+    """
+
+    examples = ("sigmoid", "sigmoid(length=16)")
+
+    def weights(self, logits: Tensor) -> Tensor:
+        if self.length:
+            return torch.sigmoid(logits - math.log(self.length))
+        return torch.sigmoid(logits - _seen(logits).to(logits.dtype).log())
+
+
+def _seen(logits: Tensor) -> Tensor:
+    return (logits > -torch.inf).sum(-1, keepdim=True).clamp_min(1)
