@@ -19,7 +19,7 @@ from wakeful.reports.comparison_charts import (
 )
 from wakeful.reports.diagnosis import LEVELS
 from wakeful.reports.film import film_of
-from wakeful.reports.heads import first_token_heads
+from wakeful.reports.heads import FIRST_SHARE, head_map
 from wakeful.reports.value import Chart, Findings, Part, Report, Section, Side, Step, Text, glossary
 from wakeful.reports.value import Links as To
 
@@ -92,9 +92,9 @@ def _joined(sentences: Sequence[str]) -> str:
     return "; ".join(each.removesuffix(".") for each in sentences) + "."
 
 
-def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
+def demonstration_report(story: Story, links: Links) -> Report:
     """Return what is told of the three parts, with `links` to the full pages of each."""
-    told, pretrained, links = story.sentences, story.pretrained, links or {}
+    told, pretrained = story.sentences, story.pretrained
     firsts = [story.patient.of(name)[0] for name in story.patient.variants]
     films = [
         Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
@@ -107,7 +107,7 @@ def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
             Text("The share of queries whose largest weight is the first key, for every layer and "
                  "head.", "note"),
             Chart(f"First-token share of each layer and head of {pretrained.name}",
-                  partial(first_token_heads, pretrained)),
+                  partial(head_map, pretrained, FIRST_SHARE)),
             Findings({"": findings(pretrained)}, LEVELS),
             To(links.get("pretrained", ())),
         ]  # fmt: skip

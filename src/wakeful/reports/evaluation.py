@@ -15,7 +15,7 @@ from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.costs import DECODED, ROUNDS
 from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
-from wakeful.reports.charts import Drawing, colored, colors, dots, shaped, tip
+from wakeful.reports.charts import Drawing, colored, colors, dots, shapes, tip, told_apart
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -55,12 +55,13 @@ def evaluation_report(
     paired = any(cell.under for row in rows for cell in row[1:])
     marks = [(color, "circle") for color in colors(names)]
     table = Table(["measure", *names], rows, "Figures", marks=marks, marked="columns")
-    below = ""
+    below = sharper = ""
     if paired:
         below = (
             f" Below each figure, its difference to that of {names[0]} on the same examples, with "
             "the error of the paired difference."
         )
+        sharper = " Paired differences are sharper: two bars that overlap can still differ."
     measured = dict.fromkeys(score.metric for score in _visible(scores))
     sections = [
         Section("Figures", [
@@ -69,17 +70,11 @@ def evaluation_report(
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:
-        sharper = ""
-        if paired:
-            sharper = " Paired differences are sharper: two bars that overlap can still differ."
-        charts = [
-            Chart(f"{title}, {_better(each)}", partial(_dots, each, names),
-                  f"{title}, {_better(each)}")
-            for title, each in found.items()
-        ]  # fmt: skip
+        titles = {f"{title}, {_better(each)}": each for title, each in found.items()}
+        charts = [Chart(it, partial(_dots, each, names), it) for it, each in titles.items()]
         note = Text(f"Bars are ± one standard error of each model alone.{sharper}", "note")
         sections.append(Section("Side by side", [note, Side(charts)]))
-    models = " ".join(map(shlex.quote, sources or names))
+    models = shlex.join(sources or names)
     step = Step("see where attention and channels are wasted", f"wakeful diagnose {models}")
     return Report(title, headlines(scores), [step], [*sections, told_method(method or {})])
 
@@ -141,7 +136,8 @@ def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
         pl.DataFrame(drawn), "model", x, colored("model", names, legend=None), order=names,
-        shape=shaped("model", names, legend=None), tooltip=[tip("figure", ",.6~g")],
+        shape=told_apart(alt.Shape, "model", names, shapes(names), legend=None),
+        tooltip=[tip("figure", ",.6~g")],
     )  # fmt: skip
 
 
