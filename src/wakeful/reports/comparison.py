@@ -101,9 +101,10 @@ def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
         "shrinks": "Attention on BOS shrinks in",
         "not resolved": "Whether a sink grows is not resolved in",
     }
-    ends: dict[str, list[str]] = {outcome: [] for outcome in begin}
-    for each in growth:
-        ends[each.outcome].append(f"{each.variant} ({with_error(*each.after)})")
+    ends = {
+        outcome: [f"{g.variant} ({with_error(*g.after)})" for g in growth if g.outcome == outcome]
+        for outcome in begin
+    }
     if not ends["grows"] and not ends["shrinks"]:
         return []
     said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]

@@ -155,27 +155,24 @@ def headlines(scores: Sequence[Score]) -> list[str]:
     sentences = []
     for name in names[1:]:
         sides: dict[str, list[str]] = {}
+        ratios: list[str] = []
         for score in scores:
             other = first.get((score.task, score.metric))
-            paired = difference(score, other) if score.model == name and other else None
-            if paired is None or score.is_cost:
+            if score.model != name or other is None:
                 continue
-            gap, error = paired
-            if not abs(gap) > reach(error, len(score.keys)):
-                side = "not significantly different in"
-            else:
+            if score.is_cost:
+                cost = score.metric.rpartition(", ")[0]
+                ratios.append(f"{cost} {_times(score, other, 2)}")
+            elif paired := difference(score, other):
+                gap, error = paired
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
-            sides.setdefault(side, []).append(score.title)
+                if not abs(gap) > reach(error, len(score.keys)):
+                    side = "not significantly different in"
+                sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
             told = told or ["not measured on the same examples"]
             sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
-        ratios = [
-            f"{score.metric.rpartition(', ')[0]} "
-            f"{_times(score, first[score.task, score.metric], 2)}"
-            for score in scores
-            if score.model == name and score.is_cost and (score.task, score.metric) in first
-        ]
         if ratios:
             sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
         codes = {

@@ -206,9 +206,7 @@ def _sweep(folder: Path) -> None:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
-    if not folder.is_dir():
-        return []
-    matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    matches = (_NAME.fullmatch(entry.name) for entry in folder.glob("step-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 

@@ -287,19 +287,21 @@ class Run:
                 raise WakefulError(f"{path} line {number} is not a metrics row; remove that line")
         return rows
 
-    def logged(self, columns: Columns, log: str = "metrics.jsonl") -> pl.DataFrame:
-        """Return columns of such a file, null where a row lacks them.
+    def logged(self, columns: Columns | None = None, log: str = "metrics.jsonl") -> pl.DataFrame:
+        """Return such a file as a table; of `columns` alone, null where a row lacks them.
 
         Raises:
-            WakefulError: a field has another type.
+            WakefulError: a field has values of several types, or of another than its column's.
         """
-        rows = [{name: row.get(name) for name in columns} for row in self.metrics(log)]
+        rows = self.metrics(log)
+        if columns is not None:
+            rows = [{name: row.get(name) for name in columns} for row in rows]
         try:
-            return pl.DataFrame(rows, schema=columns)
+            return pl.DataFrame(rows, schema=columns, infer_schema_length=None)
         except (pl.exceptions.PolarsError, TypeError, OverflowError):
             raise WakefulError(
-                f"{self.path / log}: a row lacks a field, or has one of another type; read are "
-                f"{', '.join(columns)}"
+                f"{self.path / log} is not a table: a row lacks a field, or a field has values of "
+                "several types"
             ) from None
 
     def keep_metrics(self, last_step: int) -> None:
@@ -317,14 +319,7 @@ class Run:
 
     def finish_metrics(self) -> None:
         """Write metrics.parquet from metrics.jsonl."""
-        rows = self.metrics()
-        try:
-            frame = pl.DataFrame(rows, infer_schema_length=None)
-        except (pl.exceptions.PolarsError, TypeError, OverflowError):
-            raise WakefulError(
-                f"{self.path / 'metrics.jsonl'} is not a table: a field has values of several types"
-            ) from None
-        self.write_frame("metrics.parquet", frame)
+        self.write_frame("metrics.parquet", self.logged())
 
     def _rewrite(self, rows: list[dict[str, Any]], log: str = "metrics.jsonl") -> None:
         self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
