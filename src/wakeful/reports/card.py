@@ -1,5 +1,6 @@
 """The model card of an export (README.md): lineage, data, figures, and the commands behind it."""
 
+import dataclasses
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,7 +148,12 @@ def _beside(rows: Iterable[str]) -> list[str]:
 
 def command_of(verb: str, name: str, options: object) -> str:
     """Return the command line of a verb with the options that are not as usual."""
-    flags = _flags(to_table(options), to_table(type(options)()))
+    # Tables hold lists where options have tuples.
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    usual = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()
+    }
+    flags = _flags(to_table(options), usual)
     return " ".join(["wakeful", verb, shlex.quote(name), *flags])
 
 

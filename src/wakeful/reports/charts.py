@@ -1,5 +1,6 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
+import copy
 import csv
 import io
 import json
@@ -346,7 +347,8 @@ def _legended(spec: dict[str, Any]) -> dict[str, Any]:
     """
     if all(each["name"] != HIDDEN for each in spec.get("params", ())):
         return spec
-    layers = [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+    inside = {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
+    layers = [each.get("encoding", {}) for each in inside.get("layer", [inside])]
     legends: dict[str, dict[str, Any]] = {}
     for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
         told = [encoding[name] for encoding in layers if name in encoding]
@@ -355,20 +357,11 @@ def _legended(spec: dict[str, Any]) -> dict[str, Any]:
             each["field"]: legend for each in told
             if each.get("legend", {}) is None and len(each["scale"]["domain"]) > 1
         }  # fmt: skip
-    if "layer" in spec:
-        return spec | {"layer": [_named(each, legends) for each in spec["layer"]]}
-    return _named(spec, legends)
-
-
-def _named(part: dict[str, Any], legends: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a layer with a legend of each of the fields, in every layer the same."""
-    encoding = part.get("encoding", {})
-    named = {
-        name: encoding[name] | {"legend": legends[encoding[name]["field"]]}
-        for name in ("color", "shape", "strokeDash")
-        if name in encoding and encoding[name].get("field") in legends
-    }
-    return part | {"encoding": encoding | named}
+    for encoding in layers:
+        for name in encoding.keys() & {"color", "shape", "strokeDash"}:
+            if (field := encoding[name].get("field")) in legends:
+                encoding[name]["legend"] = legends[field]
+    return spec | inside
 
 
 def _columns(spec: dict[str, Any], width: int) -> int:

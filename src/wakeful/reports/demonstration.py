@@ -62,8 +62,8 @@ class Story:
 
 
 def _headline(story: Story) -> str:
-    first, *rest = (story.patient.of(name)[0] for name in story.patient.variants)
-    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in (first, *rest)]
+    runs = (story.patient.of(name)[0] for name in story.patient.variants)
+    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
     if story.pretrained is not None:
         told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
     return "; ".join(told) + "."
