@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+import wakeful
 from wakeful.cli import all_verbs, verbs
 from wakeful.plugins import verb_of
 
@@ -66,8 +67,10 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     def taken(*_args: object, **_more: object) -> None:
         raise Parsed
 
-    for name in ("demo", "train", "compare", "generate", "diagnose", "inherit", "cure", "evaluate",
-                 "quantize", "sample", "report", "export", "presets"):  # fmt: skip
+    public = ("train", "diagnose", "inherit", "cure", "evaluate", "quantize", "report", "export")
+    for name in public:
+        monkeypatch.setattr(wakeful, name, taken)
+    for name in ("demo", "compare", "generate", "sample", "presets"):
         stub = ModuleType(f"wakeful.verbs.{name}")
         stub.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
         monkeypatch.setitem(sys.modules, stub.__name__, stub)

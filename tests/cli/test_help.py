@@ -166,15 +166,14 @@ class Read(WakefulError):
 
 
 WORK = {
-    "demo": "wakeful.verbs.demo.demonstrate", "train": "wakeful.verbs.train.train",
+    "demo": "wakeful.verbs.demo.demonstrate", "train": "wakeful.train",
     "compare": "wakeful.verbs.compare.compare",
-    "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.verbs.diagnose.diagnose",
-    "inherit": "wakeful.verbs.inherit.inherit", "cure": "wakeful.verbs.cure.cure",
-    "evaluate": "wakeful.verbs.evaluate.evaluate", "quantize": "wakeful.verbs.quantize.quantize",
+    "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.diagnose",
+    "inherit": "wakeful.inherit", "cure": "wakeful.cure", "evaluate": "wakeful.evaluate",
+    "quantize": "wakeful.quantize", "report": "wakeful.report", "export": "wakeful.export",
     "reproduce": "wakeful_papers.verbs.reproduce.reproduce",
     "data": "wakeful.data.preparing.prepare",
     "data generate": "wakeful.verbs.sample.sample_data",
-    "report": "wakeful.verbs.report.report", "export": "wakeful.verbs.export.export",
 }  # fmt: skip
 
 

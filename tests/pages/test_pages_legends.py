@@ -10,7 +10,7 @@ import vl_convert
 
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
-from wakeful.reports.charts import Titled, fixed, save_figures, slug, specification, still
+from wakeful.reports.charts import Titled, save_figures, slug, specification, still
 from wakeful.reports.diagnosis import diagnosis_report, layer_charts, rank_strips, top_importance
 from wakeful.reports.heads import attention
 from wakeful.reports.html import write
@@ -48,7 +48,7 @@ def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
 
 
 def test_a_chart_of_one_model_has_no_legend() -> None:
-    svg = vl_convert.vegalite_to_svg(fixed(rank_strips([diagnosis(NAMES[0])])))
+    svg = vl_convert.vegalite_to_svg(still(specification(rank_strips([diagnosis(NAMES[0])]))))
     assert NAMES[0] not in words(svg)
 
 

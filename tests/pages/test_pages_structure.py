@@ -81,12 +81,12 @@ def _cure(folder: Path, out: Path) -> Path:
 
 def _quantization(_: Path, out: Path, saved: dict[str, Any] | None = None) -> Path:
     found = damage("a", lost=-0.01)
-    return write(quantization_report(found, title="t", method=METHOD, saved=saved), out)
+    return write(quantization_report(found, method=METHOD, saved=saved), out)
 
 
 def _matrix(_: Path, out: Path) -> Path:
     harmed = [damage("a", lost=0.01), damage("b", lost=2.0)]
-    return write(matrix_report(harmed, title="t", method=METHOD, sources=["my a", "b"]), out)
+    return write(matrix_report(harmed, method=METHOD, sources=["my a", "b"]), out)
 
 
 def _demonstration(folder: Path, out: Path) -> Path:

@@ -11,7 +11,7 @@ import polars as pl
 import vl_convert
 
 from pages.synthetic import diagnosis
-from wakeful.reports.charts import fixed, specification
+from wakeful.reports.charts import specification, still
 from wakeful.reports.diagnosis import layer_charts
 from wakeful.reports.heads import MAPS, head_map
 from wakeful.reports.pictures import picture, small_png, small_svg
@@ -40,7 +40,7 @@ def hexed(rgb: re.Match[str]) -> str:
 def test_a_small_drawing_has_all_texts_and_marks_in_their_places() -> None:
     for chart in (layer_charts([diagnosis("a"), diagnosis("b")])[1].draw(),
                   head_map(diagnosis("a", layers=9), MAPS[2])):  # fmt: skip
-        svg = vl_convert.vegalite_to_svg(fixed(chart))
+        svg = vl_convert.vegalite_to_svg(still(specification(chart)))
         small = small_svg(svg)
         (words, marks), (same_words, same_marks) = drawn(svg), drawn(small)
         assert len(small) < 0.7 * len(svg)
@@ -61,7 +61,8 @@ def test_a_label_that_looks_like_markup_stays_as_it_is() -> None:
 
 
 def test_dots_are_packed_without_loss() -> None:
-    svg = vl_convert.vegalite_to_svg(fixed(head_map(diagnosis("a", layers=30, heads=9), MAPS[0])))
+    drawn = head_map(diagnosis("a", layers=30, heads=9), MAPS[0])
+    svg = vl_convert.vegalite_to_svg(still(specification(drawn)))
     png = vl_convert.svg_to_png(svg, scale=1)
     small = small_png(png)
     assert len(small) < 0.5 * len(png)

@@ -14,8 +14,7 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
-from wakeful.reports.demonstration import Story
-from wakeful.reports.film import film_of
+from wakeful.reports.demonstration import Story, film_of
 from wakeful.reports.heads import ink
 from wakeful.runs.run import Run
 

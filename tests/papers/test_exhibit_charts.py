@@ -7,7 +7,7 @@ import pytest
 import vl_convert
 
 from pages.synthetic import reproduction
-from wakeful.reports.charts import Drawing, fixed
+from wakeful.reports.charts import Drawing, specification, still
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import SeenRow
@@ -31,7 +31,7 @@ def names(name: str, figure: str) -> Names:
 
 def words(chart: Drawing) -> list[str]:
     """Return the texts that a chart's file shows."""
-    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(fixed(chart)))
+    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(still(specification(chart))))
     return [each.text or "" for each in svg.iter() if "}text" in each.tag]
 
 

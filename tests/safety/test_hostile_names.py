@@ -14,7 +14,7 @@ import wakeful
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
-from wakeful.reports.charts import colored, drawable, lines, opacity, save_chart, switchable, tips
+from wakeful.reports.charts import colored, drawable, lines, opacity, save_chart, switchable
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.html import write
 from wakeful.training.loop import train
@@ -37,7 +37,7 @@ def charts(names: list[str]) -> list[Any]:
     x, y = alt.X("step:Q"), alt.Y("loss:Q", title=names[0])
     color, base = colored("name", names), alt.Chart(frame)
     return [
-        lines(frame, "name", names, x, y, tips("name:N"), at="step", legend=alt.Legend()),
+        lines(frame, "name", names, x, y, ["name:N"], at="step", legend=alt.Legend()),
         base.mark_bar().encode(x="loss:Q", y=alt.Y("name:N", sort=names), color=color),
         base.mark_bar().encode(x="loss:Q", y="name:N", column="name:N"),
         switchable(base.mark_point().encode(x=x, y=y, color=color, opacity=opacity("name"))),

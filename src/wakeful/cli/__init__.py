@@ -1,12 +1,12 @@
 """The command line."""
 
+import contextlib
 import errno
 import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -80,8 +80,7 @@ def _status(verb: str, rest: list[str]) -> int:
             raise WakefulError(
                 f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
             )
-        _check_processes(verb)
-        with _processes():
+        with _processes(verb):
             from wakeful.cli import verbs
 
             other = None if verb in VERBS else verb_of(verb)
@@ -117,26 +116,26 @@ def _complain(verb: str, message: str) -> None:
     ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
 
 
-def _check_processes(verb: str) -> None:
-    """End all but the first of several processes where the verb takes one."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or verb in SPREAD:
-        return
-    if another_speaks():
+@contextlib.contextmanager
+def _processes(verb: str) -> Iterator[None]:
+    """Make one error of many where there are several processes, as `world.joined` does; end all but
+    the first of them where the verb takes one.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+    elif verb in SPREAD:
+        from wakeful.world import joined
+
+        with joined():
+            yield
+    elif another_speaks():
         time.sleep(LET_IT_SPEAK)
         sys.exit(1)
-    raise WakefulError(
-        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are for "
-        f"{', '.join(SPREAD)}); start it without torchrun, or unset WORLD_SIZE"
-    )
-
-
-def _processes() -> AbstractContextManager[object]:
-    """Make one error of many where there are several processes; see `world.joined`."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return nullcontext()
-    from wakeful.world import joined
-
-    return joined()
+    else:
+        raise WakefulError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are "
+            f"for {', '.join(SPREAD)}); start it without torchrun, or unset WORLD_SIZE"
+        )
 
 
 def _check_text(arguments: list[str]) -> None:

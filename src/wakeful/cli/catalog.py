@@ -62,7 +62,7 @@ def source_catalog(folder: str, kind: str = "") -> Iterator[str]:
                     names[node.name] = node.name.lower() if name is None else ast.literal_eval(name)
     for each, name in names.items():
         if not kind or kind in _ancestry(each, bodies):
-            options = ", ".join(_options(each, bodies))
+            options = _options(each, bodies)
             yield f"{name}({options})" if options else name
 
 
@@ -81,29 +81,21 @@ def _ancestry(kind: str, bodies: dict[str, ast.ClassDef]) -> Iterator[str]:
         yield from _ancestry(ast.unparse(base), bodies)
 
 
-def _options(kind: str, bodies: dict[str, ast.ClassDef]) -> Iterator[str]:
-    """Yield the options of a class's constructor, or of the first base's that has one."""
-    body = bodies.get(kind)
-    if body is None:
-        return
-    for node in body.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            yield from _arguments(node.args)
-            return
-    for base in body.bases:
-        yield from _options(ast.unparse(base), bodies)
+def _options(kind: str, bodies: dict[str, ast.ClassDef]) -> str:
+    """Return the options of a class's constructor, or of the first base's that has one."""
+    for name in _ancestry(kind, bodies):
+        for node in bodies[name].body if name in bodies else ():
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                return _arguments(node.args)
+    return ""
 
 
-def _arguments(found: ast.arguments) -> Iterator[str]:
-    def told(names: list[ast.arg], defaults: Sequence[ast.expr | None]) -> Iterator[str]:
-        for argument, default in zip(names, defaults, strict=True):
-            yield argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
-
-    plain = [*found.posonlyargs, *found.args][1:]
-    yield from told(plain, [None] * (len(plain) - len(found.defaults)) + found.defaults)
-    if found.vararg:
-        yield f"*{found.vararg.arg}"
-    yield from told(found.kwonlyargs, found.kw_defaults)
+def _arguments(found: ast.arguments) -> str:
+    """Return what a constructor takes besides `self`, with defaults and without types."""
+    for each in ast.walk(found):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    return ast.unparse(found).removeprefix("self").removeprefix(", ").replace("*, ", "")
 
 
 def baselines() -> Iterator[str]:

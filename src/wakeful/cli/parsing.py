@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,10 +26,9 @@ _OFF = "off"
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split the names before the first option from the rest."""
-    for place, argument in enumerate(arguments):
-        if argument.startswith("-"):
-            return arguments[:place], arguments[place:]
-    return arguments, []
+    flags = (n for n, argument in enumerate(arguments) if argument.startswith("-"))
+    place = next(flags, len(arguments))
+    return arguments[:place], arguments[place:]
 
 
 def with_out(verb: str, models: list[str], options: Any) -> Any:
@@ -68,8 +67,7 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
             option, values
         )
     for option in options.values():
-        required = option.default is dataclasses.MISSING
-        if required and option.name not in given:
+        if option.default is dataclasses.MISSING and option.name not in given:
             raise WakefulError(f"{option.flag} is missing: {option.words}")
     given = inherit_table(given) if kind is InheritOptions else given
     return from_table(kind, given if default is None else merged(to_table(default), given))
@@ -77,8 +75,8 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
 
 def _given(
     arguments: list[str], options: Mapping[str, Option], verb: str
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the options in their order, a switch that is turned off as having the value off."""
+) -> list[tuple[str, list[str]]]:
+    """Return the options in their order, a switch that is turned off as having the value off."""
     negatives = {each.negative: each.flag for each in options.values() if each.kind is bool}
     found: list[tuple[str, list[str]]] = []
     for argument in arguments:
@@ -98,7 +96,7 @@ def _given(
                 f"there is no option {name}{_close(name, [*options, *negatives])}; wakeful {verb} "
                 "--help-all lists them"
             )
-    yield from found
+    return found
 
 
 def _value(option: Option, values: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The verbs: their options, and what these call; what is heavy is imported once they are read.
+"""The verbs: their options, and what these call, which is imported once they are read.
 
 A verb's function takes the arguments after its name.
 """
@@ -8,8 +8,9 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import wakeful
 from wakeful.cli.console import OUT, display, finish, standard_input, tell
 from wakeful.cli.help import asks_for_help
 from wakeful.cli.parsing import SOURCES, leading, named_rows, parse, read, with_out
@@ -53,19 +54,12 @@ class _WithConfig(Config, Drawn):
     @property
     def config(self) -> Config:
         """The configuration."""
-        return Config(**_fields_of(self))
+        return _part(Config, self)
 
 
-_Options = TypeVar("_Options", bound=_WithConfig)
-
-
-def _around(kind: type[_Options], config: Config) -> _Options:
-    """Return a verb's options about a configuration, its own ones as where nobody says anything."""
-    return kind(**_fields_of(config))
-
-
-def _fields_of(config: Config) -> dict[str, Any]:
-    return {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(Config)}
+def _part(kind: type, options: Any) -> Any:
+    """Return the fields of options that are those of another kind."""
+    return kind(**{entry.name: getattr(options, entry.name) for entry in dataclasses.fields(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +108,6 @@ class PromptOptions(GenerateOptions):
 
 
 def demo(arguments: list[str]) -> None:
-    """Make a small model ill and cure it, compare four twins, diagnose SmolLM2."""
     options = parse(DemoOptions, arguments, "demo")
 
     from wakeful.verbs.demo import demonstrate
@@ -124,31 +117,28 @@ def demo(arguments: list[str]) -> None:
 
 
 def train(arguments: list[str]) -> None:
-    """CONFIG [options]."""
     sources, rest = leading(arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
-    default = _around(TrainOptions, config_from(sources[0] if sources else {}))
+    default = TrainOptions(**vars(config_from(sources[0] if sources else {})))
     options = parse(TrainOptions, rest, "train CONFIG", default)
     if not sources and not options.resume:
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-
-    from wakeful.verbs.train import train
-
+    shared = {"figures": options.figures, "shown": display}
     if options.resume:
         steps = _new_length(sources, rest, options.resume)
-        finish(train(resume=options.resume, steps=steps, figures=options.figures, shown=display))
+        finish(wakeful.train(resume=options.resume, steps=steps, **shared))
     else:
-        finish(train(options.config, out=options.out, figures=options.figures, shown=display))
+        finish(wakeful.train(options.config, out=options.out, **shared))
 
 
 def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
     """Return the steps that --train.steps gives the run at `path`, beside which nothing may be."""
     from wakeful.runs.run import Run
 
-    own = dataclasses.replace(_around(TrainOptions, Run.open(path).config), resume=path)
+    own = TrainOptions(**vars(Run.open(path).config), resume=path)
     asked = parse(TrainOptions, arguments, "train --resume RUN", own)
     steps = asked.train.steps
     train = dataclasses.replace(own.train, steps=steps)
@@ -161,7 +151,6 @@ def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
 
 
 def compare(arguments: list[str]) -> None:
-    """CONFIG... [options]."""
     sources, rest = leading(arguments)
     if not sources:
         if asks_for_help(rest):
@@ -171,14 +160,14 @@ def compare(arguments: list[str]) -> None:
     shared, own = named_rows(rest, list(rows.variants))
     prog = "compare CONFIG..."
     base = next(iter(rows.variants.values()))
-    options = parse(CompareOptions, shared, prog, _around(CompareOptions, base))
+    options = parse(CompareOptions, shared, prog, CompareOptions(**vars(base)))
     seeds = rows.seeds(options.seeds)
     variants = rescaled(rows.variants, base, options.config, strict=True)
     for name, asked_of_one in own.items():
         if not asked_of_one:
             continue
         _check_of_one(name, asked_of_one)
-        default = _around(CompareOptions, variants[name])
+        default = CompareOptions(**vars(variants[name]))
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
     variants = chosen_variants(variants, options.only)
     if left := [name for name, given in own.items() if given and name not in variants]:
@@ -196,7 +185,7 @@ def compare(arguments: list[str]) -> None:
 
 def _check_of_one(row: str, arguments: list[str]) -> None:
     """Raise `WakefulError` where an option that is of the whole comparison is given for one row."""
-    whole = _names_of(CompareOptions) - _names_of(Config)
+    whole = vars(CompareOptions()).keys() - vars(Config()).keys()
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
         if argument.startswith("--") and name.replace("-", "_").removeprefix("no_") in whole:
@@ -205,17 +194,11 @@ def _check_of_one(row: str, arguments: list[str]) -> None:
             )
 
 
-def _names_of(kind: type[Config]) -> set[str]:
-    return {entry.name for entry in dataclasses.fields(kind)}
-
-
 def generate(arguments: list[str]) -> None:
-    """MODEL --prompt TEXT [options]."""
     models, options = read(PromptOptions, arguments, "generate MODEL")
     model = _one(models)
     prompt = standard_input() if options.prompt == "-" else options.prompt
-    names = [entry.name for entry in dataclasses.fields(GenerateOptions)]
-    choice = GenerateOptions(**{name: getattr(options, name) for name in names})
+    choice = _part(GenerateOptions, options)
 
     # Bars of other libraries, which unpack weights as they are needed, would cut through the text.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -233,18 +216,12 @@ def generate(arguments: list[str]) -> None:
 
 
 def diagnose(arguments: list[str]) -> None:
-    """MODEL... [options]."""
-    models, options = read(DiagnoseOptions, arguments, "diagnose MODEL...")
-    options = with_out("diagnose", models, options)
-
-    from wakeful.verbs.diagnose import diagnose
-
-    found = diagnose(*models, options=options, shown=display)
+    models, options = _several("diagnose", DiagnoseOptions, arguments)
+    found = wakeful.diagnose(*models, options=options, shown=display)
     finish(found, Path(options.out) / "report.html")
 
 
 def inherit(arguments: list[str]) -> None:
-    """REFERENCE [options]."""
     default = InheritOptions()
     sources, options = read(InheritOptions, arguments, "inherit REFERENCE", default)
     if options.resume:
@@ -255,52 +232,40 @@ def inherit(arguments: list[str]) -> None:
             )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {REFERENCES}")
-
-    from wakeful.verbs.inherit import inherit
-
-    done = inherit(*sources, options=options, shown=display)
+    done = wakeful.inherit(*sources, options=options, shown=display)
     finish(done, done.page)
 
 
 def cure(arguments: list[str]) -> None:
-    """MODEL [options]."""
     models, options = read(CureOptions, arguments, "cure MODEL")
     options = with_out("cure", [_one(models)], options)
-
-    from wakeful.verbs.cure import cure
-
-    done = cure(*models, options=options, shown=display)
+    done = wakeful.cure(*models, options=options, shown=display)
     tell(f"cured model ({done.stock}): {options.out}")
     finish(done, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
-    """MODEL... [options]."""
-    models, options = read(EvaluateOptions, arguments, "evaluate MODEL...")
-    options = with_out("evaluate", models, options)
-
-    from wakeful.verbs.evaluate import evaluate
-
-    found = evaluate(*models, options=options, shown=display)
+    models, options = _several("evaluate", EvaluateOptions, arguments)
+    found = wakeful.evaluate(*models, options=options, shown=display)
     finish(found, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
-    """MODEL... [options]."""
-    models, options = read(QuantizeOptions, arguments, "quantize MODEL...")
-    options = with_out("quantize", models, options)
-
-    from wakeful.verbs.quantize import quantize
-
+    models, options = _several("quantize", QuantizeOptions, arguments)
     given = models if len(models) > 1 else models[0]
-    done = quantize(given, options=options, shown=display)
+    done = wakeful.quantize(given, options=options, shown=display)
     if options.save:
         tell(f"quantized model: {options.save}")
     finish(done, Path(options.out) / "report.html")
 
 
+def _several(verb: str, kind: type, arguments: list[str]) -> tuple[list[str], Any]:
+    """Return the models of a verb that takes several, and its options."""
+    models, options = read(kind, arguments, f"{verb} MODEL...")
+    return models, with_out(verb, models, options)
+
+
 def data(arguments: list[str]) -> None:
-    """prepare SOURCE... --out DIR [options] | generate MODEL --out DIR [options]."""
     parts = {"prepare": _prepare, "generate": _generate_data}
     if asks_for_help(arguments[:1]):
         arguments = ["prepare", *arguments]
@@ -322,11 +287,7 @@ def _prepare(arguments: list[str]) -> None:
 
     with display("prepare") as show:
         made = prepare(sources, options.out, progress=show.stage, **preparation(options))
-    tell(
-        f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
-        f"of a vocabulary of {made.vocab_size:,} are in {options.out}; use them with "
-        f"--data.source {options.out}"
-    )
+    _tell_of(made, f"of a vocabulary of {made.vocab_size:,}", options.out)
 
 
 def _generate_data(arguments: list[str]) -> None:
@@ -336,34 +297,30 @@ def _generate_data(arguments: list[str]) -> None:
     from wakeful.verbs.sample import sample_data
 
     made = sample_data(model, options=options, shown=display)
+    _tell_of(made, f"that {model} wrote", options.out)
+
+
+def _tell_of(made: Any, which: str, out: str) -> None:
     tell(
         f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
-        f"that {model} wrote are in {options.out}; use them with --data.source {options.out}"
+        f"{which} are in {out}; use them with --data.source {out}"
     )
 
 
 def report(arguments: list[str]) -> None:
-    """RUN... [options]."""
     folders, options = read(ReportOptions, arguments, "report RUN...")
-
-    from wakeful.verbs.report import report
-
-    done = report(*folders, **vars(options))
+    done = wakeful.report(*folders, **vars(options))
     finish(done, done.page)
 
 
 def export(arguments: list[str]) -> None:
-    """MODEL DIR [options]."""
     paths, options = read(ExportOptions, arguments, "export MODEL DIR")
     if len(paths) != 2:
         raise WakefulError(
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
             "MODEL DIR"
         )
-
-    from wakeful.verbs.export import export
-
-    kind = export(paths[0], paths[1], shown=display, options=options)
+    kind = wakeful.export(paths[0], paths[1], shown=display, options=options)
     if paths[1].endswith(".gguf"):
         tell(f"{kind}: {paths[1]}")
         return
@@ -372,7 +329,6 @@ def export(arguments: list[str]) -> None:
 
 
 def presets(arguments: list[str]) -> None:
-    """[PRESET]."""
     names, _ = read(NoOptions, arguments, "presets [PRESET]")
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
@@ -386,7 +342,6 @@ def presets(arguments: list[str]) -> None:
 
 
 def completion(arguments: list[str]) -> None:
-    """SHELL."""
     shells, _ = read(NoOptions, arguments, "completion SHELL")
     if len(shells) != 1:
         raise WakefulError("name one shell: wakeful completion bash, zsh or fish")

@@ -25,14 +25,10 @@ def outcome_of(
         return "not resolved"
     beyond = reach(difference[1], seeds)
     low, high = difference[0] - beyond, difference[0] + beyond
-    if direction == "same":
-        if -margin <= low and high <= margin:
-            return "confirmed"
-        return "reversed" if low > margin or high < -margin else "not resolved"
-    if direction == "not higher":
-        low, high = low - margin, high - margin
-    if low <= 0 <= high:
-        return "not resolved"
-    if direction == "not higher":
-        return "confirmed" if high < 0 else "reversed"
-    return "confirmed" if (high < 0) == (direction == "lower") else "reversed"
+    confirmed, reverse = {
+        "same": (-margin <= low and high <= margin, low > margin or high < -margin),
+        "not higher": (high < margin, low > margin),
+        "lower": (high < 0, low > 0),
+        "higher": (low > 0, high < 0),
+    }[direction]
+    return "confirmed" if confirmed else "reversed" if reverse else "not resolved"

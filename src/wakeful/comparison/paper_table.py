@@ -65,13 +65,8 @@ class PaperTable:
     @property
     def outcomes(self) -> Counter[Outcome]:
         """How many of the paper's directions are confirmed, reversed and not resolved."""
-        found: Counter[Outcome] = Counter()
-        for growth in self.growth:
-            found[_GROWN[growth.outcome]] += 1
-        for row in self.rows:
-            for cell in row.cells:
-                if cell.outcome is not None:
-                    found[cell.outcome] += 1
+        found: Counter[Outcome] = Counter(_GROWN[each.outcome] for each in self.growth)
+        found.update(cell.outcome for row in self.rows for cell in row.cells if cell.outcome)
         return found
 
     @property
@@ -118,14 +113,13 @@ def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable
 
 def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
     layout = as_trained(comparison, layout)
-    rows: list[PaperRow] = []
-    missing: list[str] = []
-    for variant, label in layout.labels.items():
-        if variant in comparison.variants:
-            cells = (_cell(comparison, layout, variant, column) for column in layout.columns)
-            rows.append(PaperRow(variant, label, tuple(cells)))
-        else:
-            missing.append(label)
+    labels, there = layout.labels.items(), comparison.variants
+    rows = (
+        PaperRow(name, label, tuple(_cell(comparison, layout, name, c) for c in layout.columns))
+        for name, label in labels
+        if name in there
+    )
+    missing = (label for name, label in labels if name not in there)
     growth = (each for each in sink_growth(comparison) if each.variant in layout.grows)
     return PaperTable(layout, tuple(rows), tuple(missing), tuple(growth))
 
@@ -150,6 +144,9 @@ def _cell(
         theirs = [value for seed, value in base.items() if seed in values]
         margin = column.same * abs(mean_and_error(theirs)[0]) if theirs else 0.0
         outcome = outcome_of(direction, difference, len(gaps), margin)
+    size: bool | None = None
+    if printed is not None and first is not None and difference and math.isfinite(difference[1]):
+        size = abs(printed - first - difference[0]) <= reach(difference[1], len(gaps))
     return PaperCell(
         value=mean_and_error([*values.values()]) if values else None,
         difference=difference,
@@ -157,16 +154,8 @@ def _cell(
         printed=printed,
         direction=direction,
         outcome=outcome,
-        size=_inside(printed, first, difference, len(gaps)),
+        size=size,
     )
-
-
-def _inside(
-    printed: float | None, first: float | None, difference: Estimate | None, seeds: int
-) -> bool | None:
-    if printed is None or first is None or difference is None or math.isnan(difference[1]):
-        return None
-    return abs(printed - first - difference[0]) <= reach(difference[1], seeds)
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:

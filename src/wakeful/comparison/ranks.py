@@ -18,6 +18,9 @@ LOSS = "loss"
 COST = "cost"
 """The group in which rows differ because they are built to."""
 
+Figures = Mapping[tuple[str, str], Mapping[int, float]]
+"""By figure and variant, its value of each seed."""
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -100,10 +103,7 @@ def _common_seeds(comparison: Comparison) -> tuple[int, ...]:
 
 
 def _ranking(
-    comparison: Comparison,
-    table: PublishedTable,
-    columns: Sequence[Column],
-    seeds: tuple[int, ...],
+    comparison: Comparison, table: PublishedTable, columns: Sequence[Column], seeds: tuple[int, ...]
 ) -> Ranking:
     figures = {
         (column.figure, variant): by_seed(comparison, variant, column.figure)
@@ -117,47 +117,33 @@ def _ranking(
         mine = ranks.filter(variant=variant)
         each = _means(mine, "seed")
         overall = mean_and_error([each.get(seed, math.nan) for seed in seeds])
-        rows.append(
-            Ranked(
-                variant=variant,
-                groups=_means(mine, "group"),
-                overall=overall,
-                reach=reach(overall[1], len(seeds)),
-                difference=paired_difference(comparison, variant),
-                same_time=timed.get(variant),
-            )
-        )
-    apart = [column for column in columns if column.group != COST]
+        rows.append(Ranked(
+            variant=variant, groups=_means(mine, "group"), overall=overall,
+            reach=reach(overall[1], len(seeds)),
+            difference=paired_difference(comparison, variant), same_time=timed.get(variant),
+        ))  # fmt: skip
+    fronts = (
+        _front(comparison, column, figures, seeds)
+        for column in columns
+        if column.front and (LOSS, comparison.baseline) in figures
+    )
+    names = [column.figure for column in columns if column.group != COST]
+
+    def is_apart(variant: str) -> bool:
+        both = ((figures[name, variant], figures[name, table.baseline]) for name in names)
+        return variant == table.baseline or any(separated(paired(*each)) for each in both)
+
     return Ranking(
         groups=tuple(dict.fromkeys(column.group for column in columns)),
         rows=tuple(sorted(rows, key=lambda row: row.overall[0])),
-        fronts=tuple(
-            front
-            for column in columns
-            if column.front and (LOSS, comparison.baseline) in figures
-            if (front := _front(comparison, column, figures, seeds)) is not None
-        ),
+        fronts=tuple(front for front in fronts if front is not None),
         seeds=seeds,
-        num_columns=len(apart),
-        inseparable=tuple(
-            variant
-            for variant in comparison.variants
-            if variant != table.baseline
-            and not any(
-                separated(
-                    paired(figures[column.figure, variant], figures[column.figure, table.baseline])
-                )
-                for column in apart
-            )
-        ),
+        num_columns=len(names),
+        inseparable=tuple(each for each in comparison.variants if not is_apart(each)),
     )
 
 
-def _ranks(
-    columns: Sequence[Column],
-    figures: Mapping[tuple[str, str], Mapping[int, float]],
-    seeds: Sequence[int],
-) -> pl.DataFrame:
+def _ranks(columns: Sequence[Column], figures: Figures, seeds: Sequence[int]) -> pl.DataFrame:
     """Return the mean rank in each group of columns, a row a variant and seed that has any."""
     schema = {"figure": pl.String, "group": pl.String, "variant": pl.String, "seed": pl.Int64,
               "value": pl.Float64}  # fmt: skip
@@ -182,28 +168,19 @@ def _means(ranks: pl.DataFrame, over: str) -> dict[Any, float]:
 
 
 def _front(
-    comparison: Comparison,
-    column: Column,
-    figures: Mapping[tuple[str, str], Mapping[int, float]],
-    seeds: Sequence[int],
+    comparison: Comparison, column: Column, figures: Figures, seeds: Sequence[int]
 ) -> Front | None:
     """Return loss against a column; None where no variant has its figure with all the seeds."""
-    points: list[dict[str, object]] = []
+    points: list[tuple[str | float, ...]] = []
     for variant in comparison.variants:
-        named = {"x": figures[column.figure, variant], LOSS: figures[LOSS, variant]}
-        means = {
-            name: mean_and_error([of[seed] for seed in seeds])
-            for name, of in named.items()
-            if all(seed in of for seed in seeds)
-        }
-        if len(means) == len(named):
-            point: dict[str, object] = {"variant": variant}
-            for name, (mean, error) in means.items():
-                point |= {name: mean, f"{name}_error": error}
-            points.append(point)
+        both = figures[column.figure, variant], figures[LOSS, variant]
+        if all(seed in each for each in both for seed in seeds):
+            x, loss = (mean_and_error([each[seed] for seed in seeds]) for each in both)
+            points.append((variant, *x, *loss))
     if not points:
         return None
-    frame = pl.DataFrame(points)
+    names = ["variant", "x", "x_error", LOSS, f"{LOSS}_error"]
+    frame = pl.DataFrame(points, schema=names, orient="row")
     better = frame["x"] if column.better == "lower" else -frame["x"]
     front = undominated(better.to_list(), frame[LOSS].to_list())
     return Front(column, frame.with_columns(front=pl.Series(front)))

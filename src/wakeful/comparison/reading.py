@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -71,16 +71,21 @@ class Comparison:
     """Finished runs of several variants, the first of which is the baseline."""
 
     name: str
-    variants: tuple[str, ...]
+    names: tuple[str, ...]
+    """Every variant there is to be, in an order that does not change as runs finish."""
     runs: tuple[TrainedRun, ...]
-    unfinished: tuple[str, ...] = field(default=())
+    unfinished: tuple[str, ...]
     """Runs that are not in the tables, by name."""
-    partial: tuple[TrainedRun, ...] = field(default=())
+    partial: tuple[TrainedRun, ...]
     """Those of them that have begun: what they have logged is in the training curves."""
-    declared: tuple[str, ...] = field(default=())
-    """Every variant there is to be, in order; empty if those of `variants` are all."""
-    layouts: tuple[PublishedTable, ...] = field(default=())
+    layouts: tuple[PublishedTable, ...] = ()
     """The published tables to set the figures beside."""
+
+    @cached_property
+    def variants(self) -> tuple[str, ...]:
+        """Those that have a finished run."""
+        finished = {run.variant for run in self.runs}
+        return tuple(name for name in self.names if name in finished)
 
     @property
     def baseline(self) -> str:
@@ -99,10 +104,9 @@ class Comparison:
         left = [name for name in self.names if name not in kept]
         return replace(
             self,
-            variants=tuple(name for name in self.variants if name in kept),
+            names=tuple(name for name in self.names if name in kept),
             runs=tuple(run for run in self.runs if run.variant in kept),
             partial=tuple(run for run in self.partial if run.variant in kept),
-            declared=tuple(name for name in self.names if name in kept),
             unfinished=tuple(
                 each for each in self.unfinished if each.rpartition(", seed ")[0] not in left
             ),
@@ -115,12 +119,7 @@ class Comparison:
             WakefulError: it is none of the variants that have finished.
         """
         self._check_finished("baseline", baseline)
-        first, rest = (baseline,), {baseline}
-        return replace(
-            self,
-            variants=first + tuple(name for name in self.variants if name not in rest),
-            declared=first + tuple(name for name in self.names if name not in rest),
-        )
+        return replace(self, names=(baseline, *(n for n in self.names if n != baseline)))
 
     def _check_finished(self, option: str, name: str) -> None:
         if name not in self.variants:
@@ -128,11 +127,6 @@ class Comparison:
                 f"{option} = {name!r} is none of the variants with a finished run: "
                 f"{', '.join(self.variants)}{nearest(name, self.variants)}"
             )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every variant there is to be, in an order that does not change as runs finish."""
-        return self.declared or self.variants
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -169,16 +163,12 @@ class Comparison:
         there = {run.seed for run in self.of(variant)}
         return [seed for seed in self.seeds if seed not in there]
 
-    def pairs(self, variant: str) -> Pairs:
-        """Return (run, baseline run) for each seed that both have finished."""
-        return self._paired(self.of(variant))
-
-    def curve_pairs(self, variant: str) -> Pairs:
-        """Return (run to draw, finished baseline run) for each seed that both have."""
-        return self._paired(self.curves(variant))
-
-    def _paired(self, runs: Sequence[TrainedRun]) -> Pairs:
+    def pairs(self, variant: str, runs: Sequence[TrainedRun] | None = None) -> Pairs:
+        """Return (run, finished baseline run) for each seed that both have; `runs` are the
+        variant's, its finished ones where not given.
+        """
         base = {run.seed: run for run in self.of(self.baseline)}
+        runs = self.of(variant) if runs is None else runs
         return [(run, base[run.seed]) for run in runs if run.seed in base]
 
 
@@ -192,10 +182,7 @@ def read_run(path: str | Path, variant: str = "") -> TrainedRun:
     Raises:
         WakefulError: a file of it is missing, damaged or without what reports read.
     """
-    run = Run.open(path)
-    summary = run.read(Summary, "summary.json")
-    windows = read_windows(run.path / "validation.parquet").sort("window")
-    return _read(run, variant, summary.data, windows, summary)
+    return _read(path, variant, done=True)
 
 
 def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> Comparison:
@@ -222,17 +209,16 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     for path in source:
         # A finished baseline is what all else is measured by; without it the error says so.
         done = not runs or is_done(Path(path))
-        (runs if done else partial).append(read_run(path) if done else _read_partial(path))
+        (runs if done else partial).append(_read(path, done=done))
     apart = _called_apart([*runs, *partial])
     runs, partial = apart[: len(runs)], apart[len(runs) :]
     found = _checked(
         Comparison(
             Path(source[0]).name,
-            tuple(dict.fromkeys(run.variant for run in runs)),
-            tuple(runs),
+            names=tuple(dict.fromkeys(run.variant for run in apart)),
+            runs=tuple(runs),
             unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
             partial=tuple(partial),
-            declared=tuple(dict.fromkeys(run.variant for run in apart)),
         )
     )
     return found.against(baseline) if baseline else found
@@ -282,11 +268,11 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
     for variant, seed in itertools.product(header.variants, header.seeds):
         place = path / variant / f"seed-{seed}"
         if is_done(place):
-            runs.append(read_run(place, variant))
+            runs.append(_read(place, variant, done=True))
             continue
         unfinished.append(f"{variant}, seed {seed}")
         if (place / "data.json").is_file():
-            partial.append(_read_partial(place, variant))
+            partial.append(_read(place, variant, done=False))
     for run, first, odd in _odd_ones([*runs, *partial]):
         raise WakefulError(
             f"{run.path} and {first.path} are not seeds of one variant: they differ in {odd}; move "
@@ -303,10 +289,9 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
     names = (header.baseline, *(v for v in header.variants if v != header.baseline))
     return _checked(
         Comparison(
-            header.name, tuple(name for name in names if name in finished), tuple(runs),
-            unfinished=tuple(unfinished),
+            header.name, names, tuple(runs), unfinished=tuple(unfinished),
             partial=tuple(run for run in partial if not run.metrics.is_empty()),
-            declared=names, layouts=tuple(map(published, header.layouts)),
+            layouts=tuple(map(published, header.layouts)),
         )
     )  # fmt: skip
 
@@ -315,29 +300,24 @@ def _is_folder_name(name: str) -> bool:
     return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
 
 
-def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:
-    """Read a run that has begun: of its summary there is only the data it reads."""
+def _read(path: str | Path, variant: str = "", *, done: bool) -> TrainedRun:
+    """Read a run that is `done`, or has begun: of its summary there is only the data it reads."""
     run = Run.open(path)
-    return _read(run, variant, run.read(DataFacts, "data.json"), pl.DataFrame(schema=VALIDATION))
-
-
-def _read(
-    run: Run,
-    variant: str,
-    data: DataFacts,
-    validation: pl.DataFrame,
-    summary: Summary | None = None,
-) -> TrainedRun:
-    config, every = run.config, _trajectories(run)
+    summary = run.read(Summary, "summary.json") if done else None
+    validation = pl.DataFrame(schema=VALIDATION)
+    if done:
+        validation = read_windows(run.path / "validation.parquet").sort("window")
+    config, every, table = run.config, _trajectories(run), run.path / "metrics.parquet"
+    metrics = read_frame(table, METRICS) if table.is_file() else run.logged(METRICS)
     return TrainedRun(
         path=run.path,
         variant=variant or config.name,
         seed=config.train.seed,
         config=config,
         environment=run.read(Environment, "environment.json"),
-        data=data,
+        data=summary.data if summary else run.read(DataFacts, "data.json"),
         done=summary,
-        metrics=_metrics(run),
+        metrics=metrics,
         validation=validation,
         followed=_followed(run, every),
         heads=every.filter(
@@ -370,40 +350,27 @@ def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
     return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))
 
 
-def _metrics(run: Run) -> pl.DataFrame:
-    """Return metrics.parquet, or the rows so far of metrics.jsonl."""
-    if (run.path / "metrics.parquet").is_file():
-        return read_frame(run.path / "metrics.parquet", METRICS)
-    path = run.path / "metrics.jsonl"
-    rows = [{name: row.get(name) for name in METRICS} for row in run.metrics()]
-    try:
-        return pl.DataFrame(rows, schema=METRICS)
-    except (pl.exceptions.PolarsError, TypeError, OverflowError):
-        raise WakefulError(f"{path}: a row's kind, step, loss or tokens has another type") from None
-
-
 def _checked(comparison: Comparison) -> Comparison:
     """Refuse runs whose losses cannot be paired."""
     first = comparison.runs[0]
-    windows = first.validation.select("window", "tokens")
     for run in (*comparison.runs[1:], *comparison.partial):
-        for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
-            if getattr(run.data, key) != getattr(first.data, key):
-                raise WakefulError(
-                    f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
-                    "both on the same data"
-                )
-        ours, theirs = (max(1, each.config.model.relaxed_prefix) for each in (run, first))
-        if ours != theirs:
-            raise WakefulError(
-                f"{run.path} and {first.path} cannot be compared: their model.relaxed_prefix "
-                f"differs, {ours} and {theirs}, and losses leave out the targets inside it; report "
-                "each alone"
-            )
-    for run in comparison.runs[1:]:
-        if not run.validation.select("window", "tokens").equals(windows):
-            raise WakefulError(
-                f"{run.path} and {first.path} cannot be compared: their validation windows differ "
-                "(train.length must be the same)"
-            )
+        if odd := _difference(run, first):
+            raise WakefulError(f"{run.path} and {first.path} cannot be compared: their {odd}")
     return comparison
+
+
+def _difference(run: TrainedRun, first: TrainedRun) -> str:
+    """Return in what two runs differ whose losses cannot be paired; "" where they can be."""
+    for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
+        if getattr(run.data, key) != getattr(first.data, key):
+            return f"{key} differs; train both on the same data"
+    ours, theirs = (max(1, each.config.model.relaxed_prefix) for each in (run, first))
+    if ours != theirs:
+        return (
+            f"model.relaxed_prefix differs, {ours} and {theirs}, and losses leave out the targets "
+            "inside it; report each alone"
+        )
+    windows, others = (each.validation.select("window", "tokens") for each in (run, first))
+    if run.done and not windows.equals(others):
+        return "validation windows differ (train.length must be the same)"
+    return ""

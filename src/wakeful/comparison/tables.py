@@ -6,15 +6,15 @@ out of the means it would be in.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
-from wakeful.config.schema import config_to_table
+from wakeful.config.rows import flat
 from wakeful.estimates import (
     Estimate,
     mean_and_error,
@@ -23,13 +23,8 @@ from wakeful.estimates import (
     reach,
     weighted_mean,
 )
-from wakeful.runs.run import Environment
 
 _MOST_POINTS = 500
-_WHOLE = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
-"""Rows of steps that all seeds under way have come to."""
-_EXPECTED = ("name", "train.seed")
-"""Fields that differ between any two variants or seeds."""
 
 
 def summary_table(comparison: Comparison) -> pl.DataFrame:
@@ -156,7 +151,8 @@ def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
     frames = [
         _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
         for variant in comparison.drawn
-        if variant != comparison.baseline and (pairs := comparison.curve_pairs(variant))
+        if variant != comparison.baseline
+        and (pairs := comparison.pairs(variant, comparison.curves(variant)))
     ]
     return pl.concat(frames) if frames else pl.DataFrame()
 
@@ -191,11 +187,16 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
         .filter(pl.col("seeds") == len(pairs))
         .sort("step")
     )
-    curve = _thinned(gathered)
-    found = [mean_and_error(values) for values in curve["difference"].to_list()]
-    mean = pl.Series([mean for mean, _ in found], dtype=pl.Float64)
-    error = pl.Series([error if len(pairs) > 1 else None for _, error in found], dtype=pl.Float64)
-    return curve.select("step", "tokens", difference=mean, low=mean - error, high=mean + error)
+    curve = _estimated(_thinned(gathered), "difference")
+    mean, error = pl.col("difference"), pl.when(len(pairs) > 1).then("error")
+    return curve.select("step", "tokens", mean, low=mean - error, high=mean + error)
+
+
+def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return a frame with the means of lists in their place, and their errors as `error`."""
+    found = [mean_and_error(values) for values in frame[column].to_list()]
+    schema = {column: pl.Float64, "error": pl.Float64}
+    return frame.with_columns(pl.DataFrame(found, schema=schema, orient="row"))
 
 
 def _smooth(losses: pl.Series, window: int) -> np.ndarray:
@@ -216,22 +217,8 @@ def followed(comparison: Comparison) -> pl.DataFrame:
     `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
     Of seeds under way it has the steps that all of them have come to.
     """
-    parts = [
-        run.followed.with_columns(variant=pl.lit(variant))
-        for variant in comparison.drawn
-        for run in comparison.curves(variant)
-    ]
-    cells: dict[tuple[str, str, int], list[float]] = {}
-    for part in parts:
-        for figure, variant, step, value in part.select(
-            "figure", "variant", "step", "value"
-        ).iter_rows():
-            cells.setdefault((figure, variant, step), []).append(value)
-    schema = {"figure": pl.String, "variant": pl.String, "step": pl.Int64, "value": pl.Float64,
-              "error": pl.Float64, "seeds": pl.Int64}  # fmt: skip
-    found = [(*key, *mean_and_error(values), len(values)) for key, values in cells.items()]
-    table = pl.DataFrame(found, schema=schema, orient="row")
-    return table.filter(_WHOLE).sort("figure", "variant", "step", maintain_order=True)
+    found = _estimated(_over_seeds(comparison, "followed", "figure", "variant", "step"), "value")
+    return found.select("figure", "variant", "step", "value", "error", "seeds")
 
 
 def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
@@ -240,15 +227,20 @@ def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
 
     Of seeds under way it has the steps that all of them have come to.
     """
+    found = _over_seeds(comparison, "heads", "figure", "variant", "layer", "head", "step")
+    several = pl.struct("layer", "head").n_unique().over("figure") > 1
+    return found.filter(several).drop("seeds").with_columns(pl.col("value").list.mean())
+
+
+def _over_seeds(comparison: Comparison, what: str, *place: str) -> pl.DataFrame:
+    """Return the values of all seeds at each place, at the steps that all have come to."""
     parts = [
-        run.heads.with_columns(variant=pl.lit(variant))
+        getattr(run, what).with_columns(variant=pl.lit(variant))
         for variant in comparison.drawn
         for run in comparison.curves(variant)
     ]
-    place = ["figure", "variant", "layer", "head", "step"]
-    found = pl.concat(parts).group_by(place).agg(pl.col("value").mean(), seeds=pl.len())
-    several = pl.struct("layer", "head").n_unique().over("figure") > 1
-    return found.filter(_WHOLE & several).drop("seeds").sort(place)
+    found = pl.concat(parts).group_by(place).agg("value", seeds=pl.len()).sort(place)
+    return found.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
 
 
 @dataclass(frozen=True)
@@ -292,11 +284,11 @@ def smoothing_window(comparison: Comparison) -> int:
 def differing_fields(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Return each configuration field that differs between variants, with each variant's value."""
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
-    tables = [dict(_flat(config_to_table(run.config))) for run in runs]
+    tables = [flat(run.config) for run in runs]
     return [
         (field, [_shown(table[field]) for table in tables])
         for field in tables[0]
-        if field not in _EXPECTED and any(table[field] != tables[0][field] for table in tables)
+        if field != "train.seed" and any(table[field] != tables[0][field] for table in tables)
     ]
 
 
@@ -306,18 +298,11 @@ def same_batches(comparison: Comparison) -> bool:
     The order is a function of the seed, the tokens that training may read, the length, the batch
     size, and where windows begin.
     """
-    orders = {
-        (
-            run.config.train.length,
-            run.config.train.batch_size,
-            run.data.train_tokens,
-            run.config.data.first_batch,
-            run.config.data.max_tokens,
-            run.config.data.fixed_windows,
-        )
-        for run in (*comparison.runs, *comparison.partial)
-    }
-    return len(orders) == 1
+    order = attrgetter(
+        "config.train.length", "config.train.batch_size", "data.train_tokens",
+        "config.data.first_batch", "config.data.max_tokens", "config.data.fixed_windows",
+    )  # fmt: skip
+    return len({order(run) for run in (*comparison.runs, *comparison.partial)}) == 1
 
 
 def same_tokens(comparison: Comparison) -> bool:
@@ -327,19 +312,9 @@ def same_tokens(comparison: Comparison) -> bool:
 
 def machines(comparison: Comparison) -> list[str]:
     """Describe each different machine and version that finished runs were trained on."""
-    return list(dict.fromkeys(_machine(run.environment) for run in comparison.runs))
-
-
-def _machine(where: Environment) -> str:
-    return f"{where.computer}; torch {where.torch}, Python {where.python}, wakeful {where.wakeful}"
-
-
-def _flat(table: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        where = f"{place}{key}"
-        rows += _flat(value, f"{where}.") if isinstance(value, Mapping) else [(where, value)]
-    return rows
+    places = [run.environment for run in comparison.runs]
+    versions = "{0.computer}; torch {0.torch}, Python {0.python}, wakeful {0.wakeful}"
+    return list(dict.fromkeys(map(versions.format, places)))
 
 
 def _shown(value: Any) -> str:

@@ -44,25 +44,21 @@ def model_card(
     run = _run(source)
     lineage, origin = _lineage_of(model, source, done)
     own = kind == WakefulConfig.model_type
-    trusting = ", trust_remote_code=True" if own else ""
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
     total = sum(each.numel() for each in model.module.parameters())
-    parts = [
-        _title(model.name, ["wakeful", kind], origin),
+    code = "its code lies beside its weights" if own else f"the stock architecture {kind}"
+    return _card(
+        model.name, [kind], origin,
         f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
-        f"{model.context}; "
-        + ("its code lies beside its weights.\n" if own else f"the stock architecture {kind}.\n"),
-        _loading(trusting),
-        "## Lineage\n",
-        *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
-        *(_data(run, source.step) if run is not None else []),
-        *(_figures(run, model, source) if run is not None else []),
-        *_beside(figures),
-        "## Commands\n",
-        "\n".join(f"    {line}" for line in [*_commands(run), command]) + "\n",
-    ]
-    return "\n".join(parts)
+        f"{model.context}; {code}.",
+        [
+            *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
+            *(_trained(run, model, source) if run is not None else []),
+            *_beside(figures),
+        ],
+        [*_commands(run), command], trusted=own,
+    )  # fmt: skip
 
 
 def file_lineage(
@@ -95,52 +91,47 @@ def quantized_card(
 
     `done` says a line each how it is quantized, `figures` are as of `model_card`.
     """
-    tags = ["wakeful", "quantized", *(["compressed-tensors"] if stock else [])]
-    parts = [
-        _title(name, tags, source),
-        "Read by Transformers and vLLM where compressed-tensors is installed.\n"
-        if stock
-        else 'Read by `wakeful.load(".")`, and by Transformers once `wakeful.hf` is imported.\n',
-        _loading(before="" if stock else "import wakeful.hf\n"),
-        "## Lineage\n",
-        *_made(source, done),
-        *_beside(figures),
-        f"## Commands\n\n    {command}\n",
-    ]
-    return "\n".join(parts)
+    tags = ["quantized", *(["compressed-tensors"] if stock else [])]
+    about = 'Read by `wakeful.load(".")`, and by Transformers once `wakeful.hf` is imported.'
+    if stock:
+        about = "Read by Transformers and vLLM where compressed-tensors is installed."
+    told = [*_made(source, done), *_beside(figures)]
+    return _card(name, tags, source, about, told, [command], ours=not stock)
 
 
 def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
     """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
-    parts = [
-        _title(name, ["wakeful", kind], source),
-        f"{len(layers)} layers; the stock architecture {kind}.\n",
-        _loading(),
-        "## Lineage\n",
-        *_made(source, [f"its layers {written(layers)} (from 0), as they were stored",
-                        "nothing was trained"]),
-        f"## Commands\n\n    {command}\n",
-    ]  # fmt: skip
-    return "\n".join(parts)
+    done = f"its layers {written(layers)} (from 0), as they were stored", "nothing was trained"
+    about = f"{len(layers)} layers; the stock architecture {kind}."
+    return _card(name, [kind], source, about, _made(source, done), [command])
 
 
-def _title(name: str, tags: list[str], origin: str) -> str:
-    """Return the metadata that the hub reads, and the heading."""
+def _card(
+    name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
+    commands: Sequence[str], *, trusted: bool = False, ours: bool = False,
+) -> str:  # fmt: skip
+    """Return a card: metadata that the hub reads, a heading, how to load the model, and the rest.
+
+    Code beside the weights is to be `trusted`; what is `ours` alone is imported first.
+    """
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=tags,
+        tags=["wakeful", *tags],
         base_model=origin if origin and _on_hub(origin) else None,
     )
-    return f"---\n{data.to_yaml()}\n---\n\n# {name}\n"
-
-
-def _loading(options: str = "", *, before: str = "") -> str:
-    return (
+    before, options = "import wakeful.hf\n" * ours, ", trust_remote_code=True" * trusted
+    return "\n".join([
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n",
+        f"{about}\n",
         f"```python\n{before}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n'
-    )
+        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
+        "## Lineage\n",
+        *lineage,
+        "## Commands\n",
+        "".join(f"    {line}\n" for line in commands),
+    ])  # fmt: skip
 
 
 def _made(source: str, done: Iterable[str]) -> list[str]:
@@ -233,56 +224,36 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     yield from (bridged(one, recipe and recipe.bridge) for one in bridges)
 
 
-def _summary(run: Run) -> Summary | None:
-    """Return the figures of a finished run."""
-    finished = (run.path / "summary.json").is_file()
-    return run.read(Summary, "summary.json") if finished else None
-
-
-def _data(run: Run, step: int) -> list[str]:
-    """Say what the weights of a step were trained on; nothing of a run that is not finished.
-
-    Step 0 is the newest.
+def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
+    """Yield what a finished run's weights, the `source`, were trained on, and what they reached
+    where that was measured; not of a model with fewer layers.
     """
-    summary = _summary(run)
-    if summary is None:
-        return []
-    data, train = summary.data, run.config.train
+    if not (run.path / "summary.json").is_file():
+        return
+    summary, train, step = run.read(Summary, "summary.json"), run.config.train, source.step
+    data, tokens, steps = summary.data, summary.tokens, summary.steps
+    found: Validated | None = summary.validation
     offset = (run.header.initial or {}).get("offset")
     before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
-    each, tokens, steps = train.batch_size * train.length, summary.tokens, summary.steps
-    if step not in (0, steps):
+    each = train.batch_size * train.length
+    if step not in (0, steps):  # 0 is the newest
         logged = {row.step: row.tokens for row in rows(run, Step)}
         tokens, steps = logged.get(step, step * each), step
-    return [
-        "## Data\n",
+        found = {row.step: row for row in rows(run, Evaluation)}.get(step)
+    yield "## Data\n"
+    yield (
         f"{data.text} (SHA-256 {data.corpus_sha256}), {data.train_tokens:,} training tokens, of "
         f"which {before * each + tokens:,} were read in {before + steps:,} steps of "
-        f"{train.batch_size} × {train.length}.\n",
-    ]
-
-
-def _figures(run: Run, model: Model, source: Model) -> list[str]:
-    """Say what the run's weights, the `source`, reached; nothing where that was not measured, or of
-    a model with fewer layers.
-    """
-    summary = _summary(run)
-    if summary is None or model.decoder().config.num_layers < source.decoder().config.num_layers:
-        return []
-    found: Validated | None = summary.validation
-    length = summary.validation.length or run.config.train.length
-    if source.step not in (0, summary.steps):
-        found = {row.step: row for row in rows(run, Evaluation)}.get(source.step)
-    if found is None:
-        return []
-    error = float("nan") if found.standard_error is None else found.standard_error
-    before = "" if model is source else " It was measured before that was done to it."
-    return [
-        "## Figures\n",
-        f"Loss {with_error(found.loss, error)} nats a token on the "
-        f"{summary.data.validation_tokens:,} held-out tokens of that text, windows of {length}, "
-        f"one seed.{before}\n",
-    ]
+        f"{train.batch_size} × {train.length}.\n"
+    )
+    if found and model.decoder().config.num_layers >= source.decoder().config.num_layers:
+        undone = "" if model is source else " It was measured before that was done to it."
+        yield "## Figures\n"
+        yield (
+            f"Loss {with_error(found.loss, found.standard_error)} nats a token on the "
+            f"{data.validation_tokens:,} held-out tokens of that text, windows of "
+            f"{summary.validation.length or train.length}, one seed.{undone}\n"
+        )
 
 
 def _commands(run: Run | None) -> Iterator[str]:
@@ -301,13 +272,12 @@ def _commands(run: Run | None) -> Iterator[str]:
 
 def _inheritance(run: Run) -> Path | None:
     """Return the folder of the inheritance that a run is of; None where it is of none."""
-    place = run.path.absolute()
+    place, files = run.path.absolute(), ("plan.json", "recipe.toml")
     # Below an inheritance, or below the folder of a later seed of one.
-    return next((each for each in (place.parent, place.parent.parent) if _planned(each)), None)
-
-
-def _planned(place: Path) -> bool:
-    return (place / "plan.json").is_file() and (place / "recipe.toml").is_file()
+    for each in (place.parent, place.parent.parent):
+        if all((each / file).is_file() for file in files):
+            return each
+    return None
 
 
 def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -321,6 +291,4 @@ def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "")
             yield f"--{prefix}no_{name}"
         else:
             values = value if isinstance(value, list) else [] if value is True else [value]
-            yield " ".join(
-                [f"--{prefix}{name.rstrip('_')}", *(shlex.quote(str(each)) for each in values)]
-            )
+            yield shlex.join([f"--{prefix}{name.rstrip('_')}", *map(str, values)])

@@ -1,12 +1,14 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
+import copy
 import csv
 import io
 import json
 import math
 import re
 import textwrap
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from wakeful.runs.run import disk_errors, replaced
 Drawing = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart
 Titled = Sequence[tuple[str, Drawing]]
 """Charts, each with a title that says what it shows where nothing stands around it."""
+
+Tips = Sequence[str | alt.Tooltip]
+"""What a tooltip tells: fields as they are, as "name:N" with their type, and formatted ones."""
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 """Okabe and Ito's colors, distinguishable under color blindness; yellow gives way to violet and
@@ -57,20 +62,14 @@ def colors(names: Sized) -> list[str]:
 
 def colored(field: str, names: Sequence[str], **more: Any) -> alt.Color:
     """Return the encoding of a field by the names' colors; `more` is as of `alt.Color`."""
-    scale = alt.Scale(domain=list(names), range=colors(names))
-    return alt.Color(f"{field}:N", scale=scale, **more)
+    return told_apart(alt.Color, field, names, colors(names), **more)
 
 
-def dashed(field: str, names: Sequence[str], dashes: Sequence[list[int]], **more: Any) -> Any:
-    """Return the encoding of a field by a dash for each name."""
-    scale = alt.Scale(domain=list(names), range=list(dashes))
-    return alt.StrokeDash(f"{field}:N", scale=scale, **more)
-
-
-def shaped(field: str, names: Sequence[str], **more: Any) -> alt.Shape:
-    """Return the encoding of a field by a shape for each name."""
-    scale = alt.Scale(domain=list(names), range=shapes(names))
-    return alt.Shape(f"{field}:N", scale=scale, **more)
+def told_apart(
+    channel: Any, field: str, names: Sequence[str], values: Sequence[Any], **more: Any
+) -> Any:
+    """Return the encoding of a field by a value for each name, such as a dash or a shape."""
+    return channel(f"{field}:N", scale=alt.Scale(domain=list(names), range=list(values)), **more)
 
 
 def shapes(names: Sized) -> list[str]:
@@ -81,11 +80,6 @@ def shapes(names: Sized) -> list[str]:
 def dashes(names: Sized) -> list[list[int]]:
     """Return a dash for each name; past the palette's length others go with a color."""
     return [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
-
-
-def tips(*fields: str) -> list[alt.Tooltip]:
-    """Return tooltips of fields as they are; "name:N" with its type."""
-    return [alt.Tooltip(field) for field in fields]
 
 
 def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
@@ -136,22 +130,18 @@ def switchable(chart: Any) -> Any:
     return chart.add_params(alt.param(name=HIDDEN, value=[]))
 
 
-def nearest(base: alt.Chart, tooltip: Sequence[alt.Tooltip], y: alt.Y) -> alt.Chart:
+def nearest(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
     """Return points of which the one nearest to the pointer shows itself and the tooltip."""
     here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     shown = {"param": here.name, "empty": False, "value": 1}
     points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
-    points = points.encode(
-        y=y,
-        opacity=alt.OpacityValue(0, condition=shown),
-        tooltip=tooltip,
-    )
+    points = points.encode(y=y, opacity=alt.OpacityValue(0, condition=shown), tooltip=tooltip)
     return points.add_params(here)
 
 
 def lines(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
-    tooltip: Sequence[alt.Tooltip], *, at: str = "layer", legend: alt.Legend | None = None,
+    tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
     points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
 ) -> Drawing:  # fmt: skip
     """Draw a line for each name in `by` over the column `at`, by color and dash, with a band where
@@ -170,7 +160,7 @@ def lines(
     base = alt.Chart(frame).encode(x=x, color=bare)
     line = base.mark_line(strokeWidth=2).encode(
         y=y, color=colored(by, names, legend=legend), opacity=seen,
-        strokeDash=dashed(by, names, dashes(names), legend=legend),
+        strokeDash=told_apart(alt.StrokeDash, by, names, dashes(names), legend=legend),
     )  # fmt: skip
     line = line.encode(detail=alt.Detail(detail)) if detail else line
     layers: list[Any] = [*under]
@@ -213,26 +203,26 @@ def leaps(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
 
 def scatter(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
-    tooltip: Sequence[alt.Tooltip], *, height: int,
+    tooltip: Tips, *, height: int,
 ) -> Drawing:  # fmt: skip
     """Draw points, by color and shape for each name in `by`, which the page's legend switches."""
     base = alt.Chart(frame).encode(x=x, color=colored(by, names, legend=None))
-    points = base.mark_point(filled=True, size=26).encode(
-        y=y, shape=shaped(by, names, legend=None), opacity=opacity(by, 0.7)
-    )
+    shape = told_apart(alt.Shape, by, names, shapes(names), legend=None)
+    points = base.mark_point(filled=True, size=26)
+    points = points.encode(y=y, shape=shape, opacity=opacity(by, 0.7))
     return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), height)
 
 
 def dots(
     frame: pl.DataFrame, by: str, x: alt.X, color: alt.Color, *, order: Sequence[str],
-    shape: Any = alt.Undefined, tooltip: Sequence[alt.Tooltip] = (), row: int = 34,
+    shape: Any = alt.Undefined, tooltip: Tips = (), row: int = 34,
     under: Sequence[alt.Chart] = (), over: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
     """Draw a line of the page for each name in `by`: a point, and a bar from low to high."""
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
     base = alt.Chart(rounded(frame)).encode(y=y, color=color)
     points = base.mark_point(filled=True, size=90, opacity=1)
-    points = points.encode(x=x, shape=shape, tooltip=[*tips(f"{by}:N"), *tooltip])
+    points = points.encode(x=x, shape=shape, tooltip=[f"{by}:N", *tooltip])
     bars = alt.Chart(rounded(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
     bars = bars.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
     chart = alt.layer(*under, bars, points, *(one.encode(y=y) for one in over))
@@ -266,23 +256,11 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
     """
     path = Path(path)
     spec = still(specification(chart), title=title)
-    match path.suffix.lower():
-        case ".svg":
-            content = vl_convert.vegalite_to_svg(spec).encode()
-        case ".png":
-            content = vl_convert.vegalite_to_png(spec, scale=2)
-        case ".pdf":
-            content = vl_convert.vegalite_to_pdf(spec)
-        case ".csv":
-            content = table_of(spec).encode()
-        case ".html":
-            content = _html(spec).encode()
-        case other:
-            raise WakefulError(
-                f"charts are written as .html, .svg, .png, .pdf or .csv, not {other!r}"
-            )
+    if (suffix := path.suffix.lower()) not in _WRITERS:
+        raise WakefulError(f"charts are written as .html, .svg, .png, .pdf or .csv, not {suffix!r}")
+    content = _WRITERS[suffix](spec)
     with replaced(path) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
@@ -315,6 +293,15 @@ def _html(spec: dict[str, Any]) -> str:
     return vl_convert.vegalite_to_html(held, bundle=True).replace(_LESS, "\\u003c")
 
 
+_WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
+    ".svg": vl_convert.vegalite_to_svg,
+    ".png": partial(vl_convert.vegalite_to_png, scale=2),
+    ".pdf": vl_convert.vegalite_to_pdf,
+    ".csv": table_of,
+    ".html": _html,
+}
+
+
 def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> None:
     """Write charts into a folder, each named after its title, a file a format."""
     folder = Path(folder)
@@ -332,14 +319,7 @@ def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> 
 
 def slug(title: str) -> str:
     """Return a title as a file's name: what leaves no trouble in a paper's source."""
-    plain = title.translate(_PLAIN)
-    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in plain.lower())
-    return re.sub("-+", "-", letters).strip("-")
-
-
-def fixed(chart: Drawing) -> dict[str, Any]:
-    """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
-    return still(specification(chart))
+    return re.sub("[^a-z0-9]+", "-", title.translate(_PLAIN).lower()).strip("-")
 
 
 def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
@@ -356,7 +336,8 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
     if "layer" in spec:
         spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
     if "params" in spec:
-        spec["params"] = [each for each in spec["params"] if not _follows_pointer(each)]
+        # Of a point that follows the pointer, what selects it is a table.
+        spec["params"] = [p for p in spec["params"] if "nearest" not in p.get("select", ())]
     return spec | {"width": width} if spec.get("width") == "container" else spec
 
 
@@ -366,30 +347,21 @@ def _legended(spec: dict[str, Any]) -> dict[str, Any]:
     """
     if all(each["name"] != HIDDEN for each in spec.get("params", ())):
         return spec
-    layers = [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+    inside = {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
+    layers = [each.get("encoding", {}) for each in inside.get("layer", [inside])]
     legends: dict[str, dict[str, Any]] = {}
     for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
         told = [encoding[name] for encoding in layers if name in encoding]
         legend = symbol | {"symbolOpacity": 1}  # else that of a band
-        legends |= {each["field"]: legend for each in told if _legend_is_elsewhere(each)}
-    if "layer" in spec:
-        return spec | {"layer": [_named(each, legends) for each in spec["layer"]]}
-    return _named(spec, legends)
-
-
-def _legend_is_elsewhere(channel: dict[str, Any]) -> bool:
-    return channel.get("legend", {}) is None and len(channel["scale"]["domain"]) > 1
-
-
-def _named(part: dict[str, Any], legends: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a layer with a legend of each of the fields, in every layer the same."""
-    encoding = part.get("encoding", {})
-    named = {
-        name: encoding[name] | {"legend": legends[encoding[name]["field"]]}
-        for name in ("color", "shape", "strokeDash")
-        if name in encoding and encoding[name].get("field") in legends
-    }
-    return part | {"encoding": encoding | named}
+        legends |= {
+            each["field"]: legend for each in told
+            if each.get("legend", {}) is None and len(each["scale"]["domain"]) > 1
+        }  # fmt: skip
+    for encoding in layers:
+        for name in encoding.keys() & {"color", "shape", "strokeDash"}:
+            if (field := encoding[name].get("field")) in legends:
+                encoding[name]["legend"] = legends[field]
+    return spec | inside
 
 
 def _columns(spec: dict[str, Any], width: int) -> int:
@@ -416,11 +388,6 @@ def _chosen(spec: dict[str, Any]) -> str:
         if "labels" in each.get("bind", ()):
             return each["bind"]["labels"][each["value"]]
     return ""
-
-
-def _follows_pointer(param: dict[str, Any]) -> bool:
-    select = param.get("select")
-    return isinstance(select, dict) and select.get("nearest", False)
 
 
 def specification(chart: Drawing) -> dict[str, Any]:

@@ -9,36 +9,15 @@ from typing import get_args
 
 import polars as pl
 
+from wakeful.comparison import tables
 from wakeful.comparison.outcomes import Outcome
 from wakeful.comparison.paper_table import PaperCell, PaperTable, paper_tables
 from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.comparison.reading import Comparison
-from wakeful.comparison.tables import (
-    Growth,
-    differing_fields,
-    machines,
-    paired_difference,
-    pairs_counted,
-    same_batches,
-    same_tokens,
-    sink_growth,
-    smoothing_window,
-    summary_table,
-)
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error, reach, to_error, with_error
-from wakeful.reports.comparison_charts import (
-    cost_charts,
-    difference_chart,
-    followed_charts,
-    front_charts,
-    head_charts,
-    rank_chart,
-    relative_loss_chart,
-    training_loss_chart,
-    with_curves,
-)
+from wakeful.reports import comparison_charts as charts
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -72,20 +51,17 @@ def verdicts(comparison: Comparison) -> list[str]:
         losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
     ranking = ranking_of(comparison)
     same = [] if ranking is None else _inseparable(comparison, ranking)
-    return [*_sinks(sink_growth(comparison)), *losses, *same]
+    return [*_sinks(tables.sink_growth(comparison)), *losses, *same]
 
 
 def _outcomes(comparison: Comparison) -> list[str]:
     """Say which variants end below the baseline, which above, and of which nothing is sure."""
     said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
     for variant in comparison.variants[1:]:
-        difference, error = paired_difference(comparison, variant)
-        if math.isnan(difference):
-            continue
-        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
-        way = ("lower" if difference < 0 else "higher") if sure else ""
-        figure = f" ({with_error(difference, error, '+')})" if sure else ""
-        said[way].append((difference, variant + figure))
+        difference, error, way = _judged(comparison, variant)
+        figure = f" ({with_error(difference, error, '+')})" if way else ""
+        if not math.isnan(difference):
+            said[way].append((difference, variant + figure))
     base = comparison.baseline
     begin = {
         "lower": f"A lower loss than {base}, in nats: ",
@@ -94,6 +70,13 @@ def _outcomes(comparison: Comparison) -> list[str]:
     }
     return [f"{begin[way]}{', '.join(name for _, name in sorted(found))}."
             for way, found in said.items() if found]  # fmt: skip
+
+
+def _judged(comparison: Comparison, variant: str) -> tuple[float, float, str]:
+    """Return a variant's difference, its error, and "lower" or "higher" where that is sure."""
+    difference, error = tables.paired_difference(comparison, variant)
+    sure = abs(difference) > reach(error, tables.pairs_counted(comparison, variant))
+    return difference, error, ("lower" if difference < 0 else "higher") if sure else ""
 
 
 def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
@@ -108,7 +91,7 @@ def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
     return [f"Not significantly different from {base} in any {where}: {names}."]
 
 
-def _sinks(growth: Sequence[Growth]) -> list[str]:
+def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
     """Say where attention on BOS grows, shrinks or does neither surely, and how much there is.
 
     Nothing where no interval resolves a change, as those of one seed cannot.
@@ -118,9 +101,10 @@ def _sinks(growth: Sequence[Growth]) -> list[str]:
         "shrinks": "Attention on BOS shrinks in",
         "not resolved": "Whether a sink grows is not resolved in",
     }
-    ends: dict[str, list[str]] = {outcome: [] for outcome in begin}
-    for each in growth:
-        ends[each.outcome].append(f"{each.variant} ({with_error(*each.after)})")
+    ends = {
+        outcome: [f"{g.variant} ({with_error(*g.after)})" for g in growth if g.outcome == outcome]
+        for outcome in begin
+    }
     if not ends["grows"] and not ends["shrinks"]:
         return []
     said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]
@@ -129,7 +113,7 @@ def _sinks(growth: Sequence[Growth]) -> list[str]:
 
 def _verdict(comparison: Comparison, variant: str) -> str:
     baseline = comparison.baseline
-    difference, error = paired_difference(comparison, variant)
+    difference, error, sure = _judged(comparison, variant)
     side = "below" if difference < 0 else "above"
     if math.isnan(difference):
         return f"{variant} shares no seed with {baseline}."
@@ -138,7 +122,7 @@ def _verdict(comparison: Comparison, variant: str) -> str:
             f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
             "the error by."
         )
-    if abs(difference) <= reach(error, pairs_counted(comparison, variant)):
+    if not sure:
         told = with_error(difference, error, "+")
         return f"{variant} and {baseline} cannot be distinguished: {told} nats."
     return f"{variant} ends {with_error(abs(difference), error)} nats {side} {baseline}."
@@ -148,7 +132,7 @@ def headline(comparison: Comparison) -> str:
     """Return in a sentence how many variants surely end lower or higher than the baseline."""
     base, others = comparison.baseline, comparison.variants[1:]
     if not others:
-        loss = summary_table(comparison).row(0, named=True)
+        loss = tables.summary_table(comparison).row(0, named=True)
         ends = with_error(loss["loss"], loss["loss_error"])
         return f"{base} ends at validation loss {ends} nats a token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
@@ -156,12 +140,7 @@ def headline(comparison: Comparison) -> str:
     if not others:
         return f"Nothing is compared: no variant has a seed that {base} has."
     for variant in others:
-        difference, error = paired_difference(comparison, variant)
-        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
-        side = (
-            "not significantly different" if not sure else "lower" if difference < 0 else "higher"
-        )
-        counts[side] += 1
+        counts[_judged(comparison, variant)[2] or "not significantly different"] += 1
     if len(others) == 1:
         (side,) = (side for side, count in counts.items() if count)
         than = "from" if side == "not significantly different" else "than"
@@ -172,7 +151,7 @@ def headline(comparison: Comparison) -> str:
 
 def next_step(comparison: Comparison) -> Step:
     """Return how to look inside the variant that ended lowest."""
-    rows = summary_table(comparison).filter(pl.col("difference").is_finite())
+    rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
     best = rows.sort("difference", maintain_order=True)["variant"][0]
     run = comparison.of(best)[0]
     lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
@@ -192,8 +171,7 @@ def caveat(comparison: Comparison) -> str:
         return f"Differences are paired over seeds. {rule}"
     whose = "Differences are"
     if len(single) < len(compared):
-        these = "Those" if len(single) > 1 else "That"
-        verb = "are" if len(single) > 1 else "is"
+        these, verb = ("Those", "are") if len(single) > 1 else ("That", "is")
         whose = f"Differences are paired over seeds. {these} of {listed(single)} {verb}"
     return (
         f"{whose} paired over the validation windows of one seed: they say how sure the "
@@ -218,8 +196,7 @@ def seeds_missing(comparison: Comparison) -> str:
     """Say which finished seeds of others a variant lacks; "" where all have the same."""
     said = []
     for variant in comparison.variants:
-        missing = comparison.missing(variant)
-        if missing:
+        if missing := comparison.missing(variant):
             used = [run.seed for run in comparison.compared(variant)]
             said.append(f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}.")
     if said:
@@ -271,36 +248,21 @@ def _at_reference_speed(comparison: Comparison) -> list[str]:
     return [f"{listed(variants)}: {note}." for note, variants in found.items()]
 
 
-def _speeds(comparison: Comparison) -> dict[str, tuple[str, str]]:
-    """Return each variant's median tokens a second over seeds, and the slowest to the fastest."""
-    found: dict[str, tuple[str, str]] = {}
-    for variant in comparison.variants:
-        speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
-        spread = f"{rough(speeds[0])} to {rough(speeds[-1])}" if len(speeds) > 1 else ""
-        found[variant] = rough(statistics.median(speeds)), spread
-    return found
-
-
 def _which_curves(comparison: Comparison) -> str:
     """Say which variants are drawn over steps; "" where all are."""
-    drawn, others = len(comparison.drawn), len(with_curves(comparison)) - 1
+    drawn, others = len(comparison.drawn), len(charts.with_curves(comparison)) - 1
     if others + 1 == drawn:
         return ""
+    which = f"and the {'one' if others == 1 else others} of the lowest loss are drawn."
     if others == 0:
-        return (
-            f"Of {drawn} variants, {comparison.baseline} alone is drawn: none of the others has "
-            "finished a seed that it has."
-        )
-    lowest = "one" if others == 1 else str(others)
-    return (
-        f"Of {drawn} variants, {comparison.baseline} and the {lowest} of the lowest loss are drawn."
-    )
+        which = "alone is drawn: none of the others has finished a seed that it has."
+    return f"Of {drawn} variants, {comparison.baseline} {which}"
 
 
 def comparison_report(comparison: Comparison, *, title: str = "") -> Report:
     """Return what is told of variants that were trained alike."""
     ranking, base = ranking_of(comparison), comparison.baseline
-    under_way = not {*with_curves(comparison)} <= {*comparison.variants}
+    under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
     told = notes(comparison)
     if under_way and told:
         told[-1] += (
@@ -324,7 +286,7 @@ def comparison_report(comparison: Comparison, *, title: str = "") -> Report:
 
 
 def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
-    several, tokens = len(ranking.seeds) > 1, same_tokens(comparison)
+    several, tokens = len(ranking.seeds) > 1, tables.same_tokens(comparison)
     over = errors_over(comparison)
     rows = []
     for row in ranking.rows:
@@ -352,7 +314,7 @@ def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
         Text("In each seed the variants are ranked in every column of the table that has a better "
              "side, 1 the best; equal ones share the mean of their ranks. A group's rank is the "
              f"mean of its columns', the overall rank the mean of the groups'. {intervals}"),
-        Chart("Overall rank", partial(rank_chart, comparison, ranking)),
+        Chart("Overall rank", partial(charts.rank_chart, comparison, ranking)),
         Table(columns, rows, "Ranks of each variant"),
         Text(f"Losses are nats above {comparison.baseline}'s, paired, ± one standard error {over}"
              f"{alone}. {unlike}At equal time both are read when the faster of the two ends, the "
@@ -369,22 +331,22 @@ def _fronts(comparison: Comparison, ranking: Ranking) -> Section:
              "no other variant is at least as good in both and better in one. "
              f"{comparison.baseline} is orange. A triangle at the edge stands for a point far "
              "beyond it, and its label has the figure."),
-        Side(front_charts(comparison, ranking), wide=True),
+        Side(charts.front_charts(comparison, ranking), wide=True),
     ])  # fmt: skip
 
 
 def _over_steps(comparison: Comparison) -> Iterator[Section]:
     chart = Chart(f"Training loss minus that of {comparison.baseline}",
-                  partial(relative_loss_chart, comparison))  # fmt: skip
+                  partial(charts.relative_loss_chart, comparison))  # fmt: skip
     if chart.drawing is None:
         return
     batches = "Batches differ between the runs: at one step they have not read the same text."
-    if same_batches(comparison):
+    if tables.same_batches(comparison):
         batches = "Same text in the same order, step for step."
     said = [
         batches,
-        f"Each point is the mean of {smoothing_window(comparison)} steps, its own and those before "
-        "it. Below zero is better.",
+        f"Each point is the mean of {tables.smoothing_window(comparison)} steps, its own and those "
+        "before it. Below zero is better.",
         _which_curves(comparison),
         "Bands are ± one standard error over seeds." if len(comparison.seeds) > 1 else "",
     ]
@@ -394,8 +356,8 @@ def _over_steps(comparison: Comparison) -> Iterator[Section]:
 
 def _at_the_end(comparison: Comparison) -> Section:
     several, base = len(comparison.seeds) > 1, comparison.baseline
-    speeds, rows = _speeds(comparison), []
-    for row in summary_table(comparison).iter_rows(named=True):
+    rows = []
+    for row in tables.summary_table(comparison).iter_rows(named=True):
         variant = row["variant"]
         difference = with_error(row["difference"], row["difference_error"], "+")
         if variant == base:
@@ -407,7 +369,8 @@ def _at_the_end(comparison: Comparison) -> Section:
             for run, other in comparison.pairs(variant)
             if other.summary.tokens_per_second
         ]
-        speed, spread = speeds[variant]
+        speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
+        spread = [f"{rough(speeds[0])} to {rough(speeds[-1])}"] if len(speeds) > 1 else []
         faster = row["speed_ratio"]
         rows.append([
             variant,
@@ -417,8 +380,8 @@ def _at_the_end(comparison: Comparison) -> Section:
             with_error(row["perplexity"], row["perplexity"] * row["loss_error"]),
             Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
             Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
-            Cell(speed, "" if faster is None else f"×{_to_spread(faster, ratios)}",
-                 [spread] if spread else ()),
+            Cell(rough(statistics.median(speeds)),
+                 "" if faster is None else f"×{_to_spread(faster, ratios)}", spread),
             f"{row['seconds']:.0f}",
         ])  # fmt: skip
     loss, cache = "validation loss", "KV cache, B/token"
@@ -432,7 +395,8 @@ def _at_the_end(comparison: Comparison) -> Section:
              f"{errors_over(comparison)}. A difference is paired; perplexity is e to the loss. The "
              "KV cache holds keys and values of the tokens read. Tokens/s is the median run's"
              f"{slowest}; ×: ratio to {base}.", "note"),
-        Chart(f"Final validation loss minus that of {base}", partial(difference_chart, comparison)),
+        Chart(f"Final validation loss minus that of {base}",
+              partial(charts.difference_chart, comparison)),
     ], brief=True)  # fmt: skip
 
 
@@ -447,14 +411,14 @@ def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
 
 
 def _followed(comparison: Comparison) -> Iterator[Section]:
-    charts = followed_charts(comparison)
-    if not charts:
+    followed = charts.followed_charts(comparison)
+    if not followed:
         return
     over = ", bands ± one standard error over seeds" if len(comparison.seeds) > 1 else ""
     rows = [
         [each.variant, with_error(*each.before), with_error(*each.after),
          with_error(*each.change, "+"), each.outcome]
-        for each in sink_growth(comparison)
+        for each in tables.sink_growth(comparison)
     ]  # fmt: skip
     which = _which_curves(comparison)
     mean = "Means over seeds; one" if len(comparison.seeds) > 1 else "One"
@@ -467,10 +431,10 @@ def _followed(comparison: Comparison) -> Iterator[Section]:
         Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
              "of the change over seeds leaves out zero.", "note"),
         *([Text(which, "note")] if which else []),
-        Side(charts, wide=True),
+        Side(followed, wide=True),
         *(Fold(f"Each layer and head: {title}", [
             Text(f"{mean} scale for all variants.", "note"), Side(each)])
-          for title, each in head_charts(comparison)),
+          for title, each in charts.head_charts(comparison)),
     ], brief=True)  # fmt: skip
 
 
@@ -548,14 +512,14 @@ def figure(value: float) -> str:
 def _details(comparison: Comparison) -> Section:
     folds: list[Part] = []
     which = [Text(each) for each in [_which_curves(comparison)] if each]
-    if costs := cost_charts(comparison):
+    if costs := charts.cost_charts(comparison):
         slow = [Text(line, "note") for line in _at_reference_speed(comparison)]
-        if len(machines(comparison)) > 1:
+        if len(tables.machines(comparison)) > 1:
             slow.insert(0, Text("The runs were trained on machines that differ (see below): their "
                                 "speeds do not compare."))  # fmt: skip
         title = f"What it costs, as ratios to {comparison.baseline}"
         folds.append(Fold(title, [*slow, Side(costs)]))
-    training = Chart("Training loss", partial(training_loss_chart, comparison))
+    training = Chart("Training loss", partial(charts.training_loss_chart, comparison))
     folds.append(Fold("Training loss of each variant", [*which, training]))
     written: list[Part] = []
     firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
@@ -570,7 +534,7 @@ def _details(comparison: Comparison) -> Section:
 
 
 def _method(comparison: Comparison) -> Section:
-    first, places = comparison.runs[0], machines(comparison)
+    first, places = comparison.runs[0], tables.machines(comparison)
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
     dropped, several = data.overlap, len(places) > 1
@@ -611,8 +575,8 @@ def _method(comparison: Comparison) -> Section:
         ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
                           f"{likeliest}, seed {sample.seed}"),
         ("Standard errors", f"{errors_over(comparison)}; differences are paired"),
-        ("Smoothing", f"trailing mean of {smoothing_window(comparison)} steps; a loss that is not "
-                      "a number is left out"),
+        ("Smoothing", f"trailing mean of {tables.smoothing_window(comparison)} steps; a loss that "
+                      "is not a number is left out"),
         ("Machines" if several else "Machine", "; ".join(places)),
     ]  # fmt: skip
     return method(entries, *_configurations(comparison))
@@ -621,7 +585,7 @@ def _method(comparison: Comparison) -> Section:
 def _configurations(comparison: Comparison) -> Iterator[Part]:
     """Yield what differs between the configurations, and each of them whole."""
     many, variants = len(comparison.variants) > _MANY, comparison.variants
-    differing = differing_fields(comparison)
+    differing = tables.differing_fields(comparison)
     if differing:
         yield Text("What differs between the configurations", "heading")
         label = "Configuration fields that differ"

@@ -1,38 +1,17 @@
 """Charts of a comparison."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import altair as alt
 import numpy as np
 import polars as pl
 
+from wakeful.comparison import tables
 from wakeful.comparison.ranks import Front, Ranking
 from wakeful.comparison.reading import Comparison
-from wakeful.comparison.tables import (
-    followed,
-    heads_over_steps,
-    paired_difference,
-    relative_training_loss,
-    smoothing_window,
-    summary_table,
-    training_loss,
-)
-from wakeful.reports.charts import (
-    PALETTE,
-    SHARE,
-    Drawing,
-    colored,
-    dots,
-    heatmap,
-    line_at,
-    lines,
-    rounded,
-    tip,
-    tips,
-)
+from wakeful.reports import charts
 from wakeful.reports.value import Chart
 
 _MEASURES = (
@@ -57,16 +36,16 @@ def with_curves(comparison: Comparison) -> list[str]:
     """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
     if len(comparison.drawn) <= _MOST_CURVES:
         return list(comparison.drawn)
-    gaps = {name: paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
+    gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
     paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
     best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
     return [name for name in comparison.drawn if name in {comparison.baseline, *best}]
 
 
-def relative_loss_chart(comparison: Comparison) -> Drawing | None:
+def relative_loss_chart(comparison: Comparison) -> charts.Drawing | None:
     """Draw each variant's smoothed training loss minus the baseline's, below zero is better."""
-    window = smoothing_window(comparison)
-    frame = relative_training_loss(comparison, window)
+    window = tables.smoothing_window(comparison)
+    frame = tables.relative_training_loss(comparison, window)
     if frame.is_empty():
         return None
     # The first steps are all initialization; averaging starts to mean something after a window.
@@ -79,14 +58,14 @@ def relative_loss_chart(comparison: Comparison) -> Drawing | None:
         return None
     y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
     steady = steady.select("variant", "step", "low", "high", value="difference")
-    zero = [line_at("y", 0.0, "zero")]
+    zero = [charts.line_at("y", 0.0, "zero")]
     return _curves(comparison, steady, y, "+.4f", shown, under=zero)
 
 
-def training_loss_chart(comparison: Comparison) -> Drawing:
+def training_loss_chart(comparison: Comparison) -> charts.Drawing:
     """Draw the smoothed training loss of each variant's first seed."""
     shown = with_curves(comparison)
-    frame = training_loss(comparison, smoothing_window(comparison))
+    frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
     frame = frame.filter(pl.col("variant").is_in(shown)).rename({"loss": "value"})
     y = alt.Y("value:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
     return _curves(comparison, frame, y, ".4f", shown)
@@ -97,19 +76,24 @@ def followed_charts(comparison: Comparison) -> list[Chart]:
 
     Each line is the mean over seeds, its band ± one standard error.
     """
-    shown = with_curves(comparison)
-    table = followed(comparison).filter(pl.col("variant").is_in(shown))
-    charts: list[Chart] = []
-    for name, title in FOLLOWED.items():
-        frame = table.filter(pl.col("figure") == name)
-        if frame.is_empty():
-            continue
+    shown, found = with_curves(comparison), list[Chart]()
+    for _, title, frame in _each_followed(tables.followed(comparison), shown):
         error = pl.when(pl.col("error").is_finite()).then("error")
         value = pl.col("value")
-        frame = frame.select("variant", "step", value, low=value - error, high=value + error)
+        drawn = frame.select("variant", "step", value, low=value - error, high=value + error)
         y = alt.Y("value:Q", title=title)
-        charts.append(Chart(title, partial(_curves, comparison, frame, y, ".4f", shown)))
-    return charts
+        found.append(Chart(title, partial(_curves, comparison, drawn, y, ".4f", shown)))
+    return found
+
+
+def _each_followed(
+    table: pl.DataFrame, shown: Sequence[str]
+) -> Iterator[tuple[str, str, pl.DataFrame]]:
+    """Yield each figure that was followed: its name, its title, and its rows of variants shown."""
+    for name, title in FOLLOWED.items():
+        frame = table.filter(pl.col("variant").is_in(shown), figure=name)
+        if not frame.is_empty():
+            yield name, title, frame
 
 
 def head_charts(comparison: Comparison) -> list[tuple[str, list[Chart]]]:
@@ -117,26 +101,21 @@ def head_charts(comparison: Comparison) -> list[tuple[str, list[Chart]]]:
 
     Colors are those of one scale in all charts of a figure.
     """
-    shown = with_curves(comparison)
-    table = heads_over_steps(comparison).filter(pl.col("variant").is_in(shown))
-    charts: list[tuple[str, list[Chart]]] = []
-    for name, title in FOLLOWED.items():
-        frame = table.filter(pl.col("figure") == name)
-        if frame.is_empty():
-            continue
+    shown, found = with_curves(comparison), list[tuple[str, list[Chart]]]()
+    for name, title, frame in _each_followed(tables.heads_over_steps(comparison), shown):
         largest = max(1.0, *frame["value"])
-        domain = SHARE if name.startswith("bos_mass") else (0.0, largest)
+        domain = charts.SHARE if name.startswith("bos_mass") else (0.0, largest)
         head = "key/value head" if name.startswith("value_drain") else "head"
         of_each = [
             Chart(f"{title}, {variant}", partial(
                 _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
             for variant in shown if variant in frame["variant"]
         ]  # fmt: skip
-        charts.append((title, of_each))
-    return charts
+        found.append((title, of_each))
+    return found
 
 
-def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> Drawing:
+def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> charts.Drawing:
     """Draw a line of cells for each layer and head, called `head`, and a cell a diagnosis."""
     places = frame.select("layer", "head").unique(maintain_order=True)
     name = "layer" if places["head"].null_count() else f"layer, {head}"
@@ -145,37 +124,41 @@ def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> 
     x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     order = places.select(label).to_series().to_list()
     y = alt.Y("place:O", title=name, sort=order, axis=alt.Axis(labelOverlap=True))
-    tooltip = [alt.Tooltip("place:N", title=name), *tips("step:Q"), tip("value", ".3~g")]
+    tooltip = [alt.Tooltip("place:N", title=name), "step:Q", charts.tip("value", ".3~g")]
     legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
-    chart = heatmap(rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip)
+    chart = charts.heatmap(
+        charts.rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip
+    )
     return chart.properties(height=18 * len(places), width="container")
 
 
-def difference_chart(comparison: Comparison) -> Drawing | None:
+def difference_chart(comparison: Comparison) -> charts.Drawing | None:
     """Draw each variant's paired difference in final validation loss, ± one standard error."""
     difference = pl.col("difference")
     error = pl.when(pl.col("difference_error").is_finite()).then("difference_error")
-    table = summary_table(comparison).filter(
+    frame = tables.summary_table(comparison).filter(
         pl.col("variant") != comparison.baseline, difference.is_finite()
-    )
-    if table.is_empty():
-        return None
-    frame = table.select(
+    ).select(
         "variant", difference, difference_error=error, low=difference - error,
         high=difference + error,
     )  # fmt: skip
+    if frame.is_empty():
+        return None
     title = f"final validation loss minus {comparison.baseline} (nats)"
     x = alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8))
-    tooltip = [tip("difference", "+.4f"), tip("difference_error", ".4f", title="standard error")]
-    return dots(
+    tooltip = [
+        charts.tip("difference", "+.4f"),
+        charts.tip("difference_error", ".4f", title="standard error"),
+    ]
+    return charts.dots(
         frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
-        under=[line_at("x", 0.0, "zero")],
+        under=[charts.line_at("x", 0.0, "zero")],
     )  # fmt: skip
 
 
 def cost_charts(comparison: Comparison) -> list[Chart]:
     """Draw parameters, cache and speed as ratios to the baseline's, a chart each."""
-    table = summary_table(comparison)
+    table = tables.summary_table(comparison)
     if len(table) == 1:
         return []
     return [
@@ -185,8 +168,8 @@ def cost_charts(comparison: Comparison) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) -> Drawing:
-    frame = rounded(table.select("variant", ratio=column).drop_nulls())
+def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) -> charts.Drawing:
+    frame = charts.rounded(table.select("variant", ratio=column).drop_nulls())
     largest = max((1.0, *frame["ratio"]))
     base = alt.Chart(frame).encode(
         x=alt.X(
@@ -197,7 +180,7 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
             axis=alt.Axis(values=[0, 1], format="d"),
         ),
         y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
-        tooltip=[alt.Tooltip("variant:N"), tip("ratio", ".3f", title=title)],
+        tooltip=["variant:N", charts.tip("ratio", ".3f", title=title)],
     )
     bars = base.mark_bar().encode(color=_color(comparison))
     figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
@@ -208,23 +191,27 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
 def _curves(
     comparison: Comparison, frame: pl.DataFrame, y: alt.Y, style: str, shown: Sequence[str],
     under: Sequence[alt.Chart] = (),
-) -> Drawing:  # fmt: skip
+) -> charts.Drawing:  # fmt: skip
     """Draw a line over steps for each variant, with a legend of those `shown`."""
-    tooltip = [*tips("variant:N", "step:Q"), tip("value", style)]
-    chart = lines(
+    tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
+    chart = charts.lines(
         frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",
         legend=alt.Legend(values=list(shown)), under=under,
     )  # fmt: skip
     return chart.properties(height=300, width="container")
 
 
-def _color(comparison: Comparison, legend: Any = None) -> alt.Color:
+def _color(comparison: Comparison) -> alt.Color:
     """Return the variants' colors, which do not change from chart to chart."""
-    return colored("variant", comparison.names, legend=legend)
+    return charts.colored("variant", comparison.names, legend=None)
 
 
-_KINDS = ("on the front", "baseline", "behind it")
-_COLORS = (PALETTE[0], PALETTE[1], PALETTE[-1])
+_COLORS = {
+    "on the front": charts.PALETTE[0],
+    "baseline": charts.PALETTE[1],
+    "behind it": charts.PALETTE[-1],
+}
+_KIND = charts.told_apart(alt.Color, "kind", [*_COLORS], [*_COLORS.values()], legend=None)
 
 
 def front_charts(comparison: Comparison, ranking: Ranking) -> list[Chart]:
@@ -237,13 +224,12 @@ def front_charts(comparison: Comparison, ranking: Ranking) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _front(comparison: Comparison, front: Front) -> Drawing:
+def _front(comparison: Comparison, front: Front) -> charts.Drawing:
     base = pl.col("variant") == comparison.baseline
-    kind = pl.when(base).then(pl.lit("baseline")).when(pl.col("front")).then(
-        pl.lit("on the front")
-    ).otherwise(pl.lit("behind it"))  # fmt: skip
+    kind = pl.when("front").then(pl.lit("on the front")).otherwise(pl.lit("behind it"))
+    kind = pl.when(base).then(pl.lit("baseline")).otherwise(kind)
     frame = _fenced(front.points.with_columns(kind=kind), "x", "→", "←")
-    frame = rounded(_fenced(frame, "loss", "↑", "↓"))
+    frame = charts.rounded(_fenced(frame, "loss", "↑", "↓"))
     far = pl.col("x_far") | pl.col("loss_far")
     frame = frame.with_columns(
         pl.when(pl.col("front") | base | far)
@@ -264,25 +250,19 @@ def _front(comparison: Comparison, front: Front) -> Drawing:
         "loss_shown:Q", title="loss (nats)", scale=alt.Scale(zero=False, padding=28),
         axis=alt.Axis(tickCount=5),
     )  # fmt: skip
-    color = alt.Color(
-        "kind:N", scale=alt.Scale(domain=list(_KINDS), range=list(_COLORS)), legend=None
+    error = "its standard error"
+    tips = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
+            charts.tip("x_error", ".2g", title=error), charts.tip("loss", ".4f"),
+            charts.tip("loss_error", ".4f", title=error)]  # fmt: skip
+    shape = charts.told_apart(
+        alt.Shape, "place", ["here", "beyond"], ["circle", "triangle-up"], legend=None
     )
-    tips = [
-        alt.Tooltip("variant:N"),
-        tip("x", ".4g", title=front.column.title),
-        tip("x_error", ".2g", title="its standard error"),
-        tip("loss", ".4f"),
-        tip("loss_error", ".4f", title="its standard error"),
-    ]
-    shape = alt.Scale(domain=["here", "beyond"], range=["circle", "triangle-up"])
     points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)
-    points = points.encode(
-        x=x, y=y, color=color, shape=alt.Shape("place:N", scale=shape, legend=None), tooltip=tips
-    )
+    points = points.encode(x=x, y=y, color=_KIND, shape=shape, tooltip=tips)
     on_front = frame.filter("front").sort("x")
     step = "step-after" if front.column.better == "lower" else "step-before"
     line = alt.Chart(on_front).mark_line(strokeWidth=1.5, opacity=0.6, interpolate=step)
-    line = line.encode(x=x, y=y, color=alt.value(_COLORS[0]))
+    line = line.encode(x=x, y=y, color=alt.value(charts.PALETTE[0]))
     # A label stands where there is room for it: before the points of the right half.
     shown = frame["x_shown"].to_numpy()
     middle = (shown.min() + shown.max()) / 2
@@ -318,7 +298,7 @@ def _fenced(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFr
     )
 
 
-def rank_chart(comparison: Comparison, ranking: Ranking) -> Drawing:
+def rank_chart(comparison: Comparison, ranking: Ranking) -> charts.Drawing:
     """Draw each variant's overall rank with its 95% interval, the best on top."""
     several, last = len(ranking.seeds) > 1, float(len(ranking.rows))
     frame = pl.DataFrame(
@@ -335,10 +315,9 @@ def rank_chart(comparison: Comparison, ranking: Ranking) -> Drawing:
         ],
         schema_overrides={"low": pl.Float64, "high": pl.Float64},
     )
-    scale = alt.Scale(domain=list(_KINDS), range=list(_COLORS))
     x = alt.X("rank:Q", title="overall rank, 1 the best", scale=alt.Scale(zero=False))
-    tooltip = [tip(name, ".2f") for name in ("rank", "low", "high")]
-    return dots(
-        frame, "variant", x, alt.Color("kind:N", scale=scale, legend=None),
+    tooltip = [charts.tip(name, ".2f") for name in ("rank", "low", "high")]
+    return charts.dots(
+        frame, "variant", x, _KIND,
         order=[row.variant for row in ranking.rows], tooltip=tooltip, row=20,
     )  # fmt: skip

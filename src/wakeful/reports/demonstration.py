@@ -4,24 +4,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import polars as pl
 
 from wakeful.comparison.reading import Comparison, TrainedRun
 from wakeful.comparison.tables import machines
+from wakeful.data.tasks.base import task_of
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import Level, findings, sink_level
+from wakeful.reports import comparison_charts as charts
+from wakeful.reports.charts import Drawing
 from wakeful.reports.comparison import caveat, verdicts
-from wakeful.reports.comparison_charts import (
-    FOLLOWED,
-    difference_chart,
-    followed_charts,
-    relative_loss_chart,
-)
 from wakeful.reports.diagnosis import LEVELS
-from wakeful.reports.film import film_of
-from wakeful.reports.heads import first_token_heads
+from wakeful.reports.heads import FIRST_SHARE, head_map, ink, to_choose
 from wakeful.reports.value import Chart, Findings, Part, Report, Section, Side, Step, Text, glossary
 from wakeful.reports.value import Links as To
+from wakeful.runs.run import Run
+from wakeful.training.records import HeadWeights, rows
 
 _HEALTH: Mapping[Level, str] = {
     "good": "stays well", "mixed": "sickens a little", "bad": "falls ill"
@@ -30,7 +31,7 @@ _SINKS: Mapping[Level, str] = {
     "good": "has no attention sinks", "mixed": "has some attention sinks",
     "bad": "has strong attention sinks",
 }  # fmt: skip
-_FOLLOWED = {FOLLOWED["bos_mass_other"], FOLLOWED["excess_loss"]}
+_FOLLOWED = {charts.FOLLOWED["bos_mass_other"], charts.FOLLOWED["excess_loss"]}
 """The patient's curves."""
 Links = Mapping[str, Sequence[tuple[str, str]]]
 """Words and addresses, for each part's name."""
@@ -61,8 +62,8 @@ class Story:
 
 
 def _headline(story: Story) -> str:
-    first, *rest = (story.patient.of(name)[0] for name in story.patient.variants)
-    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in (first, *rest)]
+    runs = (story.patient.of(name)[0] for name in story.patient.variants)
+    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
     if story.pretrained is not None:
         told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
     return "; ".join(told) + "."
@@ -92,9 +93,9 @@ def _joined(sentences: Sequence[str]) -> str:
     return "; ".join(each.removesuffix(".") for each in sentences) + "."
 
 
-def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
+def demonstration_report(story: Story, links: Links) -> Report:
     """Return what is told of the three parts, with `links` to the full pages of each."""
-    told, pretrained, links = story.sentences, story.pretrained, links or {}
+    told, pretrained = story.sentences, story.pretrained
     firsts = [story.patient.of(name)[0] for name in story.patient.variants]
     films = [
         Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
@@ -107,14 +108,14 @@ def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
             Text("The share of queries whose largest weight is the first key, for every layer and "
                  "head.", "note"),
             Chart(f"First-token share of each layer and head of {pretrained.name}",
-                  partial(first_token_heads, pretrained)),
+                  partial(head_map, pretrained, FIRST_SHARE)),
             Findings({"": findings(pretrained)}, LEVELS),
             To(links.get("pretrained", ())),
         ]  # fmt: skip
     twins = [
         Chart(f"Twins: {label}", partial(draw, story.twins), label) for label, draw in (
-            ("training loss minus the baseline's", relative_loss_chart),
-            ("final validation loss minus the baseline's", difference_chart),
+            ("training loss minus the baseline's", charts.relative_loss_chart),
+            ("final validation loss minus the baseline's", charts.difference_chart),
         )
     ]  # fmt: skip
     step = Step("diagnose a model of yours, by name or folder", "wakeful diagnose MODEL")
@@ -127,8 +128,8 @@ def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
                  "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
                  "still.", "note"),
             Side(films, wide=True),
-            Side([chart for chart in followed_charts(story.patient) if chart.label in _FOLLOWED],
-                 wide=True),
+            Side([each for each in charts.followed_charts(story.patient)
+                  if each.label in _FOLLOWED], wide=True),
             To(links.get("patient", ())),
         ], brief=True),
         Section("2. Four twins", [
@@ -138,3 +139,44 @@ def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
         glossary("ill", "well", "bos_mass_other", "row_0"),
         Section("", [Text("; ".join(machines(story.twins)), "note")]),
     ])  # fmt: skip
+
+
+def film_of(run: TrainedRun) -> Drawing:
+    """Draw the first layer's first head in a run of a task that logged its attention, a frame a
+    step, the last one first; tokens at which the task needs the head are marked.
+
+    Raises:
+        WakefulError: the run logged none, or what it logged is damaged.
+    """
+    place = run.path / HeadWeights.log
+    frames = [
+        row for row in rows(Run.open(run.path), HeadWeights) if (row.layer, row.head) == (0, 0)
+    ]
+    if not frames:
+        raise WakefulError(
+            f"{place} has no weights of the first head: "
+            "set train.diagnose.every and train.diagnose.attention, and train again"
+        )
+    tokens = frames[0].tokens
+    square = {(row.tokens, len(row.weights), *map(len, row.weights)) for row in frames}
+    if square != {(tokens, *[len(tokens)] * (len(tokens) + 1))}:
+        raise WakefulError(f"{place}: frames differ in their tokens, or are not square")
+    weights = np.array([row.weights for row in frames])
+    if not ((weights >= 0) & (weights <= 1.001)).all():
+        raise WakefulError(f"{place}: a weight lies outside 0 to 1")
+    task = task_of(run.config.data.source)
+    needed = np.zeros(len(tokens), bool)
+    if task is not None:
+        needed = task.is_trigger(np.array([tokens]))[0]
+    tokenizer = Tokenizer.load(run.path)
+    letters = [ink(tokenizer.decode([each])) for each in tokens]
+    labels = [
+        f"{n} {letter}{' ◂' if here else ''}"
+        for n, (letter, here) in enumerate(zip(["BOS", *letters[1:]], needed, strict=True))
+    ]
+    query, key = np.tril_indices(len(tokens))
+    shown = {
+        f"step {row.step:,}": pl.DataFrame({"query": query, "key": key, "value": each[query, key]})
+        for row, each in zip(frames, weights, strict=True)
+    }
+    return to_choose(shown, labels, ("key", "query"), 14, name="at ", first=len(shown) - 1)

@@ -21,19 +21,7 @@ from wakeful.evaluation.findings import (
     summary,
 )
 from wakeful.probes.base import block_outputs, mean_over_layers
-from wakeful.reports.charts import (
-    LAYERS,
-    RANKS,
-    SHARE,
-    Drawing,
-    colors,
-    lines,
-    rounded,
-    scatter,
-    tip,
-    tips,
-    wide,
-)
+from wakeful.reports import charts
 from wakeful.reports.heads import attention, hidden, maps, mean_attention, pictures, sink
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -118,7 +106,7 @@ def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
+def rank_strips(diagnoses: Sequence[Diagnosis]) -> charts.Drawing:
     """Draw the sorted ranks of all heads, one strip a model."""
     frame = _of_all(
         diagnoses,
@@ -131,15 +119,17 @@ def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
         ),
     )
     longest = max(each.length for each in diagnoses)
-    ticks = [rank for rank in RANKS if rank <= longest]
+    ticks = [rank for rank in charts.RANKS if rank <= longest]
     x = alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%", tickCount=5))
     y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
               axis=alt.Axis(values=ticks))  # fmt: skip
-    tooltip = tips("model:N", "layer:O", "head:O", "value:Q", "kind:N")
-    return scatter(rounded(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240)
+    tooltip = ["model:N", "layer:O", "head:O", "value:Q", "kind:N"]
+    return charts.scatter(
+        charts.rounded(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240
+    )
 
 
-def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
+def spectra(diagnoses: Sequence[Diagnosis]) -> charts.Drawing:
     """Draw the values' normalized eigenvalues, averaged over layers."""
     frame = _of_all(
         diagnoses,
@@ -152,12 +142,12 @@ def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
     )
     x = alt.X("position:Q", title="eigenvalue, from the largest")
     y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"), axis=_RATIO)
-    tooltip = [*tips("model:N", "position:Q"), tip("value", ".3~g")]
-    drawn = lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
-    return wide(drawn, 220)
+    tooltip = ["model:N", "position:Q", charts.tip("value", ".3~g")]
+    drawn = charts.lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
+    return charts.wide(drawn, 220)
 
 
-def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
+def top_importance(diagnoses: Sequence[Diagnosis]) -> charts.Drawing:
     """Draw the largest token importances over layers: the first five of one model, a line each;
     of several models the largest alone.
     """
@@ -176,19 +166,21 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
         frame = frame.with_columns(pl.col("k").cast(pl.String))
         names = frame["k"].unique().sort().to_list()
     y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log"), axis=_RATIO)
-    tooltip = [*tips(f"{by}:N", "layer:Q"), tip("value", ".3~g")]
-    return wide(lines(frame, by, names, LAYERS, y, tooltip, legend=legend), 240)
+    tooltip = [f"{by}:N", "layer:Q", charts.tip("value", ".3~g")]
+    return charts.wide(
+        charts.lines(frame, by, names, charts.LAYERS, y, tooltip, legend=legend), 240
+    )
 
 
 def _curve(
     diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: str, title: str, axis: str
-) -> Drawing:
+) -> charts.Drawing:
     value, error = pl.col("value"), pl.col("standard_error").fill_null(0)
     low, high = value - error, value + error
     if metric in _LOG:
         low = low.clip(lower_bound=value / 10)
     elif metric.startswith("first_key"):
-        low, high = low.clip(*SHARE), high.clip(*SHARE)
+        low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
 
     def rows(each: Diagnosis, position: str) -> pl.DataFrame:
         found = layer_values(each, metric, variant=variant, position=position)
@@ -207,15 +199,17 @@ def _curve(
         if not edges.is_empty():
             scale = alt.Scale(type="log", domain=(min(edges["low"]), max(edges["high"])))
     elif metric.startswith("first_key"):
-        scale = alt.Scale(domain=SHARE)
+        scale = alt.Scale(domain=charts.SHARE)
     elif metric in _RANKS:
         longest = max(each.length for each in diagnoses)
         scale = alt.Scale(type="log", domain=(1, longest), clamp=True)
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
-    tooltip = [*tips("model:N", "layer:Q", "kind:N"), tip("value", ",.4~g", title=title)]
-    drawn = lines(frame, "model", _names(diagnoses), LAYERS, y, tooltip, outliers=metric in _LOG)
-    return wide(drawn, 150)
+    tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
+    drawn = charts.lines(
+        frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
+    )
+    return charts.wide(drawn, 150)
 
 
 def _names(diagnoses: Sequence[Diagnosis]) -> list[str]:
@@ -250,15 +244,12 @@ def headlines(diagnoses: Sequence[Diagnosis]) -> list[str]:
 def _ills(diagnosis: Diagnosis) -> str:
     words = {"bad": "strong ", "mixed": "some "}
     ills = {
-        "Attention sinks": "attention sinks", "Lazy layers": "lazy heads",
-        "Drained values": "drained values", "Outlier activations": "outliers",
+        "Attention sinks": "attention sinks", "Drained values": "drained values",
+        "Lazy layers": "lazy layers" if lazy_layers(diagnosis) else "lazy heads",
+        "Outlier activations": "outliers",
     }  # fmt: skip
-    found = [
-        words[each.level] + ("lazy layers" if lazy_layers(diagnosis) and each.title == "Lazy layers"
-        else ills[each.title])
-        for each in findings(diagnosis) if each.level != "good"
-    ]  # fmt: skip
-    return listed(found) if found else ""
+    ill = (each for each in findings(diagnosis) if each.level != "good")
+    return listed(words[each.level] + ills[each.title] for each in ill)
 
 
 def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[Step]:
@@ -268,7 +259,7 @@ def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[S
     steps = [step for step in found if step is not None]
     if healthy:
         names = listed(diagnoses[n].name for n in healthy)
-        models = " ".join(shlex.quote(sources[n]) for n in healthy)
+        models = shlex.join(sources[n] for n in healthy)
         steps.append(Step(f"nothing to cure in {names}; see what quantization does",
                           f"wakeful quantize {models}"))  # fmt: skip
     return steps
@@ -387,7 +378,7 @@ def _compared_table(diagnoses: Sequence[Diagnosis]) -> Table:
         if any(figure[key] is not None for figure in figures)
     ]  # fmt: skip
     names = _names(diagnoses)
-    marks = [(color, "circle") for color in colors(names)]
+    marks = [(color, "circle") for color in charts.colors(names)]
     return Table(["mean over layers (block outputs)", *names], rows, "Figures of each model",
                  "figures", marks, marked="columns")  # fmt: skip
 
@@ -412,13 +403,8 @@ def _tokens(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:
     groups: list[Part] = []
     for each, text in zip(diagnoses, texts, strict=True):
         parts: list[Part] = [Text(each.name, "heading")]
-        if (leads := sink(each)) is not None:
-            what = f"“{leads.text}” at " if leads.text else ""
-            first = "" if leads.position else ", the first"
-            parts.append(Text(
-                f"The token with the most attention is {what}position {leads.position}{first}: it "
-                f"leads in {leads.layers} of {leads.of} layers."
-            ))  # fmt: skip
+        if leads := sink(each):
+            parts.append(Text(leads))
         if text and not same:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
         if each.attention is None or each.attention.is_empty():
@@ -431,7 +417,7 @@ def _tokens(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:
             parts.append(Chart(f"Attention of a head of {each.name}", draw))
         groups.append(Group(parts))
     yield Side(groups, wide=True)
-    if not many and groups:
+    if not many:
         name = diagnoses[0].name
         yield Side([
             Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),
@@ -440,7 +426,7 @@ def _tokens(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:
         ], wide=True)  # fmt: skip
 
 
-def _mean_attention(each: Diagnosis) -> Drawing | None:
+def _mean_attention(each: Diagnosis) -> charts.Drawing | None:
     return mean_attention([("", each.rows.filter(metric="mean_attention"))])
 
 

@@ -15,7 +15,7 @@ from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.costs import DECODED, ROUNDS
 from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
-from wakeful.reports.charts import Drawing, colored, colors, dots, shaped, tip
+from wakeful.reports.charts import Drawing, colored, colors, dots, shapes, tip, told_apart
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -55,12 +55,13 @@ def evaluation_report(
     paired = any(cell.under for row in rows for cell in row[1:])
     marks = [(color, "circle") for color in colors(names)]
     table = Table(["measure", *names], rows, "Figures", marks=marks, marked="columns")
-    below = ""
+    below = sharper = ""
     if paired:
         below = (
             f" Below each figure, its difference to that of {names[0]} on the same examples, with "
             "the error of the paired difference."
         )
+        sharper = " Paired differences are sharper: two bars that overlap can still differ."
     measured = dict.fromkeys(score.metric for score in _visible(scores))
     sections = [
         Section("Figures", [
@@ -69,17 +70,11 @@ def evaluation_report(
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:
-        sharper = ""
-        if paired:
-            sharper = " Paired differences are sharper: two bars that overlap can still differ."
-        charts = [
-            Chart(f"{title}, {_better(each)}", partial(_dots, each, names),
-                  f"{title}, {_better(each)}")
-            for title, each in found.items()
-        ]  # fmt: skip
+        titles = {f"{title}, {_better(each)}": each for title, each in found.items()}
+        charts = [Chart(it, partial(_dots, each, names), it) for it, each in titles.items()]
         note = Text(f"Bars are ± one standard error of each model alone.{sharper}", "note")
         sections.append(Section("Side by side", [note, Side(charts)]))
-    models = " ".join(map(shlex.quote, sources or names))
+    models = shlex.join(sources or names)
     step = Step("see where attention and channels are wasted", f"wakeful diagnose {models}")
     return Report(title, headlines(scores), [step], [*sections, told_method(method or {})])
 
@@ -141,7 +136,8 @@ def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
         pl.DataFrame(drawn), "model", x, colored("model", names, legend=None), order=names,
-        shape=shaped("model", names, legend=None), tooltip=[tip("figure", ",.6~g")],
+        shape=told_apart(alt.Shape, "model", names, shapes(names), legend=None),
+        tooltip=[tip("figure", ",.6~g")],
     )  # fmt: skip
 
 
@@ -159,27 +155,24 @@ def headlines(scores: Sequence[Score]) -> list[str]:
     sentences = []
     for name in names[1:]:
         sides: dict[str, list[str]] = {}
+        ratios: list[str] = []
         for score in scores:
             other = first.get((score.task, score.metric))
-            paired = difference(score, other) if score.model == name and other else None
-            if paired is None or score.is_cost:
+            if score.model != name or other is None:
                 continue
-            gap, error = paired
-            if not abs(gap) > reach(error, len(score.keys)):
-                side = "not significantly different in"
-            else:
+            if score.is_cost:
+                cost = score.metric.rpartition(", ")[0]
+                ratios.append(f"{cost} {_times(score, other, 2)}")
+            elif paired := difference(score, other):
+                gap, error = paired
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
-            sides.setdefault(side, []).append(score.title)
+                if not abs(gap) > reach(error, len(score.keys)):
+                    side = "not significantly different in"
+                sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
             told = told or ["not measured on the same examples"]
             sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
-        ratios = [
-            f"{score.metric.rpartition(', ')[0]} "
-            f"{_times(score, first[score.task, score.metric], 2)}"
-            for score in scores
-            if score.model == name and score.is_cost and (score.task, score.metric) in first
-        ]
         if ratios:
             sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
         codes = {

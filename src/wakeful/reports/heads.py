@@ -12,7 +12,7 @@ import polars as pl
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import head_values
 from wakeful.probes.base import Frame
-from wakeful.reports.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
+from wakeful.reports.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, wide
 from wakeful.reports.value import Chart
 
 MAGNITUDES = (0, 10_000)
@@ -28,8 +28,6 @@ _HOLE = "~"
 """A weight that is not there, or not finite."""
 _WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
 """Ticks of a scale of weights that goes by the square root."""
-_Unit = tuple[str, int]
-"""The name of a part and how many make one."""
 _SQUARE = 220
 _BARE = alt.Axis(labels=False, ticks=False)
 _THOUSANDTHS, _HUNDREDTHS = ("thousandths", 1000), ("hundredths", 100)
@@ -48,11 +46,12 @@ class Map:
     explained: str
 
 
+FIRST_SHARE = Map("first_key_share_without_row_0", "paper", "first-token share, without row 0",
+                  "the share of queries whose largest weight is the first token's")  # fmt: skip
 MAPS = (
     Map("first_key_mass_without_row_0", "paper", "first-token mass, without row 0",
         "the share of its attention that a head gives the first token"),
-    Map("first_key_share_without_row_0", "paper", "first-token share, without row 0",
-        "the share of queries whose largest weight is the first token's"),
+    FIRST_SHARE,
     Map("rank", "paper", "rank", "singular values that hold the stated share of a head's energy; "
         "1 means that every query gets the same mixture. ≤ marks a bound"),
     Map("entropy", "per_head", "entropy (nats)",
@@ -85,8 +84,8 @@ def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     name = "key/value head" if each.metric == "value_drain" else "head"
     y = alt.Y("head:O", title=name, axis=alt.Axis(labelOverlap=True))
-    tooltip = [*tips("layer:O", "head:O"), tip("value", ",.3~g", title=each.title),
-               *tips("kind:N")]  # fmt: skip
+    tooltip = ["layer:O", "head:O", tip("value", ",.3~g", title=each.title),
+               "kind:N"]  # fmt: skip
     legend = alt.Legend(title=each.title, values=ticks, gradientLength=240)
     cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
     bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
@@ -102,7 +101,7 @@ def round_up(length: int) -> float:
     return math.ceil(2 * math.log(length)) / 2
 
 
-def maps(diagnosis: Diagnosis, longest: int = 0) -> list[Chart]:
+def maps(diagnosis: Diagnosis, longest: int) -> list[Chart]:
     """Return a chart of each map that was measured."""
     name = diagnosis.name
     return [
@@ -113,41 +112,26 @@ def maps(diagnosis: Diagnosis, longest: int = 0) -> list[Chart]:
     ]  # fmt: skip
 
 
-def first_token_heads(diagnosis: Diagnosis) -> Drawing:
-    """Draw the first-token share of every layer and head."""
-    return head_map(
-        diagnosis, next(each for each in MAPS if each.metric.startswith("first_key_share"))
-    )
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The token that takes the most attention, mean over sequences."""
-
-    position: int
-    text: str
-    """"" where the run did not keep its tokens."""
-    layers: int
-    """Layers where it leads."""
-    of: int
-
-
-def sink(diagnosis: Diagnosis) -> Sink | None:
-    """Return the token that leads in the most layers; None in a run that did not measure it."""
+def sink(diagnosis: Diagnosis) -> str:
+    """Say which token leads in the most layers by its attention, the mean over sequences; "" in a
+    run that did not measure it.
+    """
     rows = diagnosis.rows.filter(metric="leading_key", variant="code")
     rows = rows.filter(pl.col("head").is_null())
-    if rows.is_empty():
-        return None
     # A mean over sequences with an error is of sequences led by different tokens.
     alike = pl.col("standard_error").is_null() | (pl.col("standard_error") == 0)
     places = rows.filter(alike)["value"].cast(pl.Int64)
     if places.is_empty():
-        return None
+        return ""
     position = int(places.mode().sort()[0])
-    text = ""
+    what = ""
     if position < len(diagnosis.tokens):
-        text = ink(diagnosis.tokens[position])
-    return Sink(position, text, int((places == position).sum()), len(rows))
+        what = f"“{ink(diagnosis.tokens[position])}” at "
+    first = "" if position else ", the first"
+    return (
+        f"The token with the most attention is {what}position {position}{first}: it leads in "
+        f"{(places == position).sum()} of {len(rows)} layers."
+    )
 
 
 def ink(text: str) -> str:
@@ -197,22 +181,15 @@ def attention(
     return to_choose(places, labels, ("key", "query"), 16)
 
 
-def pictures(diagnosis: Diagnosis) -> Drawing | None:
+def pictures(diagnosis: Diagnosis) -> Drawing:
     """Draw the attention of a chosen head over whole sequences, pooled, to choose from a list."""
-    rows = _pictured(diagnosis)
-    if rows.is_empty():
-        return None
+    rows = diagnosis.rows.filter(metric="attention_picture")
+    rows = placed(rows, "query", "key", "layer", "head")
     places = {
         f"layer {layer}, head {head}": part
         for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
     }
     return to_choose(places, [], ("key, in bins", "query, in bins"), 10)
-
-
-def _pictured(diagnosis: Diagnosis) -> pl.DataFrame:
-    """Return the pooled weights of the heads that were asked for."""
-    rows = diagnosis.rows.filter(metric="attention_picture")
-    return placed(rows, "query", "key", "layer", "head")
 
 
 def to_choose(
@@ -233,7 +210,7 @@ def to_choose(
         labelExpr=told, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
     y = alt.Y("query:O", title=y_title, axis=alt.Axis(labelExpr=told, labelOverlap=not labels))
     legend = alt.Legend(title="attention weight", values=_WEIGHTS, gradientLength=240)
-    tooltip = [*tips("query:O", "key:O"), tip("weight", ".2f")]
+    tooltip = ["query:O", "key:O", tip("weight", ".2f")]
     chart = heatmap(
         alt.InlineData(values=rows), x, y, "weight", legend, type="sqrt", domain=SHARE,
         tooltip=tooltip,
@@ -314,8 +291,8 @@ def _beside(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns
 
 
 def _cells(
-    cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: Any, unit: _Unit,
-    **more: Any,
+    cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: Any,
+    unit: tuple[str, int], **more: Any,
 ) -> alt.Chart | None:  # fmt: skip
     """Draw places as cells, written as one list of values a row, counted in a unit."""
     name, size = unit

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
@@ -16,16 +15,7 @@ from markupsafe import Markup
 
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
-from wakeful.reports.charts import (
-    colors,
-    dashes,
-    drawable,
-    shapes,
-    slug,
-    specification,
-    theme,
-    unchecked,
-)
+from wakeful.reports import charts
 from wakeful.reports.pictures import picture
 from wakeful.reports.value import Report
 from wakeful.runs.run import replaced
@@ -33,7 +23,7 @@ from wakeful.runs.run import replaced
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-@unchecked
+@charts.unchecked
 def write(report: Report, path: str | Path) -> Path:
     """Write a report as one offline page; an old page stays until the new one is whole.
 
@@ -46,7 +36,7 @@ def write(report: Report, path: str | Path) -> Path:
         report=report,
         scripts=scripts,
         hashes=" ".join(_hash(script) for script in scripts),
-        themes=_json({"light": theme(), "dark": theme(dark=True)}),
+        themes={"light": charts.theme(), "dark": charts.theme(dark=True)},
     )
     path = Path(path)
     with replaced(path) as temporary:
@@ -71,17 +61,20 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "spec": specification, "drawable": drawable, "json": _json, "packed": _packed,
-        "picture": lambda spec: Markup(picture(spec)), "slug": slug, "looks": _looks,
+        "spec": charts.specification, "drawable": charts.drawable, "packed": _packed,
+        "picture": lambda spec: Markup(picture(spec)), "slug": charts.slug, "looks": _looks,
         "kind": lambda part: type(part).__name__,
     }  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.globals["next_id"] = itertools.count(1).__next__
     return environment
 
 
 def _looks(names: Sequence[str]) -> list[tuple[str, str, list[int], str]]:
     """Return each name with its color, dash and shape."""
-    return [*zip(names, colors(names), dashes(names), shapes(names), strict=True)]
+    return [
+        *zip(names, charts.colors(names), charts.dashes(names), charts.shapes(names), strict=True)
+    ]
 
 
 def _script(text: str) -> Markup:
@@ -91,14 +84,6 @@ def _script(text: str) -> Markup:
 def _hash(script: str) -> str:
     """Return a script's name in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _json(value: Any) -> Markup:
-    """Return JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def _packed(spec: dict[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,8 @@ import polars as pl
 
 from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.heirs.layers import written
-from wakeful.heirs.outcome import (
-    Arm,
-    Behind,
-    Footprint,
-    Reference,
-    Sizes,
-    Summary,
-    read_inheritance,
-)
-from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips
+from wakeful.heirs.outcome import Behind, Reference, Sizes, Summary, read_inheritance
+from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, told_apart
 from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -56,12 +48,18 @@ _SIZES = (
 
 def verdicts(summary: Summary) -> list[str]:
     """Return the outcome in sentences: parity, the baselines, what it saved."""
-    heir, reference = summary.heir, summary.reference
-    return [
-        _parity(summary, heir, reference),
-        *_against_baselines(summary, heir),
-        _saved(summary.sizes),
-    ]
+    ours, theirs = summary.sizes.heir, summary.sizes.reference
+    others = (
+        f"{arm.arm}: {with_error(arm.minus_heir, arm.minus_heir_error, '+')} nats against "
+        f"{summary.heir.arm}{_how_often(arm.behind)}."
+        for arm in summary.arms if not arm.heir
+    )  # fmt: skip
+    saved = (
+        f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
+        f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
+        f"cache, and writes {_times_as_fast(summary.sizes)} times as fast."
+    )
+    return [_parity(summary), *others, saved]
 
 
 def _cost(reference: Reference) -> str:
@@ -116,12 +114,19 @@ def _lesson(summary: Summary) -> str:
     )
 
 
-def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
+def _parity(summary: Summary) -> str:
+    heir, reference = summary.heir, summary.reference
+    rounds = sum(arm.heir for arm in summary.arms)
+    grown = ""  # what all rounds took where each began from the reference
+    if rounds > 1:
+        grown = (
+            f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
+        )
     gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
         f"{with_error(heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} tokens"
-        f"{_grown(summary)}; {reference.name} itself has "
+        f"{grown}; {reference.name} itself has "
         f"{with_error(reference.loss, reference.standard_error)} on the same text"
     )
     if heir.parity:
@@ -143,52 +148,15 @@ def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
     return f"{begins}: it is {gap} short of parity.{rest}"
 
 
-def _grown(summary: Summary) -> str:
-    """Say what all rounds took where each began from the reference; nothing of one round."""
-    heir, rounds = summary.heir, sum(arm.heir for arm in summary.arms)
-    if rounds < 2:
-        return ""
-    return f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
-
-
-def _against_baselines(summary: Summary, heir: Arm) -> list[str]:
-    said = []
-    for arm in summary.arms:
-        if arm.heir:
-            continue
-        difference = with_error(arm.minus_heir, arm.minus_heir_error, "+")
-        behind = arm.behind or Behind(0, 0)
-        said.append(f"{arm.arm}: {difference} nats against {heir.arm}{_how_often(behind)}.")
-    return said
-
-
-def _how_often(behind: Behind) -> str:
+def _how_often(found: Behind | None) -> str:
     """Return in how many evaluations after the first step; nothing where there are none."""
-    if not behind.evaluations:
+    behind, count = (found.behind, found.evaluations) if found else (0, 0)
+    if not count:
         return ""
-    if not behind.behind:
-        often = "never behind it"
-    elif behind.behind < behind.evaluations:
-        often = f"behind it at {behind.behind} of {behind.evaluations} evaluations"
-    elif behind.evaluations == 1:
-        often = "behind it at the only evaluation"
-    else:
-        often = f"behind it at all {behind.evaluations} evaluations"
+    often = f"behind it at {behind} of {count} evaluations" if behind else "never behind it"
+    if behind == count:
+        often = f"behind it at {f'all {count} evaluations' if count > 1 else 'the only evaluation'}"
     return f", {often} after the first step"
-
-
-def _saved(sizes: Sizes) -> str:
-    ours, theirs = sizes.heir, sizes.reference
-    return (
-        f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
-        f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
-        f"cache, and writes {_times_as_fast(sizes)} times as fast."
-    )
-
-
-def _speed(one: Footprint) -> str:
-    """Return tokens a second with their error over the rounds."""
-    return with_error(one.tokens_per_second, mean_and_error(one.speeds)[1])
 
 
 def _times_as_fast(sizes: Sizes) -> str:
@@ -412,7 +380,7 @@ def loss_curves(summary: Summary) -> Drawing:
         frame, "arm", names,
         alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1)),
         alt.Y("value:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
-        [*tips("arm:N", "run:N", "step:Q"), tip("value", ".4f")],
+        ["arm:N", "run:N", "step:Q", tip("value", ".4f")],
         at="step", legend=alt.Legend(symbolType="stroke"), points=True, detail="run:N",
         under=[rule, label],
     )  # fmt: skip
@@ -430,9 +398,10 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         }
     )
     names = ["kept", "left out"]
-    edges = alt.Scale(domain=names, range=[PALETTE[0], PALETTE[7]])
-    fills = alt.Scale(domain=names, range=[PALETTE[0], "transparent"])  # not by color alone
+    edge = told_apart(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
+    fill = told_apart(alt.Fill, "layers", names, [PALETTE[0], "transparent"])  # not by color alone
     axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
+    x = alt.X("layer:O", title="layer", axis=axis)
     y = alt.Y("value:Q", title=title)
     chart = alt.Chart(frame).mark_bar(strokeWidth=1.5)
     if title in (_FIGURES["rank"], _FIGURES["mass"]):
@@ -441,13 +410,8 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         y = alt.Y("value:Q", title=title, axis=alt.Axis(values=[n for n in RANKS if n <= longest]),
                   scale=alt.Scale(type="log", domain=(1, longest)))  # fmt: skip
         chart = alt.Chart(frame).mark_point(size=70, strokeWidth=1.5, opacity=1)
-    chart = chart.encode(
-        x=alt.X("layer:O", title="layer", axis=axis),
-        y=y,
-        fill=alt.Fill("layers:N", scale=fills),
-        stroke=alt.Stroke("layers:N", scale=edges),
-        tooltip=[alt.Tooltip("layer:O"), tip("value", ".4~g"), alt.Tooltip("layers:N")],
-    )
+    tooltip = ["layer:O", tip("value", ".4~g"), "layers:N"]
+    chart = chart.encode(x=x, y=y, fill=fill, stroke=edge, tooltip=tooltip)
     return chart.properties(height=150, width="container")
 
 
@@ -455,5 +419,7 @@ def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[s
     ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{ours / theirs:.3f}" if theirs else "–"
     if key == "tokens_per_second":
-        return [title, _speed(sizes.reference), _speed(sizes.heir), _times_as_fast(sizes)]
+        speeds = (with_error(one.tokens_per_second, mean_and_error(one.speeds)[1])
+                  for one in (sizes.reference, sizes.heir))  # fmt: skip
+        return [title, *speeds, _times_as_fast(sizes)]
     return [title, style.format(theirs * unit), style.format(ours * unit), ratio]

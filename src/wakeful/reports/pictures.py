@@ -36,7 +36,9 @@ def picture(spec: Mapping[str, Any]) -> str:
     alone = still(dict(spec), _WIDTH)
     alone["config"]["aria"] = False
     svg = vl_convert.vegalite_to_svg(alone)
-    drawing = f"data:image/svg+xml,{_escaped(small_svg(svg))}"
+    # An address stands in double quotes, and these signs mean something in it.
+    escaped = re.sub('[%#&"<>]', lambda sign: f"%{ord(sign[0]):02X}", small_svg(svg))
+    drawing = f"data:image/svg+xml,{escaped}"
     if len(drawing) < _LARGE:
         return drawing
     png = base64.b64encode(small_png(vl_convert.svg_to_png(svg, scale=1))).decode()
@@ -67,11 +69,6 @@ def _small_tag(tag: str, names: dict[str, str]) -> str:
 
 def _tenth(number: re.Match[str]) -> str:
     return f"{float(number[0]):.1f}".removesuffix(".0")
-
-
-def _escaped(svg: str) -> str:
-    """Return what the address of an image, in double quotes, says for an SVG."""
-    return re.sub('[%#&"<>]', lambda sign: f"%{ord(sign[0]):02X}", svg)
 
 
 def small_png(png: bytes) -> bytes:

@@ -29,23 +29,7 @@ from wakeful.evaluation.layer_costs import cost_sentences
 from wakeful.quant.schemes import Scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.quant.sensitivity import LayerCost
-from wakeful.reports.charts import (
-    LAYERS,
-    Drawing,
-    colors,
-    dashed,
-    heatmap,
-    leaps,
-    line_at,
-    lines,
-    nearest,
-    rounded,
-    scatter,
-    shapes,
-    tip,
-    tips,
-    wide,
-)
+from wakeful.reports import charts
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -67,7 +51,8 @@ from wakeful.reports.value import (
 from wakeful.reports.value import method as told_method
 
 _POSITIONS = ("rest", "first")
-_GRAY = "#7F7F7F"
+_GAUSSIAN = 3.0
+"""The kurtosis of a normal distribution."""
 _SMALL = 32
 """Input channels of a small group of weights."""
 _DEAREST = 10
@@ -94,38 +79,7 @@ def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def layer_error(damage: Damage, position: str = "rest") -> Drawing:
-    """Draw the relative error of the layers of each block: their root mean square."""
-    frames = [
-        _over_blocks(layer_errors(damage, name, position), pl.col("value"), squared=True)
-        for name in damage.schemes
-    ]
-    return _errors(damage, frames, "relative error of layers")
-
-
-def _block_error(damage: Damage, position: str = "rest") -> Drawing:
-    """Draw the relative error of each block's output, with all errors before it."""
-    frames = [block_values(damage, "block_error", name, position) for name in damage.schemes]
-    return _errors(damage, frames, "relative error of blocks' outputs")
-
-
-def _input_kurtosis(damage: Damage) -> Drawing:
-    """Draw the kurtosis of the inputs of each block's layers, first token and the rest."""
-    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
-    frames = {
-        position: _over_blocks(errors, pl.col(f"kurtosis_{position}"), squared=False)
-        for position in _POSITIONS
-    }
-    return _kurtosis(damage, frames, "kurtosis of layers' inputs")
-
-
-def _block_kurtosis(damage: Damage) -> Drawing:
-    """Draw the kurtosis of each block's output, first token and the rest."""
-    frames = {position: block_values(damage, "kurtosis", "", position) for position in _POSITIONS}
-    return _kurtosis(damage, frames, "kurtosis of blocks' outputs")
-
-
-def _scatter(damage: Damage) -> Drawing:
+def _scatter(damage: Damage) -> charts.Drawing:
     """Draw every layer's relative error against the kurtosis of its input."""
     frames = [
         layer_errors(damage, name).select(
@@ -138,7 +92,7 @@ def _scatter(damage: Damage) -> Drawing:
 
 def error_over_kurtosis(
     frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int
-) -> Drawing:
+) -> charts.Drawing:
     """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
 
     `of` is the column whose `names` have a color and a shape each.
@@ -150,79 +104,97 @@ def error_over_kurtosis(
         axis=alt.Axis(format="~g", tickCount=5),
     )
     y = _log("relative error", "~p", padding=8)
-    frame = rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
-    tooltip = [*tips(f"{of}:N", "module:N"), tip("kurtosis", ".4~g"), *more, _ERROR]
-    return scatter(frame, of, names, x, y, tooltip, height=height)
+    frame = charts.rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
+    tooltip = [f"{of}:N", "module:N", charts.tip("kurtosis", ".4~g"), *more, _ERROR]
+    return charts.scatter(frame, of, names, x, y, tooltip, height=height)
 
 
 _ERRORS = (0.001, 1.0)
 """The scale of a layer's relative error, in the map of every scheme and model."""
 
 
-def _layer_map(damage: Damage, scheme: str) -> Drawing:
+def _layer_map(damage: Damage, scheme: str) -> charts.Drawing:
     """Draw a scheme's relative error of every layer: blocks by kinds of layer."""
     errors = layer_errors(damage, scheme).drop_nulls("layer")
     kinds = errors["kind"].unique(maintain_order=True).to_list()
-    chart = heatmap(
-        rounded(errors.select("layer", "kind", "value", "module")),
+    chart = charts.heatmap(
+        charts.rounded(errors.select("layer", "kind", "value", "module")),
         alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
         alt.Y("kind:N", title=None, sort=kinds),
         "value",
         alt.Legend(title="relative error", format="~p", tickCount=4),
         type="log",
         domain=_ERRORS,
-        tooltip=[alt.Tooltip("module:N"), _ERROR],
+        tooltip=["module:N", _ERROR],
     )
-    return wide(chart, 22 * len(kinds))
+    return charts.wide(chart, 22 * len(kinds))
 
 
-def _over_blocks(errors: pl.DataFrame, value: pl.Expr, *, squared: bool) -> pl.DataFrame:
-    """Return one row a block: the (root) mean (square) of its layers' values."""
-    mean = value.pow(2).mean().sqrt() if squared else value.mean()
-    known = errors.drop_nulls("layer").filter(value.is_finite())
+def _errors(damage: Damage, position: str = "rest", *, blocks: bool = False) -> charts.Drawing:
+    """Draw a line a scheme: the relative error of the layers of each block, their root mean square,
+    or of `blocks`' outputs with all errors before them; both on one scale.
+    """
+    frames = []
+    for name in damage.schemes:
+        if blocks:
+            found = block_values(damage, "block_error", name, position)
+        else:
+            square = pl.col("value").pow(2).mean().sqrt()
+            found = _over_blocks(layer_errors(damage, name, position), "value", square)
+        frames.append(found.select("layer", "value", scheme=pl.lit(name)))
+    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    of = "blocks' outputs" if blocks else "layers"
+    span = _span(damage, "relative_error", "block_error")
+    y = _log(f"relative error of {of}", "~p", domain=span, clamp=True)
+    drawn = charts.lines(
+        frame, "scheme", [*damage.schemes], charts.LAYERS, y, ["scheme:N", "layer:Q", _ERROR],
+        points=True, outliers=True,
+    )  # fmt: skip
+    return charts.wide(drawn, 240)
+
+
+def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
+    """Draw the kurtosis of the inputs of each block's layers, or of `blocks`' outputs: a line for
+    the first token and one for the rest, on one scale.
+    """
+    frames = []
+    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
+    for position in _POSITIONS:
+        found = block_values(damage, "kurtosis", "", position)
+        if not blocks:
+            column = f"kurtosis_{position}"
+            found = _over_blocks(errors, column, pl.col(column).mean())
+        frames.append(found.select("layer", "value", position=pl.lit(position)))
+    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    of = "blocks' outputs" if blocks else "layers' inputs"
+    span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
+    base = alt.Chart(charts.rounded(frame)).encode(x=charts.LAYERS)
+    y = _log(f"kurtosis of {of}", "~g", domain=span)
+    dash = charts.told_apart(
+        alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()
+    )
+    line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
+    tooltip = ["position:N", "layer:Q", charts.tip("value", ".4~g", title="kurtosis")]
+    gaussian = charts.line_at("y", _GAUSSIAN, "gaussian", tooltip=alt.value("a Gaussian has 3"))
+    named = alt.Chart(charts.leaps(frame, "position", "layer")).mark_text(dy=-9, fontSize=11)
+    named = named.encode(x=charts.LAYERS, y=y, text="told:N")
+    return charts.wide(alt.layer(gaussian, line, named, charts.nearest(base, tooltip, y)), 240)
+
+
+def _over_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
+    """Return one row a block: the mean of a column of its layers."""
+    known = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
     return known.group_by("layer").agg(value=mean).sort("layer")
 
 
-def _errors(damage: Damage, frames: Sequence[pl.DataFrame], title: str) -> Drawing:
-    """Draw a line a scheme, on the scale of both charts of errors."""
-    names = [*damage.schemes]
-    frame = pl.concat(
-        frame.select("layer", "value", scheme=pl.lit(scheme))
-        for scheme, frame in zip(names, frames, strict=True)
-    ).filter(pl.col("value") > 0)
-    measured = damage.measurement.layers.filter(pl.col("metric").is_in(_ERROR_METRICS))
-    y = _log(title, "~p", domain=_span(measured["value"]), clamp=True)
-    tooltip = [*tips("scheme:N", "layer:Q"), _ERROR]
-    return wide(lines(frame, "scheme", names, LAYERS, y, tooltip, points=True, outliers=True), 240)
+def _span(damage: Damage, metric: str, other: str, *more: float) -> tuple[float, float]:
+    """Return the edges of a logarithmic axis for all values of two metrics, and `more`."""
+    values = damage.measurement.layers.filter(pl.col("metric").is_in([metric, other]))["value"]
+    known = [*values.filter(values.is_finite() & (values > 0)), *more]
+    return (min(known), max(known)) if known else (0.1, 1.0)
 
 
-def _kurtosis(damage: Damage, frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
-    """Draw a line for the first token and one for the rest, on the scale of both such charts."""
-    frame = pl.concat(
-        frame.select("layer", "value", position=pl.lit(position))
-        for position, frame in frames.items()
-    ).filter(pl.col("value") > 0)
-    measured = damage.measurement.layers.filter(pl.col("metric").is_in(_KURTOSES))
-    base = alt.Chart(rounded(frame)).encode(x=LAYERS)
-    y = _log(title, "~g", domain=_span(pl.concat([measured["value"], pl.Series([3.0])])))
-    dash = dashed("position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend())
-    line = base.mark_line(strokeWidth=2, color=_GRAY).encode(y=y, strokeDash=dash)
-    tooltip = [*tips("position:N", "layer:Q"), tip("value", ".4~g", title="kurtosis")]
-    gaussian = line_at("y", 3.0, "gaussian", tooltip=alt.value("a Gaussian has 3"))
-    named = alt.Chart(leaps(frame, "position", "layer")).mark_text(dy=-9, fontSize=11)
-    named = named.encode(x=LAYERS, y=y, text="told:N")
-    return wide(alt.layer(gaussian, line, named, nearest(base, tooltip, y)), 240)
-
-
-def _span(values: pl.Series) -> tuple[float, float]:
-    """Return the edges of a logarithmic axis for all of some values."""
-    known = values.filter(values.is_finite() & (values > 0))
-    return (known.min(), known.max()) if len(known) else (0.1, 1.0)  # pyright: ignore
-
-
-_ERROR_METRICS = ("relative_error", "block_error")
-_KURTOSES = ("input_kurtosis", "kurtosis")
-_ERROR = tip("value", ".3~%", title="relative error")
+_ERROR = charts.tip("value", ".3~%", title="relative error")
 
 
 def _log(title: str, style: str, **scale: Any) -> alt.Y:
@@ -251,23 +223,23 @@ def next_step(damage: Damage, source: str) -> Step:
     are quantized it does not help: the rounding or the groups have to be finer.
     """
     model, levels = shlex.quote(source), {each.title: each.level for each in findings(damage)}
+    begin = f"wakeful quantize {model} --scheme"
     harmless = [name for name, level in levels.items() if level == "good"]
     if harmless:
         best = min(harmless, key=lambda name: damage.bytes[name])
         scheme = shlex.quote(damage.schemes[best].expression)  # which says static where it is
         folder = shlex.quote(f"{source.rstrip('/')}-quantized")
-        command = f"wakeful quantize {model} --scheme {scheme} --save {folder}"
-        return Step("save the smallest harmless one", command)
+        return Step("save the smallest harmless one", f"{begin} {scheme} --save {folder}")
     if "unsure" in levels.values():
-        asked = " ".join(shlex.quote(each.expression) for each in damage.schemes.values())
+        asked = shlex.join(each.expression for each in damage.schemes.values())
         more = 4 * len(damage.measurement.counts)
-        command = f"wakeful quantize {model} --scheme {asked} --num_sequences {more}"
-        return Step("so little text does not tell: measure more of it", command)
+        asked = f"{begin} {asked} --num_sequences {more}"
+        return Step("so little text does not tell: measure more of it", asked)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     scheme = damage.schemes[best]
     if scheme.weights is None:
-        return Step("keep more bits of the cache", f"wakeful quantize {model} --scheme kv8")
+        return Step("keep more bits of the cache", f"{begin} kv8")
     if scheme.activations:
         return _for_activations(damage, best, model)
     finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
@@ -275,9 +247,9 @@ def next_step(damage: Damage, source: str) -> Step:
         small = copy.copy(scheme.weights)
         small.group = _SMALL
         finer.append(Scheme(weights=small, method=Gptq()))
-    asked = " ".join(shlex.quote(str(each).replace("'", '"')) for each in finer) or "fine"
+    asked = shlex.join(str(each).replace("'", '"') for each in finer) or "fine"
     return Step(f"{best} costs least and rounds weights alone: GPTQ or smaller groups may help",
-                f"wakeful quantize {model} --scheme {asked}")  # fmt: skip
+                f"{begin} {asked}")  # fmt: skip
 
 
 def _for_activations(damage: Damage, best: str, model: str) -> Step:
@@ -315,7 +287,6 @@ def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list
 def quantization_report(
     damage: Damage,
     *,
-    title: str = "",
     method: Mapping[str, str] | None = None,
     saved: Mapping[str, Any] | None = None,
     source: str = "",
@@ -335,12 +306,16 @@ def quantization_report(
     steps = [next_step(damage, source)]
     if saved:
         steps = after_saving(source, saved["folder"], context, stock=saved["stock"])
-    marks = [*zip(colors(names), shapes(names), strict=True)]
+    marks = [*zip(charts.colors(names), charts.shapes(names), strict=True)]
     kurtoses = ", ".join(
         f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
         for row in full["schemes"]
     )
-    title = title or f"Quantization of {damage.measurement.name}"
+    file = ""
+    if saved:
+        share = saved["bytes"] / full["bytes"]
+        file = f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
+    title = f"Quantization of {damage.measurement.name}"
     return Report(title, [headline(damage)], steps, [
         Section("", [
             Findings({"": findings(damage)}, GRADES),
@@ -353,7 +328,7 @@ def quantization_report(
             terms([("nats and perplexity", "perplexity"), ("KL", "kl"),
                    ("median and worst layer", "relative_error")]),
             Text("Loss increases are paired: both models read the same tokens. Weights count what "
-                 f"stays in full precision too{_file(saved, full)}. Seconds: to quantize, "
+                 f"stays in full precision too{file}. Seconds: to quantize, "
                  "calibration included, and to read the text.", "note"),
         ], brief=True),
         *([_costs(costs, upgraded)] if costs else []),
@@ -367,10 +342,10 @@ def quantization_report(
                  "named.", "note"),
             Legend(names),
             Side([
-                Chart("Relative error of each block's layers", partial(layer_error, damage),
+                Chart("Relative error of each block's layers", partial(_errors, damage),
                       "Relative error", explained("relative_error")),
                 Chart("Kurtosis of the inputs of each block's layers",
-                      partial(_input_kurtosis, damage), "Kurtosis of the inputs",
+                      partial(_kurtosis, damage), "Kurtosis of the inputs",
                       explained("kurtosis")),
             ], wide=True),
             Text("Does error follow kurtosis?", "heading"),
@@ -388,18 +363,19 @@ def quantization_report(
                  f"{number(full['kurtosis_rest'], '{:,.1f}')} at the rest)."),
             Legend(names),
             Side([
-                Chart("Relative error of each block's output", partial(_block_error, damage),
-                      "Relative error", explained("relative_error")),
-                Chart("Kurtosis of each block's output", partial(_block_kurtosis, damage),
+                Chart("Relative error of each block's output",
+                      partial(_errors, damage, blocks=True), "Relative error",
+                      explained("relative_error")),
+                Chart("Kurtosis of each block's output", partial(_kurtosis, damage, blocks=True),
                       "Kurtosis", explained("kurtosis")),
             ], wide=True),
             Fold("The same errors at the first token", [
                 Legend(names),
                 Side([
                     Chart("Relative error of each block's layers at the first token",
-                          partial(layer_error, damage, "first"), "Each layer alone"),
+                          partial(_errors, damage, "first"), "Each layer alone"),
                     Chart("Relative error of each block's output at the first token",
-                          partial(_block_error, damage, "first"), "All layers together"),
+                          partial(_errors, damage, "first", blocks=True), "All layers together"),
                 ], wide=True),
             ]),
         ]),
@@ -435,7 +411,7 @@ def _damage_table(
 ) -> Table:
     rows: list[Sequence[Cell | str]] = []
     for each in full["schemes"]:
-        told = with_errors(each)
+        told, module = with_errors(each), each["worst_layer"]
         rows.append([
             each["scheme"],
             GRADES[grade(damage, each["scheme"])],
@@ -443,7 +419,8 @@ def _damage_table(
             told["kl"],
             Cell(told["perplexity"], under=[told["increase"]]),
             number(each["layer_error_median"], "{:.2%}"),
-            Cell(number(each["layer_error_worst"], "{:.2%}"), under=_named(each["worst_layer"])),
+            Cell(number(each["layer_error_worst"], "{:.2%}"),
+                 under=[module.removeprefix("model.")] if module else []),
             Cell(megabytes(each["bytes"]), f"{each['bytes_ratio']:.0%}"),
             Cell(f"{each['quantize_seconds']:.1f}", f"+ {each['read_seconds']:.1f}"),
         ])  # fmt: skip
@@ -455,17 +432,6 @@ def _damage_table(
         [first, *rows], "Damage of each scheme", marks=[("", ""), *marks],
         terminal=("damage", "loss, nats a token", "KL, nats", "worst layer", "weights"),
     )  # fmt: skip
-
-
-def _named(module: str | None) -> list[str]:
-    return [module.removeprefix("model.")] if module else []
-
-
-def _file(saved: Mapping[str, Any] | None, full: Mapping[str, Any]) -> str:
-    if not saved:
-        return ""
-    share = saved["bytes"] / full["bytes"]
-    return f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
 
 
 def _layers(damage: Damage, name: str) -> Iterator[Part]:
@@ -496,7 +462,8 @@ def worst_table(damage: Damage, name: str) -> Table:
         ("kurtosis_first", "kurtosis_rest", "max_over_mean_first", "max_over_mean_rest"), "{:,.1f}"
     )
     rows = [
-        [row["module"], Cell(number(row["value"], "{:.2%}"), small=_error(row["standard_error"])),
+        [row["module"],
+         Cell(number(row["value"], "{:.2%}"), number(row["standard_error"], "± {:.2%}", "")),
          *(number(row[key], style) for key, style in styles.items())]
         for row in worst_layers(damage, name)
     ]  # fmt: skip
@@ -505,13 +472,9 @@ def worst_table(damage: Damage, name: str) -> Table:
     return Table(columns, rows, f"Worst layers of {damage.measurement.name} under {name}")
 
 
-def _error(value: float | None) -> str:
-    return "" if value is None else f"± {value:.2%}"
-
-
-def number(value: float | None, style: str) -> str:
-    """Return a figure as a page has it; a dash where there is none."""
-    return "–" if value is None else style.format(value).replace("-", "−")
+def number(value: float | None, style: str, none: str = "–") -> str:
+    """Return a figure as a page has it; a dash or `none` where there is none."""
+    return none if value is None else style.format(value).replace("-", "−")
 
 
 def megabytes(count: float) -> str:

@@ -16,7 +16,7 @@ from wakeful.evaluation.damage import (
     predicts,
     summary,
 )
-from wakeful.evaluation.pretrained import PretrainedTable
+from wakeful.evaluation.pretrained import PretrainedTable, PrintedRow
 from wakeful.reports.charts import Drawing, colors, shapes, tip
 from wakeful.reports.quantization import (
     PREDICTS,
@@ -57,40 +57,31 @@ def beside(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, 
 
     `ratios` are perplexities over the full-precision one's, ours and the paper's, by scheme.
     """
+
+    def printed(row: PrintedRow | None, name: str) -> dict[str, float | None]:
+        return {"printed": row and row.quantized[name], "printed_ratio": row and row.ratio(name)}
+
     rows = []
     for damage in damages:
-        each, printed = summary(damage), damage.printed
+        each, row = summary(damage), damage.printed
         found = {figures["scheme"]: figures for figures in each["schemes"]}
-        rows.append(
-            {
-                "model": each["model"],
-                "label": printed and printed.label,
-                "parameters": f"{damage.parameters / 1e6:,.4g}M",
-                "perplexity": each["perplexity"],
-                "perplexity_standard_error": each["perplexity_standard_error"],
-                "printed": printed and printed.full,
-                "kurtosis_first": each["kurtosis_first"],
-                "kurtosis_rest": each["kurtosis_rest"],
-                "schemes": [
-                    {
-                        key: found[name][key]
-                        for key in ("scheme", "perplexity", "perplexity_standard_error", "ratio")
-                    }
-                    | {
-                        "printed": printed and printed.quantized[name],
-                        "printed_ratio": printed and printed.ratio(name),
-                    }
-                    for name in table.schemes
-                ],
-            }
-        )
+        shown = ("scheme", "perplexity", "perplexity_standard_error", "ratio")
+        rows.append({
+            "model": each["model"],
+            "label": row and row.label,
+            "parameters": f"{damage.parameters / 1e6:,.4g}M",
+            **{key: each[key] for key in ("perplexity", "perplexity_standard_error")},
+            "printed": row and row.full,
+            **{key: each[key] for key in ("kurtosis_first", "kurtosis_rest")},
+            "schemes": [
+                {key: found[name][key] for key in shown} | printed(row, name)
+                for name in table.schemes
+            ],
+        })  # fmt: skip
     measured = [damage.printed for damage in damages]
     for row in table.rows:
         if row not in measured:
-            schemes = [
-                {"scheme": name, "printed": row.quantized[name], "printed_ratio": row.ratio(name)}
-                for name in table.schemes
-            ]
+            schemes = [{"scheme": name} | printed(row, name) for name in table.schemes]
             rows.append({"model": None, "label": row.label, "parameters": row.parameters,
                          "printed": row.full, "schemes": schemes})  # fmt: skip
     return rows
@@ -147,7 +138,6 @@ def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
 def matrix_report(
     damages: Sequence[Damage],
     *,
-    title: str = "",
     method: Mapping[str, str] | None = None,
     table: PretrainedTable | None = None,
     sources: Sequence[str] = (),
@@ -200,8 +190,8 @@ def matrix_report(
     ]  # fmt: skip
     if table is not None:
         sections.insert(0, _beside_section(damages, table))
-    return Report(title or "Quantization of " + ", ".join(names),
-                  [headline(damage) for damage in damages], steps, sections)  # fmt: skip
+    title = f"Quantization of {', '.join(names)}"
+    return Report(title, [headline(damage) for damage in damages], steps, sections)
 
 
 def _damage_table(damages: Sequence[Damage], marks: Sequence[tuple[str, str]]) -> Table:

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import to_table
 from wakeful.digests import file_sha256
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
 from wakeful.optim.judged import judged, put_back
@@ -44,16 +44,8 @@ from wakeful.optim.saved import (
     together,
 )
 from wakeful.paths import part_beside
+from wakeful.runs import shards
 from wakeful.runs.run import disk_errors, read_record, save_tensors
-from wakeful.runs.shards import (
-    Along,
-    StoredTensors,
-    cut_of,
-    is_complete,
-    local,
-    part_name,
-    share_of,
-)
 from wakeful.world import ALONE, World
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -97,7 +89,7 @@ class CheckpointState:
     kind: str
     """The optimizer's class."""
     optimizer: Numbers
-    cut: dict[str, dict[str, Along]]
+    cut: dict[str, dict[str, shards.Along]]
     """How the tensors of "model" and "optimizer" are cut, of those that are in parts."""
 
 
@@ -169,15 +161,15 @@ def save(
 
 
 def _write(
-    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, Along], world: World
+    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, shards.Along], world: World
 ) -> dict[str, dict[str, Any]]:
     """Write this process's file of these tensors; return its entry in the manifest."""
     name = f"{what}.safetensors"
     writes = world.first
     if cut:
-        number, count, writes = share_of(cast(DTensor, tensors[next(iter(cut))]))
-        name = part_name(what, number, count)
-        tensors = {key: local(t) for key, t in tensors.items() if world.first or key in cut}
+        number, count, writes = shards.share_of(cast(DTensor, tensors[next(iter(cut))]))
+        name = shards.part_name(what, number, count)
+        tensors = {key: shards.local(t) for key, t in tensors.items() if world.first or key in cut}
     elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
     if not writes:
@@ -193,10 +185,10 @@ def _gathered(tensor: Tensor, *, keep: bool) -> Tensor:
     return full.cpu() if keep else full.new_empty(0)
 
 
-def _cuts(tensors: dict[str, Tensor]) -> dict[str, Along]:
+def _cuts(tensors: dict[str, Tensor]) -> dict[str, shards.Along]:
     """Return the dimension that each tensor is cut along, of those that are."""
-    cuts = {name: cut_of(tensor) for name, tensor in tensors.items()}
-    return {name: Along(cut.dim) for name, cut in cuts.items() if cut is not None}
+    cuts = {name: shards.cut_of(tensor) for name, tensor in tensors.items()}
+    return {name: shards.Along(cut.dim) for name, cut in cuts.items() if cut is not None}
 
 
 def prune(folder: Path, *, keep: int) -> None:
@@ -214,9 +206,7 @@ def _sweep(folder: Path) -> None:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
-    if not folder.is_dir():
-        return []
-    matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    matches = (_NAME.fullmatch(entry.name) for entry in folder.glob("step-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -236,25 +226,26 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
-    stored = StoredTensors(path, "model", read_state(path).cut)
-    check_shapes(own, _shapes_for(own, stored), path)
+    stored = shards.StoredTensors(path, "model", read_state(path).cut)
+    _check_shapes(own, stored, path)
     with torch.no_grad():
         for name, tensor in own.items():
-            found = stored.read(name, cut_of(tensor))
+            found = stored.read(name, shards.cut_of(tensor))
             layer = name.removesuffix(".weight")
             if layer + lora.A in stored.shapes and layer + lora.A not in own:
                 a, b, scale = (stored.read(layer + end) for end in (lora.A, lora.B, lora.SCALE))
                 found = lora.merged_weight(found, a, b, scale)
-            local(tensor).copy_(found)
+            shards.local(tensor).copy_(found)
 
 
-def _shapes_for(own: Mapping[str, Tensor], stored: StoredTensors) -> dict[str, tuple[int, ...]]:
-    """Return the stored shapes without the adapters that a model lacks."""
+def _check_shapes(own: Mapping[str, Tensor], stored: shards.StoredTensors, path: Path) -> None:
+    """Compare shapes without those of adapters that a model lacks."""
     ends = (lora.A, lora.B, lora.SCALE)
-    return {
+    shapes = {
         name: shape for name, shape in stored.shapes.items()
         if name in own or not name.endswith(ends)
     }  # fmt: skip
+    check_shapes(own, shapes, path)
 
 
 def check_description(path: Path, config: ModelConfig) -> None:
@@ -264,9 +255,9 @@ def check_description(path: Path, config: ModelConfig) -> None:
     """
     verify(path, digests=False)
     try:
-        stored = StoredTensors(path, "model", read_state(path).cut)
+        stored = shards.StoredTensors(path, "model", read_state(path).cut)
         own = _unique(skeleton(config, len(stored.shapes), path))
-        check_shapes(own, _shapes_for(own, stored), path)
+        _check_shapes(own, stored, path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation
         raise
@@ -295,7 +286,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
             f"{path} was written with the optimizer {state.kind}, not "
             f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
         )
-    stored = StoredTensors(path, "optimizer", state.cut)
+    stored = shards.StoredTensors(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     told = state.optimizer
     placed: set[str] = set()
@@ -303,7 +294,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     def read(owner: Tensor, name: str, moved: bool = False) -> Tensor:
         placed.add(name)
         if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
-            return _like(owner, stored.read(name, cut_of(owner)))
+            return _like(owner, stored.read(name, shards.cut_of(owner)))
         return stored.read(name).to(owner.device) if moved else stored.read(name)
 
     def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
@@ -334,9 +325,8 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     except WakefulError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
         raise WakefulError(
-            f"{path} holds no state that {state.kind} can go on from: {line}"
+            f"{path} holds no state that {state.kind} can go on from: {first_line(error)}"
         ) from None
     return state.progress
 
@@ -414,7 +404,7 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
     with contextlib.suppress(WakefulError):
         manifest = read_record(dict[str, ManifestEntry], path / "manifest.json")
     whole = "state.json" in manifest and all(
-        is_complete(set(manifest), what) for what in ("model", "optimizer")
+        shards.is_complete(set(manifest), what) for what in ("model", "optimizer")
     )
     if not whole or not all(_FILE.fullmatch(name) for name in manifest):
         raise WakefulError(f"{path} has no readable manifest.json; {cure}")
@@ -465,7 +455,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        place = local(tensor).untyped_storage().data_ptr()
+        place = shards.local(tensor).untyped_storage().data_ptr()
         found[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return found

@@ -263,13 +263,8 @@ class Run:
         Raises:
             WakefulError: a row is damaged.
         """
-        rows = [{name: row.get(name) for name in TRAJECTORIES} for row in self.metrics(LOGS[1])]
-        try:
-            frame = pl.DataFrame(rows, schema=TRAJECTORIES)
-        except (pl.exceptions.PolarsError, TypeError, OverflowError):
-            frame = None
-        names = ("layer", "position", "metric", "variant", "value")
-        if frame is None or not all(frame[name].is_not_null().all() for name in names):
+        frame = self.logged(TRAJECTORIES, LOGS[1])
+        if frame.drop("head", "standard_error").null_count().sum_horizontal().item():
             raise WakefulError(f"{self.path / LOGS[1]}: a row lacks a field")
         if not frame["value"].is_finite().all():
             raise WakefulError(f"{self.path / LOGS[1]}: a figure is not finite")
@@ -292,6 +287,23 @@ class Run:
                 raise WakefulError(f"{path} line {number} is not a metrics row; remove that line")
         return rows
 
+    def logged(self, columns: Columns | None = None, log: str = "metrics.jsonl") -> pl.DataFrame:
+        """Return such a file as a table; of `columns` alone, null where a row lacks them.
+
+        Raises:
+            WakefulError: a field has values of several types, or of another than its column's.
+        """
+        rows = self.metrics(log)
+        if columns is not None:
+            rows = [{name: row.get(name) for name in columns} for row in rows]
+        try:
+            return pl.DataFrame(rows, schema=columns, infer_schema_length=None)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            raise WakefulError(
+                f"{self.path / log} is not a table: a row lacks a field, or a field has values of "
+                "several types"
+            ) from None
+
     def keep_metrics(self, last_step: int) -> None:
         """Drop the rows after a step, which a resumed run is about to write again."""
         for log in LOGS:
@@ -307,14 +319,7 @@ class Run:
 
     def finish_metrics(self) -> None:
         """Write metrics.parquet from metrics.jsonl."""
-        rows = self.metrics()
-        try:
-            frame = pl.DataFrame(rows, infer_schema_length=None)
-        except (pl.exceptions.PolarsError, TypeError, OverflowError):
-            raise WakefulError(
-                f"{self.path / 'metrics.jsonl'} is not a table: a field has values of several types"
-            ) from None
-        self.write_frame("metrics.parquet", frame)
+        self.write_frame("metrics.parquet", self.logged())
 
     def _rewrite(self, rows: list[dict[str, Any]], log: str = "metrics.jsonl") -> None:
         self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
@@ -430,25 +435,14 @@ def read_windows(path: Path) -> pl.DataFrame:
 class SharedRun(Run):
     """A run directory that another process of the same run writes: here it is only read."""
 
-    def update(self, **fields: object) -> None: ...
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         yield
 
-    def append(self, *rows: Mapping[str, Any], log: str = "metrics.jsonl") -> None: ...
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    def keep_metrics(self, last_step: int) -> None: ...
-
-    def keep_metrics_before_final(self, last_step: int) -> None: ...
-
-    def finish_metrics(self) -> None: ...
-
-    def write_text(self, name: str, text: str) -> None: ...
-
-    def remove(self, name: str) -> None: ...
-
-    def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
+    update = append = write_text = write_frame = remove = _nothing
+    keep_metrics = keep_metrics_before_final = finish_metrics = _nothing
 
 
 def is_done(place: Path) -> bool:
@@ -509,9 +503,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        number = number or _number_in(str(error))  # Polars' own has the number in its text
-        if number is None:
-            raise
+        if number is None:  # libraries written in Rust have it in their text
+            found = re.search(r"\(os error (\d+)\)", str(error))
+            if found is None:
+                raise
+            number = int(found[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
@@ -526,12 +522,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-
-
-def _number_in(text: str) -> int | None:
-    """Find the number that libraries written in Rust put into the text of a system's error."""
-    found = re.search(r"\(os error (\d+)\)", text)
-    return int(found[1]) if found else None
 
 
 def _metrics_row(line: bytes, *, flat: bool) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 
 _PART = re.compile(r"(model|optimizer)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -40,14 +40,6 @@ class Along:
             raise WakefulError(f"a tensor is cut along dimension {self.dim}")
 
 
-class Share(NamedTuple):
-    """Which part of each tensor this process has, of how many, and whether it is to write it."""
-
-    part: int
-    parts: int
-    writes: bool
-
-
 def cut_of(tensor: Tensor) -> Cut | None:
     """Return the part of a tensor that this process has; None where it has the whole."""
     if not isinstance(tensor, DTensor):
@@ -60,12 +52,12 @@ def cut_of(tensor: Tensor) -> Cut | None:
     return None
 
 
-def share_of(tensor: DTensor) -> Share:
-    """Return which share of a tensor in parts this process has; the first of its owners writes."""
+def share_of(tensor: DTensor) -> tuple[int, int, bool]:
+    """Return which part of a tensor this process has, of how many, and whether it writes it."""
     mesh = tensor.device_mesh
     (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
     others = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
-    return Share(mesh.get_local_rank(axis), mesh.size(axis), not any(others))
+    return mesh.get_local_rank(axis), mesh.size(axis), not any(others)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -108,14 +100,14 @@ class StoredTensors:
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
         """Return a tensor, or a part of it, reading no more than that where the parts allow."""
         with self._reading():
-            if name not in self._cut:
+            dim = self._cut.get(name)
+            if dim is None:
                 found = self._files[0].get_tensor(name)
-                return found if cut is None else found.narrow(cut.dim, cut.start, _length(cut))
-            dim = self._cut[name]
-            if cut is not None and cut.dim == dim:
+            elif cut is not None and cut.dim == dim:
                 return self._between(name, dim, cut.start, cut.stop)
-            found = self._between(name, dim, 0, self.shapes[name][dim])
-            return found if cut is None else found.narrow(cut.dim, cut.start, _length(cut))
+            else:
+                found = self._between(name, dim, 0, self.shapes[name][dim])
+            return found if cut is None else found.narrow(cut.dim, cut.start, cut.stop - cut.start)
 
     def _between(self, name: str, dim: int, start: int, stop: int) -> Tensor:
         pieces: list[Tensor] = []
@@ -132,12 +124,9 @@ class StoredTensors:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._cut:
-            return tuple(self._files[0].get_slice(name).get_shape())
-        shapes = [file.get_slice(name).get_shape() for file in self._files]
-        dim = self._cut[name]
-        whole = list(shapes[0])
-        whole[dim] = sum(shape[dim] for shape in shapes)
+        whole = self._files[0].get_slice(name).get_shape()
+        if (dim := self._cut.get(name)) is not None:
+            whole[dim] = sum(file.get_slice(name).get_shape()[dim] for file in self._files)
         return tuple(whole)
 
     @contextlib.contextmanager
@@ -148,9 +137,4 @@ class StoredTensors:
             SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError,
             RuntimeError,
         ) as error:  # fmt: skip
-            line = (str(error) or type(error).__name__).splitlines()[0]
-            raise WakefulError(f"{self.folder} cannot be read: {line}") from None
-
-
-def _length(cut: Cut) -> int:
-    return cut.stop - cut.start
+            raise WakefulError(f"{self.folder} cannot be read: {first_line(error)}") from None

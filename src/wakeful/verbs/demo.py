@@ -99,7 +99,7 @@ def demonstrate(
     run.set_status("running")
     try:
         story = _story(run.path, parts, shown)
-        told = demonstration_report(story, links=_LINKS)
+        told = demonstration_report(story, _LINKS)
         page = write(told, run.path / "demo.html")
         save_figures(told.charts(), run.path / "figures", figures)
     except BaseException:

@@ -21,7 +21,6 @@ from wakeful.reports.charts import (
     lines,
     rounded,
     tip,
-    tips,
 )
 from wakeful.reports.terms import explained
 from wakeful.variants import build_call
@@ -85,7 +84,7 @@ class Names:
         self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, at: str, height: int, **more: Any
     ) -> Drawing:
         """Draw a line a row, with a legend."""
-        tooltip = [*tips("row:N", f"{at}:Q"), tip("value", ".4f")]
+        tooltip = ["row:N", f"{at}:Q", tip("value", ".4f")]
         chart = lines(frame, "row", self.labels, x, y, tooltip, at=at, legend=alt.Legend(), **more)
         return chart.properties(height=height, width="container")
 
