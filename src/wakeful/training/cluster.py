@@ -385,7 +385,9 @@ def _threads(workers: int) -> Iterator[None]:
     if THREADS in os.environ:
         yield
         return
-    os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    # macOS has no such call; of the machine's cores a process of Linux may have only some.
+    ours = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    os.environ[THREADS] = str(max(1, len(ours) // workers))
     try:
         yield
     finally:
