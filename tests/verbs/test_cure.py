@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
-from wakeful.surgery.learning import learned_of
+from wakeful.surgery import Bases
+from wakeful.surgery.learning import Learned, learned_of
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
 from wakeful.verbs.cure import Widened
@@ -90,6 +92,25 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert f"--rotate '{rotation}'" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
+
+
+@pytest.mark.parametrize("prefix", ["", "bos"])
+def test_a_rotation_is_learned_as_the_cured_model_reads(
+    prefix: str, llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    seen: list[tuple[int, set[int]]] = []
+    learn = Learned.learn
+
+    def watched(self: Learned, decoder: Decoder, text: torch.Tensor, **more: Any) -> Bases:
+        seen.append((decoder.config.stored_prefix, set(text[:, 0].tolist())))
+        return learn(self, decoder, text, **more)
+
+    monkeypatch.setattr(Learned, "learn", watched)
+    read = {"text": words, "length": 16, "num_sequences": 2, "device": "cpu"}
+    found = wakeful.cure(llama, rotate="learned(steps=1)", prefix=prefix, bos="on", **read)
+    bos = found.model.bos
+    assert [stored for stored, _ in seen] == [len(prefix) > 0]
+    assert ({bos} == seen[0][1]) == (not prefix)
 
 
 def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path: Path) -> None:

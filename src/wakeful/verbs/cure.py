@@ -459,17 +459,24 @@ def _cured(
 ) -> tuple[Decoder, list[int], list[tuple[str, str]]]:
     """Return the cured decoder, the stored tokens, and what was done in words.
 
-    A rotation that the choice did not learn is learned on the text after the one to verify on.
+    A rotation that the choice did not learn is learned on the text after the one to verify on, read
+    as the cured model reads it: after the prefix, or BOS.
     """
     wanted, kind = at.wanted, at.wanted.turning or "identity"
+    prefix = list[int]()
+    if wanted.prefix:
+        at.show.note("storing a prefix")
+        prefix = _chosen(at, plain, text)
     if choice is not None and isinstance(choice.best.rotate, surgery.Bases):
         kind = choice.best.rotate
     elif (learns := learned_of(wanted.rotate)) is not None:
         at.show.note("learning a rotation")
         rows = fitting_rows(at.loaded, _rest(at, text.numel()), wanted)
+        rows = rows if prefix else opened(at.loaded.begin(wanted.bos), rows)
+        reader = surgery.store_prefix(plain, prefix) if prefix else plain
         told = partial(at.show.count, "learning steps")
-        kind = learns.learn(plain, rows, seed=wanted.seed, told=told, world=at.world)
-    cured, prefix = plain, list[int]()
+        kind = learns.learn(reader, rows, seed=wanted.seed, told=told, world=at.world)
+    cured = plain
     done: list[tuple[str, str]] = []
     if wanted.turning or wanted.rotate_inner:
         at.show.note("rotating")
@@ -486,9 +493,7 @@ def _cured(
     if wanted.rotate_keys:
         cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
-    if wanted.prefix:
-        at.show.note("storing a prefix")
-        prefix = _chosen(at, cured, text)
+    if prefix:
         cured = surgery.store_prefix(cured, prefix)
         shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
