@@ -455,9 +455,9 @@ def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_pat
 HOLDS = """
 import sys, time
 from pathlib import Path
-from wakeful.training.cluster import _held
+from wakeful.runs.run import held
 
-with _held(Path(sys.argv[1])):
+with held(Path(sys.argv[1]), "taken"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -478,6 +478,7 @@ in_turn([(work, "")], sys.argv[1])
 def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     file = tmp_path / "cmp" / "jobs" / ".command"
+    file.parent.mkdir(parents=True)
 
     def started(script: str, says: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

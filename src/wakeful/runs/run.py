@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import polars as pl
 import torch
@@ -226,18 +226,8 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; a second process is refused until it is released."""
         self._refuse_links()
-        with contextlib.ExitStack() as stack:
-            with disk_errors(self.path):
-                file = stack.enter_context((self.path / ".lock").open("w"))
-                if fcntl is not None:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except OSError as error:
-                        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                            raise
-                        raise WakefulError(
-                            f"another process is working in {self.path}; wait for it or end it"
-                        ) from None
+        taken = f"another process is working in {self.path}; wait for it or end it"
+        with held(self.path / ".lock", taken):
             yield
 
     def _refuse_links(self) -> None:
@@ -494,6 +484,28 @@ def save_tensors(
         if isinstance(tensor, Paged):
             let_go(tensor.stored)
     path.chmod(mode)
+
+
+@contextlib.contextmanager
+def held(path: Path, taken: str) -> Iterator[None]:
+    """Hold a file for this process, however it ends; say `taken` where another one holds it."""
+    with contextlib.ExitStack() as stack:
+        with disk_errors(path.parent):
+            file = stack.enter_context(path.open("w"))
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                        raise
+                    raise WakefulError(taken) from None
+        yield
+
+
+def await_release(file: IO[str]) -> None:
+    """Wait until no process holds an open file; while this one lives, none can then hold it."""
+    assert fcntl is not None
+    fcntl.flock(file, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@
 """
 
 import collections
-import importlib
 import itertools
 import math
 import os
@@ -17,7 +16,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
@@ -26,7 +25,7 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.plugins import optional
-from wakeful.runs.run import disk_errors, is_done
+from wakeful.runs.run import await_release, disk_errors, held, is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
@@ -151,7 +150,13 @@ def deal(
     """
     submitit, logs = _submitit(), folder / _LOGS
     running = dict[int, tuple[list[Work], Any]]()
-    with _held(logs / _COMMAND), ExitStack() as ends:
+    taken = (
+        f"another command distributes work in {folder}, or the workers of one that was killed are "
+        "saving their step: wait a minute, then give the command again"
+    )
+    with disk_errors(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+    with held(logs / _COMMAND, taken), ExitStack() as ends:
         executor = _executor(submitit, cluster, logs)
         left = [row for row in rows if not row.done]
         dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
@@ -243,35 +248,12 @@ class _Dealing:
         self.left.discard(row.label)
 
 
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a file for as long as this command lives, however it ends."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        try:
-            _lock(file)
-        except BlockingIOError:
-            raise WakefulError(
-                f"another command distributes work in {path.parent.parent}, or the workers of one "
-                "that was killed are saving their step: wait a minute, then give the command again"
-            ) from None
-        yield
-
-
-def _lock(file: IO[str], *, wait: bool = False) -> None:
-    """Hold an open file alone, or else wait until nobody does and share it."""
-    fcntl: Any = importlib.import_module("fcntl")  # Windows has neither it nor submitit's signals
-    fcntl.flock(file, fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _end_with(command: str) -> None:
     """Let this worker save its step and end once nobody holds the file of its command."""
 
     def watch() -> None:
         with Path(command).open() as file:
-            _lock(file, wait=True)  # which the next command sees until this process ends
+            await_release(file)  # the next command sees that this process lives
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)
