@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from wakeful.cli.parsing import parse
 from wakeful.config.model import ModelConfig
+from wakeful.config.refusals import check_rules
 from wakeful.config.schema import (
+    TRAINED,
     Config,
     DataConfig,
     config_from,
@@ -417,5 +419,4 @@ def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None
     told = parse(Config, ["--data.tokenizer", "mine"], "train CONFIG", config_from(base)).data
     assert (told.tokenizer, told.vocab_size) == ("mine", DataConfig.vocab_size)
     with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
-        parse(Config, ["--data.tokenizer=mine", "--data.vocab_size=99"], "train CONFIG",
-              config_from(base))  # fmt: skip
+        check_rules(config_from(base, data={"tokenizer": "mine", "vocab_size": 99}).data, TRAINED)

@@ -360,9 +360,9 @@ def test_compiling_the_whole_graph_changes_nothing():
 
 
 BASES = {
-    "routes": ["ValueRoute", "Gates", "_Residual", "_Sharing"],
+    "routes": ["ValueRoute", "Gates", "_Residual", "_Projection", "_Sharing"],
     "depth": ["DepthMix", "SublayerMix"],
-    "normalizers": ["Normalizer"],
+    "normalizers": ["Normalizer", "_Separate"],
     "norms": ["Norm"],
     "placements": ["Placement"],
     "ropes": ["RopeScaling"],

@@ -6,12 +6,11 @@ from typing import Any
 
 import gguf
 import pytest
-import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import wakeful
-from helpers import since, tiny_decoder
+from helpers import since
 from hf.gguf_models import GEMMA2, TEXTS, decoder
 from test_cli import fails
 from training.runs import text, tiny
@@ -179,10 +178,11 @@ def test_whole_numbers_are_exported_as_what_their_fields_hold(
 
 @pytest.mark.parametrize("scheme", ["fine", "kv8"])
 def test_a_quantized_model_in_memory_is_refused(scheme: str, tmp_path: Path) -> None:
-    small = quantize(tiny_decoder(dtype=torch.float32).eval(), scheme)
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=270)
+    small = quantize(decoder(tokenizer.vocab_size), scheme)
     for out, more in (("out", {}), ("out.gguf", {}), ("cut", {"layers": ["0-1"]})):
         with pytest.raises(WakefulError, match="is quantized: export the model it was made from"):
             wakeful.export(small, tmp_path / out, **more)
     with pytest.raises(WakefulError, match="is quantized: cure the model it was made from"):
-        wakeful.cure(small, rotate="hadamard")
+        wakeful.cure(small, rotate="hadamard", tokenizer=tokenizer)
     assert not list(tmp_path.iterdir())

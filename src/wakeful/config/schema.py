@@ -27,7 +27,8 @@ _MOST_TOKENS = 2**28
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """Keys of a table that are of a comparison and not of a run."""
-TRAINED = "the size is for a tokenizer that is trained"
+TRAINED = Excludes("vocab_size", "tokenizer", "the size is for a tokenizer that is trained")
+"""Of what is asked for: data that is prepared keeps its size beside a tokenizer that is its own."""
 _OWN_FILES = ("run.json", "report.html")
 """Files in a comparison's folder beside its variants."""
 
@@ -336,7 +337,6 @@ class Config(Ruled):
         Within("data.validation_fraction", "(0, 1)"),
         Within("train.seed sample.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
-        Excludes("data.vocab_size", "data.tokenizer", TRAINED),
         Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
         AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),

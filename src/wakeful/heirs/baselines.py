@@ -230,7 +230,6 @@ def _lazy(setting: Setting) -> LayerMap:
     return setting.lazy
 
 
-_BARE = ", with embeddings, positions, final norm and head at random"
 BASELINES: dict[str, Baseline] = {
     "random": _random("the same shape at random"),
     "random_twice": _random("the same shape at random, for twice the steps", times=2),
@@ -285,15 +284,27 @@ BASELINES: dict[str, Baseline] = {
     "attention": _taken("the heir's attention and its norms alone", _own, "attention"),
     "mlp": _taken("the heir's feed-forward networks and their norms alone", _own, "mlp"),
     "without_norms": _taken("the heir without its blocks' norms", _own, "without_norms"),
-    "blocks": _taken(f"the heir's blocks{_BARE}", _own, "blocks"),
+    "blocks": _taken(
+        "the heir's blocks, with embeddings, positions, final norm and head at random",
+        _own,
+        "blocks",
+    ),
     "embeddings": _taken(
         "the reference's embeddings, positions, final norm and head, with blocks at random",
         _own,
         "embeddings",
     ),
-    "middle_blocks": _taken(f"middle{_BARE}", _ranged(middle), "blocks"),
-    "last_blocks": _taken(f"last{_BARE}", _ranged(last), "blocks"),
-    "lazy_blocks": _taken(f"lazy{_BARE}", _lazy, "blocks"),
+    "middle_blocks": _taken(
+        "middle, with embeddings, positions, final norm and head at random",
+        _ranged(middle),
+        "blocks",
+    ),
+    "last_blocks": _taken(
+        "last, with embeddings, positions, final norm and head at random", _ranged(last), "blocks"
+    ),
+    "lazy_blocks": _taken(
+        "lazy, with embeddings, positions, final norm and head at random", _lazy, "blocks"
+    ),
     "reference": Baseline("the whole reference, trained further", lambda s: s.everything()),
 }
 """By name, in the order that reports list them."""

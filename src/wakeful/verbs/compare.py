@@ -11,8 +11,9 @@ from wakeful.comparison.published import published
 from wakeful.comparison.reading import Comparison as Compared
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
+from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rows_of
-from wakeful.config.schema import Config, chosen_variants
+from wakeful.config.schema import TRAINED, Config, chosen_variants
 from wakeful.config.verbs import FigureFormat
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError, nearest
@@ -108,6 +109,7 @@ def compare(
     for name in layouts:
         published(name)
     for config in variants.values():
+        check_rules(config.data, TRAINED)
         if config.train.seed != 0:
             raise WakefulError(
                 f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "

@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from wakeful.comparison.reading import read_comparison
-from wakeful.config.schema import Config, config_from
+from wakeful.config.refusals import check_rules
+from wakeful.config.schema import TRAINED, Config, config_from
 from wakeful.config.verbs import FigureFormat
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
@@ -90,6 +91,8 @@ def train(
         raise WakefulError("a resumed run has its own folder and configuration: leave them out")
     chosen = Config() if config is None else config_from(config, **changes)
     place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
+    if not resume:
+        check_rules(chosen.data, TRAINED)
     with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
         train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
         done = Run(place)

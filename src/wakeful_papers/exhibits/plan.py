@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
+    TRAINED,
     Config,
     config_from_table,
     config_to_table,
@@ -354,6 +356,7 @@ def plan_of(
             whole = config
             if over:
                 whole = config_from_table(merged(config_to_table(config), over))
+            check_rules(whole.data, TRAINED)
             jobs.append(Job(group, name, whole))
     plan = Plan(
         exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import Where
-from wakeful.config.refusals import Excludes
 from wakeful.config.schema import TRAINED, TextConfig
 
 
@@ -17,4 +16,4 @@ class PrepareOptions(TextConfig):
     out: Where[str]
     """Folder to create."""
 
-    RULES = (Excludes("vocab_size", "tokenizer", TRAINED),)
+    RULES = (TRAINED,)
