@@ -61,10 +61,13 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return errors
 
 
-def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_rotated_model_is_a_stock_one(
+    llama: Path, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:  # fmt: skip
     out, rotation = tmp_path / "cured", "learned(steps=5)"
     arguments = [str(llama), "--text", words, "--rotate", rotation, "--out", str(out), *READ]
     assert main(["cure", *arguments]) == 0
+    assert f"wakeful evaluate {llama} {out}" in " ".join(capsys.readouterr().out.split())
     plain, cured = (AutoModelForCausalLM.from_pretrained(folder) for folder in (llama, out))
     assert type(plain) is type(cured)
     tokens = torch.arange(40).view(2, 20)

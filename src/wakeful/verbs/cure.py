@@ -105,6 +105,8 @@ class Cure(Measured):
     """The name that the model before was asked for by."""
     choice: Choice | None = None
     """The measurements that chose the cure, where formats were named."""
+    out: str = ""
+    """The folder that was asked for."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -124,7 +126,7 @@ class Cure(Measured):
     @property
     def report(self) -> Report:
         """What was done, and the diagnosis of the model before and after."""
-        return self._report(f"{self.source}-cured")
+        return self._report(self.out or f"{self.source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
@@ -234,6 +236,7 @@ def cure(
             before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
             done=tuple(made.done), stock=made.stock, differences=made.differences,
             source=name_of(model), choice=made.choice, command=command, figures=wanted.figures,
+            out=wanted.out,
         )  # fmt: skip
         if wanted.out and world.first:
             cure.save(wanted.out)
