@@ -4,6 +4,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,22 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     A name is kept once it is found, so it costs a lookup from then on. It must not be a submodule's
     too: the import system would put that in its place.
     """
-    source = Path(sys.modules[package].__file__ or "").read_text("utf-8")
-    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    @cache
+    def homes() -> dict[str, str]:
+        source = Path(sys.modules[package].__file__ or "").read_text("utf-8")
+        block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+        imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        value = getattr(importlib.import_module(homes()[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *homes()})
 
     return find, names
