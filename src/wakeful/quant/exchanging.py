@@ -1,7 +1,6 @@
 """Linear layers of one scheme in a model, looked at and quantized part by part."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -45,9 +44,10 @@ class Exchange:
 
     def run(self) -> None:
         """Quantize all of the layers."""
-        with ExitStack() as back:
-            back.callback(put, self.model, self.layers)
+        try:
             self._exchange()
+        finally:
+            put(self.model, self.layers)
 
     def _exchange(self) -> None:
         """Leave quantized layers in the model, where later ones are to read what they give."""
