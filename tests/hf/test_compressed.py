@@ -63,6 +63,7 @@ EXACT = [
 """What both compute alike to rounding."""
 FLOATS = [
     "scheme(weights=mx_e2m1(per='channel'))", "scheme(weights=nv_e2m1(per='tensor'))",
+    "nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')",
     "mxfp4", "nvfp4(scales='static')",
 ]  # fmt: skip
 """4-bit floats, whose weights compressed-tensors unpacks to bfloat16."""
@@ -411,6 +412,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("not of outputs or the KV cache; use --scheme w8a8 or w4a16, or", model, "kv8")
     fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
     fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
+    fails("of a group is 6; use --scheme nvfp4", model, "nvfp4_4over6(scales='static')")
     fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
     fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(

@@ -15,7 +15,7 @@ TEXT = [some_tokens(1, 24, seed=n) for n in range(3)]
 GRIDS: list[Grid] = [
     Zeropoint(bits=3, per="channel"), Absmax(bits=3, per="tensor"),
     Zeropoint(bits=3, per="channel", group=5), Absmax(bits=3, per="channel", group=8),
-    MxE2M1(per="channel"), NvE2M1(per="tensor"),
+    MxE2M1(per="channel"), NvE2M1(per="tensor"), NvE2M1(per="tensor", adaptive=True),
 ]  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def test_a_range_shrinks_where_that_is_nearer(grid: Grid) -> None:
         return grid.shared_sum((weight - grid.fake_quantize(weight, scales)).square() * importance)
 
     low, high = grid.bounds(weight)
-    tried = torch.stack([
+    tried = torch.stack([errors(whole), *(
         errors(grid.scales_between(low * share, high * share, whole.outer))
         for share in torch.linspace(1, 0.5, 26).tolist()
-    ])  # fmt: skip
+    )])  # fmt: skip
     found = shrunk(grid, weight, whole, importance)
     torch.testing.assert_close(errors(found), tried.amin(0))
     assert bool((errors(found) <= errors(whole) * (1 + 1e-6)).all())

@@ -23,8 +23,8 @@ ROWS = hnp.arrays(
 )
 GRIDS: list[Grid] = [
     E4M3(per="channel"), E4M3(per="tensor"), E4M3(per="channel", group=8), MxE2M1(per="channel"),
-    NvE2M1(per="tensor"), NvE2M1(per="channel"), Absmax(bits=4, per="channel", group=32),
-    Zeropoint(bits=4, per="channel", group=3),
+    NvE2M1(per="tensor"), NvE2M1(per="channel"), NvE2M1(per="tensor", adaptive=True),
+    Absmax(bits=4, per="channel", group=32), Zeropoint(bits=4, per="channel", group=3),
 ]  # fmt: skip
 
 
@@ -91,6 +91,45 @@ def test_nvfp4_by_hand() -> None:
     rows = NvE2M1(per="channel").scales_of(x)
     assert rows.outer is not None
     torch.testing.assert_close(rows.outer, torch.tensor([[1.0], [3e-4 / 2688]]))
+
+
+def test_four_over_six_by_hand() -> None:
+    grid = NvE2M1(per="tensor", adaptive=True)
+    x = torch.zeros(3, 16)
+    x[0, :3] = torch.tensor([1536.0, 1024.0, 256.0])  # t = 1536 / (6 · 256) = 1; s = 256 is exact
+    x[1, :3] = torch.tensor([80.0, 100.0, 120.0])  # of 20 they are 4, 4, 6; of 30 all 3, 3, 4
+    x[2, :3] = torch.tensor([10.0, 6.0, 6.1])  # e4m3(10/6) = 1.625 and e4m3(10/4) = 2.5
+    scales = grid.scales_of(x)
+    assert scales.outer is not None
+    assert scales.outer.tolist() == [[1.0]]
+    assert scales.scale.tolist() == [[256.0], [30.0], [1.625]]
+    back = grid.fake_quantize(x, scales)
+    assert back[0, :3].tolist() == [1536.0, 1024.0, 256.0]
+    assert back[1, :3].tolist() == [90.0, 90.0, 120.0]
+    assert back[2, :3].tolist() == [9.75, 6.5, 6.5]
+
+
+@settings(max_examples=40, deadline=None)
+@given(array=ROWS)
+def test_four_over_six_is_the_better_of_two_in_every_group(array) -> None:
+    """Group by group, as Four Over Six (2512.02010) defines it."""
+    x, grid = torch.from_numpy(array), NvE2M1(per="tensor", adaptive=True)
+    found = grid.scales_of(x)
+    again = grid.refit(x[:, :16], found)
+    assert found.outer is not None
+    top = float(x.abs().max())
+    assert float(found.outer) == pytest.approx(top / 1536 if top > 1e-33 else 1.0)
+    for row, first in itertools.product(range(len(x)), range(0, x.shape[1], 16)):
+        group = x[row : row + 1, first : first + 16]
+        errors = {}
+        for peak in (6.0, 4.0):
+            exact = (group.abs().max() / peak / found.outer[0, 0]).clamp(2**-9, 448)
+            step = exact.to(torch.float8_e4m3fn).float()
+            near = grid.nearest((group / (step * found.outer)).clamp(-6, 6)) * step * found.outer
+            errors[float(step)] = float((near - group).square().double().sum())
+        assert errors[float(found.scale[row, first // 16])] <= min(errors.values()) * (1 + 1e-5)
+        if not first:
+            assert again.scale[row, 0] == found.scale[row, 0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,7 +234,7 @@ def test_names_say_what_they_are() -> None:
         assert parse_scheme(scheme.definition) == scheme
     assert NAMED["w8a8"] == NAMED["fine"]
     emulated = [name for name, scheme in NAMED.items() if scheme.emulated]
-    assert emulated == ["w4a8", "w4a4", "fp8", "mxfp4", "nvfp4"]  # a cache always is
+    assert emulated == ["w4a8", "w4a4", "fp8", "mxfp4", "nvfp4", "nvfp4_4over6"]
     grouped = "scheme(weights=absmax(bits=4, per='channel', group=64), "
     assert parse_scheme(grouped + "inputs=absmax(bits=8, per='token'))").emulated
 

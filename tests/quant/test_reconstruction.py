@@ -22,6 +22,7 @@ GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
     Zeropoint(bits=4, per="channel", group=5), Absmax(bits=4, per="channel", group=8),
     E4M3(per="channel"), MxE2M1(per="channel"), NvE2M1(per="tensor"),
+    NvE2M1(per="tensor", adaptive=True),
 ]  # fmt: skip
 TEXT = [some_tokens(1, 24, seed=n) for n in range(4)]
 

@@ -29,6 +29,7 @@ GRIDS: list[Grid] = [
     Absmax(bits=4, per="token"), Absmax(bits=3, per="token", clip=0.7), E4M3(per="channel"),
     Absmax(bits=4, per="channel", group=5), Absmax(bits=4, per="tensor"), MxE2M1(per="token"),
     Zeropoint(bits=3, per="channel", group=16), NvE2M1(per="tensor"),
+    NvE2M1(per="tensor", adaptive=True),
 ]  # fmt: skip
 
 

@@ -19,8 +19,8 @@ class QuantizeOptions(Reading):
 
     scheme: How[tuple[str, ...]] = ()
     """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
-    kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
-    layout's."""
+    nvfp4_4over6, kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first
+    four, or the layout's."""
     layout: How[str] = ""
     """Set the models beside a published table of pretrained ones: activation-table1."""
     scales: How[tuple[ScaleKind, ...]] = ("dynamic",)

@@ -134,6 +134,7 @@ _ABSMAX_FOUR_128 = Absmax(bits=4, per="channel", group=128)
 _FP8_CHANNEL, _FP8_TOKEN = E4M3(per="channel"), E4M3(per="token")
 _MX_CHANNEL, _MX_TOKEN = MxE2M1(per="channel"), MxE2M1(per="token")
 _NV = NvE2M1(per="tensor")
+_NV_ADAPTIVE = NvE2M1(per="tensor", adaptive=True)
 _GPTQ, _SMOOTH = Gptq(), Smooth()
 _FOUR_TOKEN = Absmax(bits=4, per="token")
 
@@ -248,6 +249,15 @@ class NVFP4(Scheme):
     inputs: Grid | None = _NV
 
 
+class FourOverSix(NVFP4):
+    """NVFP4 where a group's largest number becomes 6 or 4, whichever is nearer; emulated."""
+
+    name = "nvfp4_4over6"
+    examples = ("nvfp4_4over6",)
+    weights: Grid | None = _NV_ADAPTIVE
+    inputs: Grid | None = _NV_ADAPTIVE
+
+
 class KV8(Scheme):
     """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
 
@@ -264,7 +274,10 @@ class KV4(Scheme):
 
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
 """The schemes of From Attention to Activation, section 5.2, by name."""
-_OTHERS = (W4G128, W4G128GPTQ, W8A8, W4A16, W4A8, W4A4, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
+_OTHERS = (
+    W4G128, W4G128GPTQ, W8A8, W4A16, W4A8, W4A4, SmoothQuant, FP8, MXFP4, NVFP4, FourOverSix, KV8,
+    KV4,
+)  # fmt: skip
 NAMED: dict[str, Scheme] = SCHEMES | {variant_name(kind): kind() for kind in _OTHERS}
 """All schemes that have a name."""
 

@@ -51,6 +51,7 @@ class Rounding:
         self.smallest, self.largest = grid.bounds(self.weight)
         self.offset = torch.zeros_like(self.weight, requires_grad=True)
         ranged = grid.scale_type == torch.float32  # a scale that is rounded itself is kept
+        self.kept = None if ranged else grid.scales_of(self.weight)
         self.below = torch.ones_like(self.smallest, requires_grad=ranged)
         self.above = torch.ones_like(self.largest, requires_grad=ranged)
 
@@ -62,6 +63,8 @@ class Rounding:
     @property
     def scales(self) -> Scales:
         """s and z of the range as it is now."""
+        if self.kept is not None:
+            return self.kept
         return self.grid.scales_between(self.smallest * self.below, self.largest * self.above)
 
     def laid(self) -> Float[Tensor, "N K"]:

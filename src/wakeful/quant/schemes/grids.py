@@ -369,18 +369,49 @@ class NvE2M1(_E2M1):
     """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
     tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
 
+    With `adaptive` the largest number of a group becomes 6 or 4, s = e4m3(max|group| / 4t),
+    whichever leaves the smaller Σ (x − x̂)², and t = max|x| / (6 · 256), so that s has room (Four
+    Over Six, 2512.02010): between 4 and 6 the format has no number.
+
     Matrices that read one tensor share t, since engines multiply them as one.
     """
 
     name = "nv_e2m1"
-    examples = ("nv_e2m1(per='tensor')", "nv_e2m1(per='channel')")
+    examples = (
+        "nv_e2m1(per='tensor')", "nv_e2m1(per='channel')", "nv_e2m1(per='tensor', adaptive=True)",
+    )  # fmt: skip
     name_of_format = "NVFP4"
     scale_type = torch.float8_e4m3fn
     two_scales = True
     group: int = field(init=False, default=16)
+    adaptive: bool = False
+
+    @property
+    def words(self) -> str:
+        return super().words + ", the largest 6 or 4" * self.adaptive
 
     def shared_scale(self, largest: Tensor) -> Tensor:
-        return _step(largest, self.largest * E4M3.largest)
+        return _step(largest, self.largest * (256.0 if self.adaptive else E4M3.largest))
+
+    def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
+        return self._adapted(x, super().scales_of(x, sequences, given))
+
+    def refit(self, x: Tensor, scales: Scales) -> Scales:
+        return self._adapted(x, super().refit(x, scales))
+
+    def _adapted(self, x: Tensor, six: Scales) -> Scales:
+        """Return the scales by which a group's largest number becomes 6, or 4 where that is better.
+
+        Every group of x is whole but the last of a row.
+        """
+        if not self.adaptive or six.outer is None:
+            return six
+        x = x.float()
+        four = replace(six, scale=_rounded_e4m3(_largest(*self.bounds(x)) / 4.0 / six.outer))
+        away, closer = (
+            self.shared_sum((x - self.fake_quantize(x, each)).square()) for each in (six, four)
+        )
+        return replace(six, scale=torch.where(closer < away, four.scale, six.scale))
 
     def scales_between(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
@@ -395,8 +426,11 @@ class NvE2M1(_E2M1):
             outer = self.shared_scale(top)
             if 1 < outer.shape[0] < size.shape[0]:
                 outer = outer.repeat_interleave(size.shape[0] // outer.shape[0], 0)
-        scale = (size / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
-        return Scales(scale.to(self.scale_type).float(), None, outer, self.group)
+        return Scales(_rounded_e4m3(size / self.largest / outer), None, outer, self.group)
+
+
+def _rounded_e4m3(scale: Tensor) -> Tensor:
+    return scale.clamp(_LEAST_E4M3, E4M3.largest).to(torch.float8_e4m3fn).float()
 
 
 _LEAST_E4M3 = 2.0**-9

@@ -217,7 +217,7 @@ def shrunk(
         return grid.shared_sum(away.square() * importance)
 
     best, least = scales, error(scales)
-    for share in torch.linspace(1, 0.5, 26).tolist()[1:]:
+    for share in torch.linspace(1, 0.5, 26).tolist():
         low, high = (share * each for each in bounds)
         tried = grid.scales_between(low, high, scales.outer)
         found = error(tried)
