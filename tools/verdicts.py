@@ -102,6 +102,8 @@ def main(folders: Iterable[Path], day: str) -> None:
         if Run.open(folder).header.status == "done":
             judged = read_record(Judged, folder / "summary.json")
             kept[judged.exhibit, judged.scale] = section(judged)
+        else:
+            print(f"{folder} is unfinished: left out")
     PAGE.write_text("\n".join(lines(kept.values(), day)), encoding="utf-8")
 
 
