@@ -26,9 +26,10 @@ HEAD = """\
 # Verdicts
 
 The papers' headline claims come first: those of their abstracts, contributions and conclusions,
-each where training is past its early phase and what a cure is to remove is there, with learning
-rates tuned by one rule ([how](reproduce.md#the-headline-claims)). Every other claim of every figure
-and table is in the [appendix](#appendix-every-exhibit), whose budgets show less.
+each in a setting chosen to be past training's early phase and to have what a cure is to remove,
+with learning rates tuned by one rule, but for the outliers'
+([how](reproduce.md#the-headline-claims)). Every other claim of every figure and table is in the
+[appendix](#appendix-every-exhibit), whose budgets show less.
 
 Differences are paired over seeds, ± one standard error. A verdict holds for its scale and text.
 
@@ -101,6 +102,8 @@ def main(folders: Iterable[Path], day: str) -> None:
         if Run.open(folder).header.status == "done":
             judged = read_record(Judged, folder / "summary.json")
             kept[judged.exhibit, judged.scale] = section(judged)
+        else:
+            print(f"{folder} is unfinished: left out")
     PAGE.write_text("\n".join(lines(kept.values(), day)), encoding="utf-8")
 
 

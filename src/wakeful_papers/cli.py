@@ -5,7 +5,6 @@ from typing import Any
 
 from wakeful.cli.console import OUT, display, finish
 from wakeful.cli.parsing import read
-from wakeful.errors import WakefulError
 from wakeful.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
 
@@ -24,8 +23,6 @@ def _run(arguments: list[str]) -> None:
     if not names and not options.all:
         OUT.print(exhibit_listing(options))
         return
-    if names and options.all:
-        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
     done = reproduce(*names, options=options, shown=display)
     finish(done, done.page)
 

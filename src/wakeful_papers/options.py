@@ -41,7 +41,7 @@ class ReproduceOptions(Drawn):
     device: Where[str] = ""
     """auto, cpu, cuda ... Empty: the scale's."""
     dtype: str = ""
-    """float32, bfloat16 ... Empty: the scale's."""
+    """Arithmetic of training: float32, bfloat16 ... Empty: the scale's."""
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""

@@ -73,6 +73,14 @@ def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> Non
     assert "Loss" not in between
 
 
+def test_tokens_that_are_drawn_without_end_are_not_none(run: Run, tmp_path: Path) -> None:
+    summary = run.read_json("summary.json")
+    run.write_json("summary.json", summary | {"data": summary["data"] | {"train_tokens": 0}})
+    text = card(run, tmp_path / "model")
+    run.write_json("summary.json", summary)
+    assert "endless training tokens, of which 512 were read" in text
+
+
 def test_steps_before_the_run_count_at_an_earlier_step_too(begun: Run, tmp_path: Path) -> None:
     begun.update(initial=ORIGIN | {"arm": "heir", "offset": 10})
     text = card(begun, tmp_path / "model", step=4)

@@ -63,6 +63,8 @@ def test_what_is_unfinished_or_something_else_is_refused(tmp_path: Path) -> None
     with pytest.raises(WakefulError, match="is unfinished: give its wakeful reproduce again first"):
         wakeful.report(place)
     other = written(tmp_path, "a/fig2", "Second", "confirmed")
-    found = wakeful.report(place, other)
+    found = wakeful.report(other, place)
+    assert found.path == other  # a finished one, whose figures and summary these are
+    assert found.summary["exhibit"] == "a/fig2"
     assert len(found.found) == 1
     assert "a-fig1 is unfinished" in found.page.read_text("utf-8")

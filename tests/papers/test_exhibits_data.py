@@ -24,7 +24,17 @@ from wakeful.training.size import operations_of, parameters_of, run_size
 from wakeful.training.watching import WATCHED
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
-from wakeful_papers.exhibits.exhibit import ALIKE, Scale, exhibit, exhibit_names, expanded
+from wakeful_papers.exhibits.exhibit import (
+    ALIKE,
+    Claim,
+    Heirs,
+    Scale,
+    _Spec,
+    _trained_alike,
+    exhibit,
+    exhibit_names,
+    expanded,
+)
 from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
 from wakeful_papers.exhibits.total import CARDS, total_of
@@ -466,6 +476,13 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
     assert ALIKE["reference"] not in {
         claim.than for claim in exhibit("lazy/table6").claims_at("paper", ("mmlu@5",))
     }
+
+
+def test_a_claim_of_heirs_of_a_published_model_alone_is_judged_where_that_is() -> None:
+    claim = Claim(says="the heir is below", row="heir", direction="lower", scales=("paper",))
+    spec = _Spec(title="t", claim="c", baseline="reference", inherit=Heirs(), claims=(claim,))
+    scales = {"tiny": {}, "small": {}, "paper": {"references": {"all": {}}}}
+    assert [*_trained_alike(spec, scales)] == [claim]
 
 
 def test_an_arm_is_evaluated_as_often_as_its_reference_or_ten_times() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
 from wakeful.comparison.figures import figure
 from wakeful.comparison.paper_table import paper_tables
-from wakeful.comparison.published import Column
+from wakeful.comparison.published import Column, PublishedTable
 from wakeful.comparison.ranks import Front, Ranking, ranking_of, undominated
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import equal_time
@@ -96,6 +97,16 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
     # What coarse adds is the same in all of them, and nothing to draw against.
     assert page.count("<h3>loss against") == len(found.fronts) - 1 == 3
     assert "Ranks of each variant" in page
+
+
+def test_a_table_whose_own_baseline_was_not_trained_ranks_against_the_comparisons(
+    tmp_path: Path,
+) -> None:
+    columns = (Column("kurtosis_rest", "kurtosis", better="lower", group="outliers"),)
+    table = PublishedTable("t", "", "theirs", columns, {"theirs": "T", "a": "A"}, {})
+    found = ranks(replace(ranked(tmp_path / "c", KURTOSIS, {}), layouts=(table,)))
+    assert found.rows[0].variant == "a"
+    assert found.inseparable == ("c",)
 
 
 def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path) -> None:

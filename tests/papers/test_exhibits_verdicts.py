@@ -1,10 +1,12 @@
 """The page of every verdict: what its cells say."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from papers.tool import tool_of
+from wakeful.runs.run import Run
 from wakeful_papers.exhibits.judge import Judged, Verdict
 
 
@@ -89,3 +91,14 @@ def test_the_headline_comes_first_and_older_tables_are_said_to_be_old(tool: Any)
     assert "1 of these 2 tables are from before" in page
     assert [each.exhibit for each in tool.read(page)] == ["headline/values", "a/fig1", "a/fig2"]
     assert tool.NO_HEADLINE in "\n".join(tool.lines([old], "d"))
+
+
+def test_an_unfinished_exhibit_is_said_to_be_left_out(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "PAGE", tmp_path / "verdicts.md")
+    tool.PAGE.write_text("\n".join(tool.lines([], "a day")), "utf-8")
+    run = Run(tmp_path / "one")
+    run.make("reproduce", {"name": "a/fig1", "scale": "tiny", "seeds": [0]})
+    tool.main([run.path], "another day")
+    assert "one is unfinished: left out" in capsys.readouterr().out

@@ -299,7 +299,7 @@ def test_pretrained_models_are_looked_at_and_quantized(
     text: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = {"seeds": (0, 1), "text": str(text), "models": [str(pretrained)]}
+    asked = {"seeds": (0, 1), "text": str(text), "models": [str(pretrained)], "dtype": "bfloat16"}
     done = reproduce("lazy/fig9", **asked)
     assert set(done.frame["row"]) == {"openllama-3b"}
     assert set(done.frame["seed"]) == {0, 1}
@@ -307,6 +307,7 @@ def test_pretrained_models_are_looked_at_and_quantized(
     assert columns.n_unique() == 2  # each seed reads a stretch of its own
     page = done.page.read_text("utf-8")
     assert f"{pretrained} in place of OpenLLaMA 3B" in page
+    assert "; float32<" in page  # that is what models are read in; the option is of training
     assert f"{pretrained.name}, for OpenLLaMA 3B" in page  # in charts and tables
     assert "0 confirmed" not in page
     assert len(done.verdicts) == 1  # the other model is the paper's scale's

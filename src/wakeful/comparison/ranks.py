@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from wakeful.comparison.paper_table import as_trained, by_seed, paired, separated
-from wakeful.comparison.published import Column, PublishedTable
+from wakeful.comparison.published import Column
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import equal_time, paired_difference
 from wakeful.estimates import Estimate, mean_and_error, reach
@@ -74,27 +74,23 @@ def ranking_of(comparison: Comparison) -> Ranking | None:
 
     None where no table ranks, or no seed is finished by all variants.
     """
-    ranked = _ranked_table(comparison)
-    seeds = _common_seeds(comparison)
-    return _ranking(comparison, *ranked, seeds) if ranked and seeds else None
+    columns, seeds = _ranked_columns(comparison), _common_seeds(comparison)
+    return _ranking(comparison, columns, seeds) if columns and seeds else None
 
 
 def lacks_common_seed(comparison: Comparison) -> bool:
     """Return whether there would be ranks if the variants had a finished seed in common."""
-    return _ranked_table(comparison) is not None and not _common_seeds(comparison)
+    return bool(_ranked_columns(comparison)) and not _common_seeds(comparison)
 
 
-def _ranked_table(comparison: Comparison) -> tuple[PublishedTable, list[Column]] | None:
-    """Return the first table with columns that have a better side, and those; None of one variant
-    or where there is none."""
+def _ranked_columns(comparison: Comparison) -> list[Column]:
+    """Return the columns that have a better side of the first table that has any; none of one
+    variant."""
     if len(comparison.variants) < 2:
-        return None
-    for layout in comparison.layouts:
-        table = as_trained(comparison, layout)
-        columns = [column for column in table.columns if column.better]
-        if columns:
-            return table, columns
-    return None
+        return []
+    tables = (as_trained(comparison, layout) for layout in comparison.layouts)
+    ranked = ([column for column in table.columns if column.better] for table in tables)
+    return next(filter(None, ranked), [])
 
 
 def _common_seeds(comparison: Comparison) -> tuple[int, ...]:
@@ -102,9 +98,7 @@ def _common_seeds(comparison: Comparison) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*finished)))
 
 
-def _ranking(
-    comparison: Comparison, table: PublishedTable, columns: Sequence[Column], seeds: tuple[int, ...]
-) -> Ranking:
+def _ranking(comparison: Comparison, columns: Sequence[Column], seeds: tuple[int, ...]) -> Ranking:
     figures = {
         (column.figure, variant): by_seed(comparison, variant, column.figure)
         for column in columns
@@ -130,8 +124,8 @@ def _ranking(
     names = [column.figure for column in columns if column.group != COST]
 
     def is_apart(variant: str) -> bool:
-        both = ((figures[name, variant], figures[name, table.baseline]) for name in names)
-        return variant == table.baseline or any(separated(paired(*each)) for each in both)
+        both = ((figures[name, variant], figures[name, comparison.baseline]) for name in names)
+        return variant == comparison.baseline or any(separated(paired(*each)) for each in both)
 
     return Ranking(
         groups=tuple(dict.fromkeys(column.group for column in columns)),

@@ -242,7 +242,7 @@ def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
         found = {row.step: row for row in rows(run, Evaluation)}.get(step)
     yield "## Data\n"
     yield (
-        f"{data.text} (SHA-256 {data.corpus_sha256}), {data.train_tokens:,} training tokens, of "
+        f"{data.text} (SHA-256 {data.corpus_sha256}), {data.trained} training tokens, of "
         f"which {before * each + tokens:,} were read in {before + steps:,} steps of "
         f"{train.batch_size} × {train.length}.\n"
     )

@@ -554,10 +554,9 @@ def _method(comparison: Comparison) -> Section:
         bos = "every window begins with it"
     ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
     likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
-    trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
     seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
     entries = [
-        ("Text", f"{data.text}; {trained} training and {data.validation_tokens:,} validation "
+        ("Text", f"{data.text}; {data.trained} training and {data.validation_tokens:,} validation "
                  f"tokens, vocabulary {data.vocab_size:,}{left}; attention {crosses} from a "
                  "document into the next of its sequence"),
         ("Corpus SHA-256", data.corpus_sha256),

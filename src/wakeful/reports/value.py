@@ -79,7 +79,7 @@ class Table:
     """How the page sets it: "paper", "figures", "claims", "overview", "words" (sentences); only of
     "" a terminal shows what stands under figures."""
     marks: Sequence[tuple[str, str]] = ()
-    """A color and a shape for each row, or for each column after the first ("column")."""
+    """A color and a shape for each row, or each column after the first, as `marked` says."""
     terminal: Sequence[str] | None = None
     """The columns that a terminal has room for; None is all of them."""
     marked: Literal["rows", "columns"] = "rows"

@@ -45,6 +45,11 @@ class DataFacts:
         return source_in_words(self.source)
 
     @property
+    def trained(self) -> str:
+        """The training tokens in words."""
+        return f"{self.train_tokens:,}" if self.train_tokens else "endless"
+
+    @property
     def anywhere(self) -> "DataFacts":
         """The facts that are the same wherever the text lies."""
         return dataclasses.replace(self, source="")

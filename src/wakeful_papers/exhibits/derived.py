@@ -142,8 +142,8 @@ def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float |
     The critical point of Value Residual Learning, fig. 14. A row that ends below the baseline was
     not overtaken and has none, so that two such rows are not found to agree. With `predicted` it is
     then where the straight line through the last tenth of the differences reaches zero, the paper's
-    1,000 of 10,000, if that line rises; with `bound` the run's last step, which says who is
-    overtaken later where one of two is overtaken. The baseline itself has none.
+    1,000 of 10,000, if that line rises; with `bound` where the last window begins, which says
+    who is overtaken later where one of two is overtaken. The baseline itself has none.
     """
     curve = relative(at) if at.row != at.results.baseline else None
     if curve is None:

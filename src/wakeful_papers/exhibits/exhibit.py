@@ -393,11 +393,11 @@ def _trained_alike(spec: _Spec, scales: Mapping[str, Table]) -> Iterator[Claim]:
         judged = claim.scales or SCALES
         if "paper" in judged:
             yield dataclasses.replace(claim, scales=("paper",))
-        if claim.figure.startswith(_SPEED):
+        here = tuple(scale for scale in judged if "references" not in scales[scale])
+        if claim.figure.startswith(_SPEED) or not here:
             continue
         steps = {"reference": "trained on for as many steps",
                  "random": "trained for the steps of both"}[than]  # fmt: skip
-        here = tuple(scale for scale in judged if "references" not in scales[scale])
         yield dataclasses.replace(
             claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here
         )

@@ -212,7 +212,7 @@ class Plan:
         return self.memory_of(1)
 
     def memory_of(self, at_once: int) -> int:
-        """Return the bytes that the largest runs take, `workers` at a time, very roughly.
+        """Return the bytes that the largest runs take, `at_once` together, very roughly.
 
         None at a time leaves the largest model that is read and not trained.
         """

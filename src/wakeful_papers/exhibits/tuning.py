@@ -13,8 +13,8 @@ class Tuning:
     """Every row tries the same multiples of its rate, for a share of its steps, with one seed.
 
     The multiple with the lowest validation loss is taken. Where that is the least or the largest
-    tried, the grid goes on there by its own ratio, at most `beyond` times: no row is judged at an
-    edge while another is not. The seed is none of those that are judged.
+    tried, the grid goes on there by its own ratio, at most `beyond` times; an edge that is the best
+    even then is taken. The seed is none of those that are judged.
     """
 
     multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -52,10 +52,9 @@ class RunFacts:
     def of(cls, run: TrainedRun) -> "RunFacts":
         """Return the facts of a finished run."""
         data = run.data
-        trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
         return cls(
             data.text,
-            f"{trained} training and {data.validation_tokens:,} validation tokens, vocabulary "
+            f"{data.trained} training and {data.validation_tokens:,} validation tokens, vocabulary "
             f"{data.vocab_size:,}",
             _machine(run.environment), run.config.train.dtype,
         )  # fmt: skip
@@ -64,7 +63,7 @@ class RunFacts:
     def of_reading(cls, plan: Plan, environment: Environment) -> "RunFacts":
         """Return the facts where nothing is trained."""
         tokens = f"{plan.stretch:,} tokens a seed, one stretch after another from its beginning"
-        return cls(plan.text, tokens, _machine(environment), plan.config.train.dtype)
+        return cls(plan.text, tokens, _machine(environment), "float32")  # as `load` reads them
 
 
 def _machine(environment: Environment) -> str:

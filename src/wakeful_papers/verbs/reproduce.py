@@ -115,7 +115,7 @@ def reproduce(
 ) -> Reproduction:
     """Run exhibits of the papers at a scale and judge their claims by 95% intervals over seeds.
 
-        wakeful.reproduce("value-residual/fig6", scale="tiny")
+        wakeful_papers.reproduce("value-residual/fig6", scale="tiny")
 
     The same call goes on with what was interrupted. Training runs are shared: what another exhibit
     beside this one has trained alike is not trained again.
@@ -132,6 +132,8 @@ def reproduce(
             can be checked is checked before anything is written.
     """
     wanted = options_from(ReproduceOptions, given, options)
+    if wanted.all and names:
+        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
     if wanted.all:
         names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
     names = expanded(names)
@@ -168,16 +170,14 @@ def reproduce(
     if len(done) == 1 and told is not None and not left_out:
         return Reproduction(last, last / "report.html", (one,), told)
     every = {place: one for place, one, _ in done}
-    claimed = _claimed(every, last, last.parent / CLAIMS, left_out)
+    claimed = _claimed(every, last.parent / CLAIMS, left_out)
     return dataclasses.replace(claimed, last=told)
 
 
-def _claimed(
-    every: Mapping[Path, Judged], last: Path, page: Path, left_out: Sequence[str]
-) -> Reproduction:
+def _claimed(every: Mapping[Path, Judged], page: Path, left_out: Sequence[str]) -> Reproduction:
     """Write the page of exhibits' claims."""
-    told = claims_report(every, page, left_out)
-    return Reproduction(last, write(told, page), tuple(every.values()), told, tuple(left_out))
+    told, found = claims_report(every, page, left_out), tuple(every.values())
+    return Reproduction([*every][-1], write(told, page), found, told, tuple(left_out))
 
 
 def claims(
@@ -205,7 +205,7 @@ def claims(
     if not every:
         raise WakefulError("; ".join(left_out))
     every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
-    return _claimed(every, folders[-1], Path(out or folders[0].parent / CLAIMS), left_out)
+    return _claimed(every, Path(out or folders[0].parent / CLAIMS), left_out)
 
 
 def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
