@@ -179,6 +179,13 @@ def test_what_cannot_start_unchanged_is_named(options: dict, said: str) -> None:
     assert not torch.allclose(heir(TOKENS), inherit(reference, first(3, of=4))(TOKENS))
 
 
+def test_norms_that_stand_elsewhere_in_a_smaller_model_are_named() -> None:
+    reference = tiny_decoder(placement="mixed(share=0.5)")
+    (said,) = departures(reference, LayerMap((0, 1, 3), "named"))
+    assert "norms of the target's layers 1 stand elsewhere" in said
+    assert departures(reference, LayerMap((0, 3), "named")) == []
+
+
 def test_svformer_heirs_have_one_value_projection() -> None:
     heir = inherit(tiny_decoder(), first(3, of=4), route="svformer")
     names = [name for name, _ in heir.named_parameters() if ".value." in name]

@@ -47,7 +47,7 @@ from wakeful.heirs.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.heirs.plan import ArmCost, doubts, make_recipe, measure_costs, steps_within
+from wakeful.heirs.plan import ArmCost, doubts, make_recipe, measure_costs, steps_within, with_steps
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStage, FinishedStages, check_stages, half_way
@@ -321,6 +321,17 @@ def test_half_way_falls_on_an_evaluation(reference: Run, text: Path) -> None:
         assert 0 < half < steps
 
 
+@pytest.mark.parametrize("steps", [1, 9, 101, 199, 204])
+def test_a_round_is_evaluated_after_every_fifth_of_its_steps(
+    steps: int, reference: Run, text: Path
+) -> None:
+    train = with_steps(recipe_for(reference, text), InheritOptions(), steps).train
+    places = [*range(train.eval_every, steps, train.eval_every), steps]
+    assert len(places) == min(5, steps)
+    # A straight line through the last two says something only where they lie apart.
+    assert places[-1] - places[-2:][0] >= (steps > 1) * steps // 10
+
+
 def test_steps_are_what_fits_into_the_time() -> None:
     costs = [ArmCost("heir", 2.0, 5.0, 1.0), ArmCost("random", 3.0, 5.0, 1.0)]
     steps = steps_within(costs, 600.0)
@@ -336,7 +347,7 @@ def test_steps_are_what_fits_into_the_time() -> None:
 def test_every_part_is_evaluated_at_its_start_and_its_end(parts: int, every: int) -> None:
     costs = [ArmCost("heir", 2.0, 5.0, 1.0, parts)]
     steps = steps_within(costs, 2000.0, every=every)
-    between = every or steps // 5
+    between = every or math.ceil(steps / 5)
     ends = [round(part * steps / parts) for part in range(parts + 1)]
     evaluations = sum(
         1 + math.ceil((end - start) / between) for start, end in itertools.pairwise(ends)
@@ -447,6 +458,8 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
     # 0.5 nats a doubling, 1 nat to go: four times the tokens.
     found = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
     assert found == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
+    # One right before the last, as `eval_every` may fall, is the same loss and its noise.
+    assert outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == found
     assert outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
     endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
     assert endless.times_the_tokens is None
@@ -472,6 +485,17 @@ def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str
     ):
         with pytest.raises(WakefulError, match=message):
             check_stages(odd, decoder)
+
+
+def test_an_heir_deeper_than_its_reference_lacks_what_shallower_ones_have(known: Model) -> None:
+    recipe = Recipe(
+        reference="x", rule="named", layers=(0, 1, 2, 3, 3), ranks=(1.0,) * 4,
+        baselines=("random",), train=TrainConfig(steps=4, length=16),
+    )  # fmt: skip
+    check_stages(recipe, known.decoder())
+    for name, said in (("lazy", "no run of 5 layers"), ("narrow", "the heir has all layers")):
+        with pytest.raises(WakefulError, match=said):
+            check_stages(dataclasses.replace(recipe, baselines=(name,)), known.decoder())
 
 
 def test_layers_are_dropped_in_parts_with_healing_between(

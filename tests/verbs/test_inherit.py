@@ -1,5 +1,6 @@
 """The verb inherit: what it writes, what it refuses, and its page."""
 
+import contextlib
 import copy
 import json
 import re
@@ -59,6 +60,7 @@ from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.quantize import quantize
+from wakeful.world import World
 
 __all__ = ["reference", "text", "trained"]
 
@@ -1108,6 +1110,27 @@ def test_options_that_contradict_each_other(asked: dict[str, Any], message: str)
         options_from(InheritOptions, asked)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"batch_size": 3}, "cannot be shared evenly by 2 processes"),
+        ({"heal": {"lora": {"rank": 2}}}, r"\(lora.rank = 2\) are for one process, and here are 2"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused_before_there_is_a_folder(
+    more: dict[str, Any], said: str, reference: Run, text: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    two = contextlib.nullcontext(World(0, 2))
+    monkeypatch.setattr("wakeful.verbs.inherit.joined", lambda: two)
+    with pytest.raises(WakefulError, match=said):
+        inherit(
+            reference.path, text=str(text), out=tmp_path / "out", steps=4, length=16, device="cpu",
+            layers=2, diagnose_length=16, diagnose_sequences=2, **more,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 def test_everything_that_train_can_be_told_an_inheritance_can() -> None:
     short = options_from(
         InheritOptions,
@@ -1141,7 +1164,9 @@ def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_p
 def test_a_reference_in_float64_is_inherited_in_float32(
     text: Path, reference: Run, tmp_path: Path
 ) -> None:
-    exact = train(tiny(text, train={"dtype": "float64", "steps": 2}), tmp_path / "exact")
+    # Whose prefix is longer than the prompt that speeds are taken after, a quarter of the context.
+    exact = tiny(text, model={"relaxed_prefix": 12}, train={"dtype": "float64", "steps": 2})
+    exact = train(exact, tmp_path / "exact")
     assert main(["inherit", str(exact.path), "--text", str(text), "--layers", "1", "--steps", "1",
                  "--out", str(tmp_path / "out"), *SMALL]) == 0  # fmt: skip
     heir = read_decoder(tmp_path / "out/heir-1", dtype="auto").decoder()

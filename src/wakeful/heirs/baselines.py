@@ -34,7 +34,7 @@ class Setting:
     """The heir's own blocks."""
     seed: int
     lazy: LayerMap | None = None
-    """The laziest run of n layers, where a baseline asked for it."""
+    """The laziest run of n layers, where there is one and a baseline asked for it."""
     route: str = ""
     normalizer: str = ""
     shape: ModelConfig | None = None
@@ -120,7 +120,7 @@ def narrow_shares(setting: Setting) -> WidthConfig:
             reference cannot be narrowed.
     """
     config, depth = setting.reference.config, setting.reference.config.num_layers
-    if len(setting.layers) == depth:
+    if len(setting.layers) >= depth:
         raise WakefulError(
             "baseline narrow sets width against depth, and the heir has all layers: keep fewer, or "
             "leave it out"
@@ -226,7 +226,9 @@ def _own(setting: Setting) -> LayerMap:
 
 
 def _lazy(setting: Setting) -> LayerMap:
-    assert setting.lazy is not None
+    if setting.lazy is None:
+        depth = setting.num_layers
+        raise WakefulError(f"the reference has no run of {depth} layers: leave out baseline lazy")
     return setting.lazy
 
 

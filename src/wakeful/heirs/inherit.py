@@ -133,6 +133,14 @@ def departures(
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     with without_matrices():
         fresh, found = Decoder(config), [""]
+    where, theirs = fresh.placement.at, reference.placement.at
+    ours, total = [*enumerate(layers.sources)], reference.config.num_layers
+    moved = [t for t, source in ours if where(t, len(layers)) != theirs(source, total)]
+    if moved:
+        found.append(
+            f"model.placement = {config.placement} goes by a layer's number: the norms of the "
+            f"target's layers {written(moved)} stand elsewhere than they did"
+        )
     if config.route != reference.config.route:
         found.append(fresh.route.start_plain())
         if reference.config.route != "own":

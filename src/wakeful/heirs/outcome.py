@@ -29,6 +29,8 @@ REFERENCE = "reference"
 """The folder that a reference in memory is exported to."""
 _MOST_DOUBLINGS = 10.0
 """A straight line that is longer than this says nothing."""
+_NEAREST = 0.9
+"""Nor does one from an evaluation after more than this share of the tokens."""
 _ROUNDS = 3
 """Of generation, to take its speed."""
 
@@ -349,15 +351,15 @@ def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
 def outlook(points: Sequence[Point], target: float) -> Outlook:
     """Return the gap to the reference and how many times the tokens a straight line would take.
 
-    The line goes through the last two evaluations, loss over the logarithm of tokens: a crude
-    guess, for it is drawn where the learning rate has fallen, and curves flatten.
+    The line goes through the last evaluation and the latest that lies apart from it, loss over the
+    logarithm of tokens: a crude guess, for it is drawn where the learning rate has fallen, and
+    curves flatten.
     """
-    gap = points[-1].loss - target
-    trained = [point for point in points if point.tokens > 0]
-    if len(trained) < 2 or trained[-1].tokens <= trained[-2].tokens:
+    now, gap = points[-1], points[-1].loss - target
+    before = [point for point in points if 0 < point.tokens <= _NEAREST * now.tokens][-1:]
+    if not before:
         return Outlook(gap)
-    before, now = trained[-2:]
-    slope = (before.loss - now.loss) / math.log2(now.tokens / before.tokens)
+    slope = (before[0].loss - now.loss) / math.log2(now.tokens / before[0].tokens)
     if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
         return Outlook(gap, slope, 2.0 ** (gap / slope))
     return Outlook(gap, slope)
@@ -410,7 +412,7 @@ def footprints(
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.eval()
-        list(generate(decoder, list(prompt), num_tokens=2, temperature=0.0))
+        list(generate(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
     for _ in range(_ROUNDS):
         for name, decoder in decoders.items():
             began = time.perf_counter()

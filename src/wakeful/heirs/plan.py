@@ -124,7 +124,7 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
     train = dataclasses.replace(
         options.train,
         steps=steps,
-        eval_every=options.train.eval_every or max(1, steps // 5),
+        eval_every=options.train.eval_every or math.ceil(steps / _EVALUATIONS),
         distill=DistillConfig(),
     )
     warmup = 0.0 if options.optimizer.warmup_steps else options.warmup
@@ -407,7 +407,7 @@ def _trained(
     taught = recipe.heal.by != "text"
 
     def run(share: float, steps: int, *, teacher: bool) -> float:
-        evaluations = 2 + steps // (train.eval_every or steps)
+        evaluations = 2 + (steps - 1) // train.eval_every  # at the start, between, at the end
         return steps * each * (3 * share + teacher) + evaluations * share * evaluation
 
     seconds = sum(run(share, steps, teacher=taught) for share in heirs)

@@ -20,10 +20,12 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.records import Summary
 from wakeful.training.setup import check_parts
+from wakeful.world import ALONE, World
 
 
-def check_stages(recipe: Recipe, reference: Decoder) -> Config:
-    """Raise what the training of any stage would raise; return the configuration of them all.
+def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:
+    """Raise what the training of any stage by these processes would raise; return the
+    configuration of them all.
 
     Every model is made on the meta device, where weights take no memory.
     """
@@ -52,7 +54,7 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         stage = TrainingStage(
             name, name, recipe.train.steps, 0, lambda _: reference, distill=lesson, lora=lora
         )
-        check_parts(stage_config(recipe, stage, decoder))
+        check_parts(stage_config(recipe, stage, decoder), world)
     return config_of_reference(recipe, reference)
 
 
@@ -127,7 +129,7 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
         reference,
         layers,
         seed=recipe.train.seed,
-        lazy=laziest(recipe.ranks, len(layers)) if recipe.ranks else None,
+        lazy=laziest(recipe.ranks, len(layers)) if len(layers) <= len(recipe.ranks) else None,
         route=recipe.route,
         normalizer=recipe.normalizer,
         shape=narrow_config(reference.config, recipe.width) if recipe.width else None,

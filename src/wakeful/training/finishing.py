@@ -92,7 +92,7 @@ _LARGEST_EXPONENT = 700.0
 def finish_run(training: Training) -> None:
     """Evaluate, continue the sample prompts and write the run's figures.
 
-    The last two are the first process's work alone, with the whole model; the others end before.
+    The last two are the first process's work alone, with the whole model; the others wait.
     """
     config, run, world = training.config, training.run, training.world
     steps, settings = config.train.steps, config.train.diagnose

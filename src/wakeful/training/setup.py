@@ -64,8 +64,8 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     check_shares(config, world)
     if config.train.lora.rank and world.size > 1:
         raise WakefulError(
-            f"train.lora.rank = {config.train.lora.rank} is for one process, and here are "
-            f"{world.size}: leave it out, or train without torchrun"
+            f"adapters (lora.rank = {config.train.lora.rank}) are for one process, and here are "
+            f"{world.size}: leave them out, or train without torchrun"
         )
     with _memory_errors(), torch.device("meta"):
         make_optimizer(config, adapted(config, Decoder(config.model)))

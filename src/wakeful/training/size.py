@@ -14,8 +14,6 @@ from wakeful.roles import role_of
 
 BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""
-
-
 BYTES_A_WEIGHT = 4
 """In reading: float32."""
 

@@ -146,7 +146,7 @@ def inherit(
         if reference is None:
             begun = _resumed(out, shown, world)
         elif world.first:
-            planned = _begun(reference, tokenizer, wanted, out, shown)
+            planned = _begun(reference, tokenizer, wanted, out, shown, world)
             world.meet()
             begun = world.leader_first(lambda: planned)  # then the others read the text
         else:
@@ -220,10 +220,11 @@ class _Begun:
         last = first.rounds[-1]
         heir = read_decoder(last.run.path, dtype="auto").decoder()
         context = min(1024, reference.config.context)
-        prompt = self.data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
+        least = max(min(16, context // 4), reference.config.relaxed_prefix)
+        prompt = self.data.train.read(np.zeros(1, np.int64), least)[0].tolist()
         sizes = outcome.footprints(
-            {"reference": reference, "heir": heir}, prompt, num_tokens=min(64, context // 4),
-            context=context,
+            {"reference": reference, "heir": heir}, prompt,
+            num_tokens=min(64, context // 4, reference.config.context - least), context=context,
         )  # fmt: skip
         facts = data_facts(self.data)
         return outcome.Summary(
@@ -279,6 +280,7 @@ def _begun(
     options: InheritOptions,
     out: Path,
     shown: Shown,
+    world: World,
 ) -> _Begun:
     began = time.monotonic()
     run = Run(out)
@@ -294,11 +296,11 @@ def _begun(
         total = reference.decoder().config.num_layers
         planning.plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
-        solving = _foretold(place, options, reference, data, show)
+        solving = _foretold(place, options, reference, data, show, world)
         diagnosed = diagnosed_layers(options, reference, data, show)
         recipe = planning.make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
-        config = check_stages(recipe, reference.decoder())
+        config = check_stages(recipe, reference.decoder(), world)
         if recipe.heal.top_k:
             lesson = recipe.healing(recipe.layer_map(0), total)
             healed = dataclasses.replace(config.train, distill=lesson)
@@ -352,7 +354,7 @@ def _check_world(options: InheritOptions, world: World) -> None:
 
 
 def _foretold(
-    place: str, options: InheritOptions, reference: Model, data: Data, show: Display
+    place: str, options: InheritOptions, reference: Model, data: Data, show: Display, world: World
 ) -> float:
     """Say how long all of the work may take, where that is half a minute or more, once it is
     checked; return the seconds of closed forms.
@@ -364,7 +366,7 @@ def _foretold(
     recipe = planning.make_recipe(place, options, total, data, None)
     recipe = dataclasses.replace(recipe, ranks=(1.0,) * total)
     recipe.check(total)
-    check_stages(recipe, decoder)
+    check_stages(recipe, decoder, world)
     expected = planning.foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
     minutes = options.minutes or _DEFAULT_MINUTES
