@@ -145,7 +145,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 def _depth(depth: int, layers: int) -> str:
     if depth == layers:
-        return "None of the last layers is lazy: none to leave out."
+        return "No layer at the end can be left out."
     return f"The last {layers - depth} can be left out: inherit the first {depth}."
 
 
