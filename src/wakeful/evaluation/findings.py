@@ -112,7 +112,8 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             sink_level(share or 0.0),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, not counting its own{stored}.",
-            "GPT-2 medium 76% and 52%; with softmax-1 2% and 4% (From Attention to Activation).",
+            "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
+            "Activation).",
         ),
         Finding(
             "Lazy layers",

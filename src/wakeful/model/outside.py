@@ -18,8 +18,6 @@ from wakeful.variants import foreign_names
 
 _LENGTHS = (13, 8, 2, 1)
 """Texts that are read: a cache and a convolution may fail at odd ones alone."""
-_WIDTH = 256
-"""Channels of the stream at most: some parts read the first ones, a dozen or so."""
 _CLOSE = 1e-4
 """The largest difference of a logit, over the largest logit, that rounding explains."""
 
@@ -35,9 +33,11 @@ def check_outside(config: ModelConfig) -> None:
     named = [name for name, folder in VARIANTS.items() if foreign_names(getattr(config, name))]
     if not named:
         return
+    # Wide enough for parts that read the first channels of the stream, a dozen or so.
+    width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
-        config, vocab_size=64, max_length=max(_LENGTHS), width=min(config.width, _WIDTH),
-        head_width=8, mlp_width=16, rotary_width=0, relaxed_prefix=0, stored_prefix=0,
+        config, vocab_size=64, max_length=max(_LENGTHS), width=width * config.num_heads,
+        head_width=width, mlp_width=16, rotary_width=0, relaxed_prefix=0, stored_prefix=0,
         window=min(config.window, 5),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
