@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_values_turn_alone(name: str) -> None:
 
 
 def test_a_routers_correction_is_written_in_full(tmp_path: Path) -> None:
-    fields = FEW | ROUTED | {"n_routed_experts": 4, "first_k_dense_replace": 1}
+    fields: dict[str, Any] = FEW | ROUTED | {"n_routed_experts": 4, "first_k_dense_replace": 1}
     config = transformers.Glm4MoeConfig(**fields)
     model = AutoModelForCausalLM.from_config(config)
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
