@@ -13,6 +13,7 @@ from evaluation.models import save_llama
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hub import hub_or_cache
+from wakeful.loading.load import Place, _stored
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def test_without_a_network_the_cache_still_serves(looked_up: list[str], tmp_path
     assert model.module.config.model_type == "llama"
     assert model.read_tokenizer().vocab_size
     assert set(looked_up) == {"hub.example"}
+
+
+@pytest.mark.usefixtures("looked_up")
+def test_a_name_that_is_not_in_the_cache_has_not_the_weights_of_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    assert _stored(Place("hub", Path("nobody/tiny"), "nobody/tiny")) is None
 
 
 @pytest.mark.parametrize("way", ["address", "proxy", "told"])

@@ -39,6 +39,14 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path: Path) -> None:
         diagnose(loaded, [list(range(8))])
 
 
+def test_a_single_layer_that_is_lazy_cannot_be_left_out() -> None:
+    found = diagnosis("made", layers=1, pictured=0)
+    lazy = pl.when(pl.col("metric") == "lazy").then(1.0).otherwise("value")
+    said = findings(replace(found, rows=found.rows.with_columns(value=lazy)))[1].text
+    assert "1 of 1 layers are lazy (0)" in said
+    assert said.endswith("No layer at the end can be left out.")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> None:
     found = diagnosis("made")

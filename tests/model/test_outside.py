@@ -92,6 +92,7 @@ def test_a_part_that_is_right_passes() -> None:
     for config in (
         tiny_config(route=ROUTE),
         tiny_config(route=f"then({ROUTE}, neutreno)", depth="denseformer", normalizer="softmax1"),
+        tiny_config(route=f"then({ROUTE}, gated(channels=12))", num_heads=1, num_kv_heads=1),
         tiny_config(),
     ):
         admit(config)

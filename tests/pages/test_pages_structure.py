@@ -167,6 +167,12 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
         "Against a, b is better in text: bits per byte.",
         "Against a, c is not significantly different in text: bits per byte.",
     ]
+    one = [
+        replace(score(name, shift), keys=("all",), values=np.ones(1), weights=np.ones(1))
+        for name, shift in (("a", 0.0), ("b", 1.0))
+    ]
+    words = "Against a, b is not judged, without a standard error, in text: bits per byte."
+    assert headlines(one) == [words]
 
 
 def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from wakeful.errors import WakefulError
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, HiddenEvent
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, attention_picture
@@ -145,6 +146,17 @@ def test_pictures_of_heads_and_their_mean():
     assert rows.filter(layer=0, head=1, position="3,2")["value"].item() == pytest.approx(
         A[:, 1, 3, 2].mean().item()
     )
+
+
+def test_pictures_of_short_sequences_of_several_lengths_have_no_mean():
+    q = torch.randn(1, 2, 40, 8)
+    for lengths in ((40, 20), (9, 9)):
+        probe = AttentionPictures(size=16)
+        for length in lengths:
+            part = q[:, :, :length]
+            probe.see(AttentionEvent(0, part, part, part, 0.3))
+    with pytest.raises(WakefulError, match="pictures of 9 and of 16 tokens have no mean"):
+        probe.see(AttentionEvent(0, q, q, q, 0.3))
 
 
 def test_hidden_picture_is_the_mean_size_with_outliers_kept():

@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
-from quant.test_experts import TOKENS, model_of
+from quant.test_experts import FEW, ROUTED, TOKENS, model_of
 from verbs.test_diagnose import save_tokenizer
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import save_stock
 from wakeful.probes import exact
 from wakeful.surgery import rotate_experts
 
@@ -79,6 +84,20 @@ def test_values_turn_alone(name: str) -> None:
     ends = {"v_proj.weight", "o_proj.weight"} | ({"v_proj.bias"} if name == "GptOss" else set())
     assert {part.partition("self_attn.")[2] for part in changed} == ends
     assert turned.config.tie_word_embeddings
+
+
+def test_a_routers_correction_is_written_in_full(tmp_path: Path) -> None:
+    fields: dict[str, Any] = FEW | ROUTED | {"n_routed_experts": 4, "first_k_dense_replace": 1}
+    config = transformers.Glm4MoeConfig(**fields)
+    model = AutoModelForCausalLM.from_config(config)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).uniform_(3, 4)
+    save_tokenizer(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path, ended=False)
+    save_stock(model, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(stored[name], model.get_buffer(name))
+    assert stored["lm_head.weight"].dtype == torch.bfloat16
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -19,7 +19,7 @@ from wakeful.runs.run import Run
 
 ROUNDS = 3
 DECODED = 32
-"""Tokens that are written after each prompt."""
+"""Tokens that are timed after each prompt and its first token."""
 OURS, THEIRS = "our decoder", "Transformers"
 """The implementations that run models."""
 _WEIGHTS = ("*.safetensors", "*.gguf")
@@ -28,9 +28,9 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 def check_lengths(model: Model, lengths: Sequence[int]) -> None:
     """Raise `WakefulError` unless the model can read prompts of these lengths and go on."""
     longest = max(lengths)
-    if longest + DECODED > model.context:
+    if longest + DECODED + 1 > model.context:
         raise WakefulError(
-            f"speed = {longest}: the prompt and {DECODED} tokens after it are more than "
+            f"speed = {longest}: the prompt, the first token and {DECODED} after it are more than "
             f"{model.name}'s context of {model.context:,}"
         )
 

@@ -112,7 +112,8 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             sink_level(share or 0.0),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, not counting its own{stored}.",
-            "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
+            "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
+            "Activation).",
         ),
         Finding(
             "Lazy layers",
@@ -145,7 +146,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 def _depth(depth: int, layers: int) -> str:
     if depth == layers:
-        return "None of the last layers is lazy: none to leave out."
+        return "No layer at the end can be left out."
     return f"The last {layers - depth} can be left out: inherit the first {depth}."
 
 

@@ -92,7 +92,11 @@ def save_stock(
     found = readable(tokenizer, config)
     if found is None:
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
-    tensors = {name: tensor.to(config.dtype) for name, tensor in model.state_dict().items()}
+    buffers = dict(model.named_buffers())  # such as a router's correction, which is never rounded
+    tensors = {
+        name: tensor if name in buffers else tensor.to(config.dtype)
+        for name, tensor in model.state_dict().items()
+    }
     with created(Path(folder), card) as part:
         with hushed():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)

@@ -198,8 +198,8 @@ def _stored(place: Place) -> torch.dtype | None:
     folder = place.path
     if place.kind == "hub":  # which has been read, so that its files are in the cache
         names = (huggingface_hub.try_to_load_from_cache(place.name, each) for each in (ONE, INDEX))
-        folder = next((Path(name).parent for name in names if isinstance(name, str)), Path())
-    if place.kind in ("run", "quantized", "gguf"):
+        folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
+    if folder is None or place.kind in ("run", "quantized", "gguf"):
         return None
     try:
         with Shards(folder) as tensors:

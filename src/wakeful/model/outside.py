@@ -33,7 +33,8 @@ def check_outside(config: ModelConfig) -> None:
     named = [name for name, folder in VARIANTS.items() if foreign_names(getattr(config, name))]
     if not named:
         return
-    width = 8
+    # Wide enough for parts that read the first channels of the stream, a dozen or so.
+    width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
         config, vocab_size=64, max_length=max(_LENGTHS), width=width * config.num_heads,
         head_width=width, mlp_width=16, rotary_width=0, relaxed_prefix=0, stored_prefix=0,

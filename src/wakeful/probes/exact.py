@@ -122,7 +122,7 @@ def residual_peak(h: Float[Tensor, "L D"]) -> Tensor:
 
 def token_similarity(h: Float[Tensor, "L D"]) -> Tensor:
     """The mean cosine of two different tokens' hidden states (eq. 13): −1 to 1."""
-    unit = torch.nn.functional.normalize(h, dim=-1)
+    unit = F.normalize(h, dim=-1)
     length = h.shape[0]
     return ((unit @ unit.T).sum() - length) / (length * (length - 1))
 
@@ -154,15 +154,11 @@ def token_max_activation(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
 
 def block_influence(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) -> Tensor:
     """1 − mean cos(x_in, x_out) over tokens (ShortGPT): 0 for a block that does nothing."""
-    return 1 - _cosine(before, after).mean()
+    return 1 - F.cosine_similarity(before, after, dim=-1).mean()
 
 
 def angular_distance(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) -> Tensor:
     """arccos(cos(x_in, x_out)) / π at the last token (The Unreasonable Ineffectiveness of the
     Deeper Layers, eq. 8): 0 to 1.
     """
-    return _cosine(before[-1], after[-1]).clamp(-1, 1).arccos() / torch.pi
-
-
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    return torch.nn.functional.cosine_similarity(a, b, dim=-1)
+    return F.cosine_similarity(before[-1], after[-1], dim=-1).clamp(-1, 1).arccos() / torch.pi

@@ -104,12 +104,11 @@ class BlockInfluence(MeanProbe):
         if event.before is None:
             return
         for x_in, x_out in zip(event.inputs, event.sequences, strict=True):
-            self.put(event.layer, "block_influence", exact.block_influence(x_in, x_out))
-            last = exact.angular_distance(x_in, x_out)
-            self.put(event.layer, "angular_distance", last, position="last")
             cosine = torch.nn.functional.cosine_similarity(x_in, x_out, dim=-1)
-            angle = cosine.clamp(-1, 1).arccos().mean() / torch.pi
-            self.put(event.layer, "angular_distance", angle, variant="all_tokens")
+            angle = cosine.clamp(-1, 1).arccos() / torch.pi
+            self.put(event.layer, "block_influence", 1 - cosine.mean())
+            self.put(event.layer, "angular_distance", angle[-1], position="last")
+            self.put(event.layer, "angular_distance", angle.mean(), variant="all_tokens")
 
 
 class OutlierChannels(MergeableProbe):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from wakeful.errors import WakefulError
 from wakeful.probes.base import (
     SCHEMA,
     AttentionEvent,
@@ -32,6 +33,9 @@ class AttentionPictures(SumProbe):
     the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins
     are fractions of each sequence. `position` is "row,column". `mean()` averages the heads: the
     attention map of From Attention to Activation, figure 1a.
+
+    Raises:
+        WakefulError: sequences of several lengths, some of them shorter than `size`.
     """
 
     def __init__(
@@ -53,8 +57,15 @@ class AttentionPictures(SumProbe):
             every = range(sequence.num_heads)
             for head in every if self.heads is None else self.heads:
                 if head in every:
+                    key = event.layer, head
                     picture = attention_picture(sequence, head, self.size)
-                    self.add((event.layer, head), picture)
+                    known, _ = self.sums.get(key, (picture, 0))
+                    if known.shape != picture.shape:
+                        raise WakefulError(
+                            f"pictures of {len(known)} and of {len(picture)} tokens have no mean: "
+                            "give AttentionPictures a size up to the shortest sequence"
+                        )
+                    self.add(key, picture)
 
     def pictures(self) -> dict[tuple[Any, ...], Float[Tensor, "S S"]]:
         """Return the picture of each (layer, head)."""

@@ -166,7 +166,9 @@ def headlines(scores: Sequence[Score]) -> list[str]:
             elif paired := difference(score, other):
                 gap, error = paired
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
-                if not abs(gap) > reach(error, len(score.keys)):
+                if not math.isfinite(error):
+                    side = "not judged, without a standard error, in"
+                elif abs(gap) <= reach(error, len(score.keys)):
                     side = "not significantly different in"
                 sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
