@@ -81,9 +81,10 @@ def _fitted(
             laid = {name: each.laid() for name, each in found.items()}
             leaves = {name: each.detach().requires_grad_() for name, each in laid.items()}
             matrices = {
-                f"{name.removeprefix(turn.name)[1:]}.weight": each.T if name in turned else each
+                f"{name.removeprefix(turn.name)[1:]}.weight":
+                    (each.T if name in turned else each).to(matrix(layers[name])[0].dtype)
                 for name, each in leaves.items()
-            }
+            }  # fmt: skip
             chosen = torch.randperm(len(turn.calls), generator=generator)[: method.batch].tolist()
             total, sums = 0.0, [torch.zeros_like(each) for each in leaves.values()]
             for number in chosen:
