@@ -18,7 +18,7 @@ from wakeful.quant import NAMED, quantize, quantized_layers
 from wakeful.quant.convert import prepared
 from wakeful.quant.experts import Experts, is_fused
 from wakeful.quant.measure import measure
-from wakeful.quant.sensitivity import costs, mixed
+from wakeful.quant.sensitivity import costs, growth, mixed
 
 FEW = LLAMA | {"vocab_size": 320, "initializer_range": 0.3}
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
@@ -99,7 +99,7 @@ def test_layers_cost_what_they_cost_and_some_get_more_bits() -> None:
     found = costs(model, small, [TOKENS[:1]])
     assert {each.name for each in found} == set(quantized_layers(small))
     better = wakeful.quant.parse_scheme("w8a8")
-    assert len(mixed(model, small, found, better, 10**9)) == len(found)
+    assert len(mixed(found, growth(model, small, better), 10**9)) == len(found)
 
 
 def test_what_is_skipped_stays_one_tensor() -> None:
