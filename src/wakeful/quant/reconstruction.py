@@ -93,7 +93,9 @@ def _fitted(
                 error = (y - turn.wanted[number]).float().square().mean(-1).flatten()
                 loss = (error if weights is None else error * weights[number]).mean()
                 total += float(loss.detach())
-                torch._foreach_add_(sums, list(torch.autograd.grad(loss, [*leaves.values()])))
+                # An expert may have read no token of a sequence.
+                slopes = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
+                torch._foreach_add_(sums, list(slopes))
             if total < least:  # of other sequences at each step, as in the authors' code
                 least, kept = total, {name: each.rounded() for name, each in found.items()}
             by = (1 - step / method.steps) / method.steps
