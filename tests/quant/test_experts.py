@@ -18,7 +18,7 @@ from wakeful.quant import NAMED, quantize, quantized_layers
 from wakeful.quant.convert import prepared
 from wakeful.quant.experts import Experts, is_fused
 from wakeful.quant.measure import measure
-from wakeful.quant.sensitivity import costs, mixed
+from wakeful.quant.sensitivity import costs, growth, mixed
 
 FEW = LLAMA | {"vocab_size": 320, "initializer_range": 0.3}
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
@@ -93,13 +93,21 @@ def test_every_scheme_takes_them(scheme: str) -> None:
         assert len(routers) == 2
 
 
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+def test_autoround_takes_sequences_that_reach_few_experts(name: str) -> None:
+    model, few = model_of(name), [each[:, :2] for each in TEXT]
+    small = quantize(model, "w4(method=autoround(steps=2, batch=1))", calibration=few)
+    assert set(quantized_layers(small)) == set(quantized_layers(quantize(model, "w4")))
+    assert small(TOKENS).logits.isfinite().all()
+
+
 def test_layers_cost_what_they_cost_and_some_get_more_bits() -> None:
     model = model_of("Qwen3Moe")
     small = quantize(model, W4)
     found = costs(model, small, [TOKENS[:1]])
     assert {each.name for each in found} == set(quantized_layers(small))
     better = wakeful.quant.parse_scheme("w8a8")
-    assert len(mixed(model, small, found, better, 10**9)) == len(found)
+    assert len(mixed(found, growth(model, small, better), 10**9)) == len(found)
 
 
 def test_what_is_skipped_stays_one_tensor() -> None:

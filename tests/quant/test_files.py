@@ -317,6 +317,10 @@ def test_transformers_alone_refuses_a_quantized_folder(tmp_path: Path) -> None:
     with torch.inference_mode():
         ours = load_quantized(folder, device=CPU)[0](tokens).logits
         assert torch.equal(known(tokens).logits, ours)
+    placed = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
+    assert placed.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(WakefulError, match="device_map = 'balanced' is not a device"):
+        AutoModelForCausalLM.from_pretrained(folder, device_map="balanced")
 
 
 def test_folders_of_before_are_still_read(tmp_path: Path) -> None:

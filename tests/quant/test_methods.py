@@ -131,6 +131,11 @@ def test_gptq_of_nothing_is_plain_rounding() -> None:
     assert torch.equal(found, grid.fake_quantize(weight, grid.scales_of(weight)))
 
 
+def test_gptq_of_too_little_text_for_so_little_damping_is_refused() -> None:
+    with pytest.raises(WakefulError, match="damping = 1e-30 leaves"):
+        Gptq(damping=1e-30).round(torch.randn(4, 9), GRIDS[0], torch.ones(9, 9))
+
+
 @pytest.mark.parametrize("make", [lambda: tiny_decoder(dtype=torch.float32).eval(), llama, gpt2])
 def test_calibration_sees_what_layers_read(make) -> None:
     model = make()

@@ -131,6 +131,18 @@ def test_autoround_makes_the_models_output_better(make, scheme: str) -> None:
             torch.testing.assert_close(layer.outer, quantized_layers(nearest)[name].outer)
 
 
+@pytest.mark.parametrize(("make", "dtype"), [(gpt2, torch.bfloat16), (decoder, torch.float64)])
+def test_blocks_of_any_type_are_fitted(make, dtype: torch.dtype) -> None:
+    model = make().to(dtype)
+    small, nearest = (
+        quantize(model, scheme, calibration=TEXT if more else ())
+        for scheme, more in (("w4(method=autoround(steps=12, batch=4))", True), ("w4", False))
+    )
+    full, found, plain = (logits_of(each, TEXT[0]).double() for each in (model, small, nearest))
+    assert logits_of(small, TEXT[0]).dtype == dtype
+    assert (found - full).square().sum() < (plain - full).square().sum()
+
+
 def test_a_block_is_fitted_to_what_it_gave_in_full_precision() -> None:
     """Not to what it gives where the blocks before it are quantized already."""
     model: Any = llama()

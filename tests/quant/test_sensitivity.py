@@ -13,7 +13,7 @@ from wakeful.estimates import mean_and_error
 from wakeful.hf.quantized import load_quantized, save_quantized, state_bytes
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.sensitivity import better_than, costs, mixed, size_of
+from wakeful.quant.sensitivity import better_than, costs, growth, mixed, size_of
 
 W4 = "w4"
 TEXT = [some_tokens(1, 14, seed=n) for n in range(3)]
@@ -72,7 +72,8 @@ def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
     found = costs(model, small, TEXT)
     every = quantize(model, scheme)
     room = (state_bytes(every) - state_bytes(small)) // 3
-    chosen = mixed(model, small, found, scheme, room)
+    grows = growth(model, small, scheme)
+    chosen = mixed(found, grows, room)
     made = quantize(model, W4, others=dict.fromkeys(chosen, scheme))
     assert 0 < len(chosen) < len(found)
     assert state_bytes(small) < state_bytes(made) <= state_bytes(small) + room
@@ -81,5 +82,19 @@ def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
     ) + room  # fmt: skip
     first = max(found, key=lambda each: each.kl[0])
     assert first.name in chosen
-    assert mixed(model, small, found, scheme, 0) == []
-    assert set(mixed(model, small, found, scheme, 10**9)) == set(quantized_layers(small))
+    assert mixed(found, grows, 0) == []
+    assert set(mixed(found, grows, 10**9)) == set(quantized_layers(small))
+
+
+def test_what_is_better_touches_no_cache_and_no_layer_that_has_it() -> None:
+    model = tiny_decoder(dtype=torch.float32).eval()
+    plain = parse_scheme("w4(cache=absmax(bits=8, per='token'))")
+    scheme = better_than(plain)
+    small = quantize(model, plain, others={"*.key": scheme})
+    grows = growth(model, small, scheme)
+    assert set(grows) == {name for name in quantized_layers(small) if not name.endswith(".key")}
+    made = quantize(model, plain, others={next(iter(grows)): scheme})
+    assert str(quantized_layers(made)[next(iter(grows))].scheme) == str(scheme)
+    # A pattern all of whose layers an earlier one takes is no mistake.
+    made = quantize(model, W4, others={"head": scheme, "*head": "fine"})
+    assert quantized_layers(made)["head"].scheme == scheme

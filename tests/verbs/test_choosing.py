@@ -102,6 +102,22 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     assert kept.said.startswith("no cure")
 
 
+def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
+    fine, before, after = choosing.clipped(W4A4, 0.9), (0.5, 0.01), (0.3, 0.01)
+    trials = tuple(choosing.Trial(Candidate(), *each) for each in ((W4A4, before), (fine, after)))
+    proof = choosing.Proof(fine, before, after, (-0.2, 0.01))
+    choice = choosing.Choice(Candidate(), (fine,), trials, (proof,))
+    assert "costs 0.30" in choice.headlines[0]
+    assert "clipped and 0.50" in choice.headlines[0]
+    assert "nothing tried was better" not in choice.headlines[0]
+    assert "not sure enough" not in choice.headlines[0]
+    table = choice.sections[0].parts[0]
+    assert isinstance(table, Table)
+    assert table.columns[1:3] == ["no cure", "the best grids"]
+    unsure = replace(choice, schemes=(W4A4,))
+    assert "not sure enough to keep" in unsure.headlines[0]
+
+
 def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
@@ -119,6 +135,16 @@ def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) ->
     assert len(choice.trials) % 2 == 0
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
     assert (len(texts.choosing), len(texts.proving)) == (CHOOSING, PROVING)
+
+
+def test_sinks_are_tried_where_cure_fits_them() -> None:
+    firsts = {
+        dtype: {each.first for each in choosing.candidates(lopsided().to(dtype), [W4A4], 3)}
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert firsts == {torch.float32: {"", "prefix", "sinks"}, torch.bfloat16: {"", "prefix"}}
+    with pytest.raises(WakefulError, match="--dtype bfloat16 and --sinks"):
+        CureOptions(dtype="bfloat16", sinks=True)
 
 
 def test_a_format_chooses_alone() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from wakeful.surgery import Bases
 from wakeful.surgery.learning import Learned, learned_of
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
-from wakeful.verbs.cure import Widened
+from wakeful.verbs.cure import Widened, _rounded
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -409,6 +410,16 @@ def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
             assert torch.equal(found, (x.double() @ weight.double().T + sum(given[2:])).bfloat16())
 
 
+@torch.no_grad()
+def test_weights_are_rounded_to_a_type_of_the_same_width() -> None:
+    plain, cured = (torch.nn.Linear(2, 2).bfloat16() for _ in range(2))
+    assert _rounded(cured, plain, torch.float16)
+    assert not _rounded(cured, plain, torch.float32)
+    cured.weight.fill_(1e5)
+    with pytest.raises(WakefulError, match="weight is too large for float16"):
+        _rounded(cured, plain, torch.float16)
+
+
 @pytest.mark.parametrize("outlier", [False, True])
 def test_a_cure_is_chosen_for_a_format(
     outlier: bool, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -418,7 +429,7 @@ def test_a_cure_is_chosen_for_a_format(
 
     def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
         assert [str(each) for each in schemes] == ["nvfp4", "w8a8" if outlier else "kv4"]
-        assert given["token"] == 256
+        assert given["token"] == (None if plain.config.stored_prefix else 256)
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
         learns = learned_of("learned(steps=2)")
@@ -431,6 +442,9 @@ def test_a_cure_is_chosen_for_a_format(
             for scheme in schemes
         ]
         return Choice(tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,))
+
+    def keeps(*given: Any, **more: Any) -> Choice:
+        return replace(chosen(*given, **more), best=Candidate())
 
     monkeypatch.setattr("wakeful.verbs.cure.choose", chosen)
     path, out = tmp_path / "long.txt", tmp_path / "cured"
@@ -451,9 +465,16 @@ def test_a_cure_is_chosen_for_a_format(
     if outlier:
         assert "rotate learned(steps=2), rotate_inner, rotate_keys, prefix" in done["Chosen"]
         assert "values, learned(steps=2), seed 0; its loss" in done["Rotation"]
+        # The token that it stores stays, and what else helps is chosen.
+        monkeypatch.setattr("wakeful.verbs.cure.choose", keeps)
+        again = wakeful.cure(
+            out, for_=("nvfp4", "int8"), text=str(path), length=16, num_sequences=2
+        )
+        assert again.model.decoder().config.stored_prefix == 1
     else:
         assert done["Chosen"].startswith("no cure: none is surely better")
         assert "Rotation" not in done
+        assert "cured ()" not in page
     card = (out / "README.md").read_text("utf-8")
     assert f"--for nvfp4 {second}" in card
 

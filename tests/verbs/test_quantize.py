@@ -240,6 +240,13 @@ def test_an_estimate_stands_before_long_work(
     assert shown.index("very roughly 31 s") < shown.index("quantizing vanilla: fine")
     size = sum(parameter.numel() for parameter in wakeful.load(str(run)).module.parameters())
     assert asked == [2 * size * 16 * (3 * 6 + 4 * 3)]  # GPTQ goes forward, back and forward
+    monkeypatch.setattr("wakeful.verbs.quantize.costs", lambda *_, **__: [])
+    layers = len(wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3).layers)
+    asked.clear()
+    wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3, sensitivity=True)
+    assert asked == [
+        2 * size * 16 * 3 * (4 + 2 * layers)
+    ]  # each layer alone, and beside all others
 
 
 def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> None:
@@ -625,12 +632,23 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
         name: str(layer.scheme) for name, layer in quantized_layers(load(small).module).items()
     }
     assert {name for name, kind in kinds.items() if kind != "w4"} == set(summary["upgraded"])
+    spared = wakeful.quantize(
+        str(llama), "w4", others=("*=w4g128", "lm_head=w4"), sensitivity=True, budget=10**9,
+        better="fine(weights=absmax(bits=8, per='channel', group=8), method=gptq)",
+        text=str(text), device="cpu", length=16, num_sequences=3,
+    )  # fmt: skip
+    assert len(spared.upgraded) == len(spared.layers)
+    kinds = {str(each.scheme) for each in quantized_layers(spared.model.module).values()}
+    assert len(kinds) == 1
+    assert "gptq" in kinds.pop()
     several = wakeful.quantize(str(llama), "fine", others=("*.0.*=w4",))
     with pytest.raises(WakefulError, match="written of one scheme"):
         several.save_model(tmp_path / "stock", save_as="compressed-tensors")
     for options, words in (
         (["--scheme", "w4", "fine"], "ranks the layers of one model"),
         (["--scheme", "w4", "--others", "lm_head"], "PATTERN=SCHEME"),
+        (["--scheme", "w4", "--budget", "9", "--better", "fin"], "did you mean 'fine'"),
+        (["--scheme", "w4", "--budget", "9", "--better", "kv8"], "a layer has weights, and no"),
     ):
         given = ["--text", str(text), *SMALL, *options, "--sensitivity"]
         assert words in fails(capsys, "quantize", str(llama), *given)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.schema import config_from_table
+from wakeful.device import choose_device
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import attention_of, check_bounds, config_of, hushed, narrowed, read_config
@@ -72,10 +73,13 @@ class QuantizedForCausalLM:
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | os.PathLike[str], *_: Any, device_map: str = "cpu", **others: Any
+        cls, folder: str | os.PathLike[str], *_: Any, device_map: Any = None, **others: Any
     ) -> nn.Module:
-        """Return the model that `save_quantized` wrote, on the device that `device_map` names."""
-        return load_quantized(Path(folder), device=torch.device(device_map))[0]
+        """Return the model that `save_quantized` wrote, on the one device that `device_map` names;
+        "auto" is a GPU where there is one.
+        """
+        device = choose_device(str(device_map or "cpu"), field="device_map")
+        return load_quantized(Path(folder), device=device)[0]
 
 
 def is_quantized_folder(path: Path) -> bool:

@@ -19,7 +19,7 @@ from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
 from wakeful.quant.exchanging import Exchange
 from wakeful.quant.experts import routers_of, unfused, with_modules
-from wakeful.quant.linear import NOT_FINITE, QuantizedLinear, by_sequence, matrix
+from wakeful.quant.linear import QuantizedLinear, by_sequence, matrix
 from wakeful.quant.observing import plain_linear
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
@@ -81,9 +81,8 @@ def quantize(
         if skip or by_pattern:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
-        return _with_cache(prepared(model, ["*"]), {}, scheme, calibration)
-    model = prepared(model, skip)
-    layers = linear_layers(model, skip)
+    model = prepared(model, ["*"] if scheme.weights is None else skip)
+    layers = {} if scheme.weights is None else linear_layers(model, skip)
     if len(calibration) < world.size:  # too little to share: everyone reads all
         world = ALONE
     replaced: dict[int, QuantizedLinear] = {}
@@ -97,7 +96,10 @@ def quantize(
             lambda: passed(len(replaced), len(layers)),
         )  # fmt: skip
         exchange.run()
-    return _with_cache(model, replaced, scheme, calibration)
+    made = with_cache(exchanged(model, replaced), scheme)
+    if scheme.caches_by_text:
+        calibrate_cache(made, calibration)
+    return made
 
 
 def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
@@ -122,28 +124,16 @@ def _by_scheme(
     parts: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
     for name, layer in layers.items():
-        pattern = next((each for each in others if fnmatchcase(name, each)), None)
-        used.update([] if pattern is None else [pattern])
-        each = scheme if pattern is None else others[pattern]
-        if each.weights is None or (pattern is not None and each.cache is not None):
-            raise WakefulError(f"{each} for {pattern}: a layer has weights, and no cache")
+        patterns = [each for each in others if fnmatchcase(name, each)]
+        used.update(patterns)
+        each = others[patterns[0]] if patterns else scheme
+        if each.weights is None or (patterns and each.cache is not None):
+            raise WakefulError(f"{each} for {patterns[0]}: a layer has weights, and no cache")
         parts.setdefault(each, {})[name] = layer
     unused = [pattern for pattern in others if pattern not in used]
     if unused:
         raise WakefulError(f"no layer that is left to quantize matches {unused[0]}")
     return parts
-
-
-def _with_cache(
-    model: nn.Module,
-    replaced: dict[int, QuantizedLinear],
-    scheme: Scheme,
-    calibration: Sequence[Tensor],
-) -> nn.Module:
-    made = with_cache(exchanged(model, replaced), scheme)
-    if scheme.caches_by_text:
-        calibrate_cache(made, calibration)
-    return made
 
 
 def _check_all(layers: Mapping[str, nn.Module]) -> None:
@@ -155,7 +145,7 @@ def _check_all(layers: Mapping[str, nn.Module]) -> None:
             what = f" ({others} other layer{'s' * (others > 1)} cannot either)"
             leave = "leave them as they are"
         raise WakefulError(
-            f"{refused[0]} cannot be quantized: {NOT_FINITE}{what}; {leave} "
+            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{what}; {leave} "
             f"with --skip {' '.join(refused)}"
         )
 

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.config.model import RotationName
-from wakeful.errors import WakefulError
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.paged import AT_ONCE, is_finite, like, whole
+from wakeful.paged import AT_ONCE, like, whole
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Grid, Scales, Scheme
 from wakeful.quant.schemes.methods import Seen
 
 _PACKED_BITS = 4
 """Up to this many bits, two numbers share a byte."""
-NOT_FINITE = "its weight has a NaN or an infinity"
 
 
 class KeepsBuffers(nn.Module):
@@ -282,15 +280,9 @@ def quantized(
     largest: Tensor | None = None,
     rounded: tuple[Tensor, Scales] | None = None,
 ) -> QuantizedLinear:
-    """Return the quantized form of a linear layer, by what calibration showed of it.
-
-    `largest` and `rounded` are as in `QuantizedLinear.fit`.
-
-    Raises:
-        WakefulError: its weight is not finite.
+    """Return the quantized form of a linear layer whose weights are finite, by what calibration
+    showed of it; `largest` and `rounded` are as in `QuantizedLinear.fit`.
     """
-    if not is_finite(matrix(layer)[0]):
-        raise WakefulError(NOT_FINITE)
     result = empty(layer, scheme, arithmetic)
     result.fit(*matrix(layer), seen, largest, rounded)
     return result

@@ -81,9 +81,10 @@ def _fitted(
             laid = {name: each.laid() for name, each in found.items()}
             leaves = {name: each.detach().requires_grad_() for name, each in laid.items()}
             matrices = {
-                f"{name.removeprefix(turn.name)[1:]}.weight": each.T if name in turned else each
+                f"{name.removeprefix(turn.name)[1:]}.weight":
+                    (each.T if name in turned else each).to(matrix(layers[name])[0].dtype)
                 for name, each in leaves.items()
-            }
+            }  # fmt: skip
             chosen = torch.randperm(len(turn.calls), generator=generator)[: method.batch].tolist()
             total, sums = 0.0, [torch.zeros_like(each) for each in leaves.values()]
             for number in chosen:
@@ -92,7 +93,9 @@ def _fitted(
                 error = (y - turn.wanted[number]).float().square().mean(-1).flatten()
                 loss = (error if weights is None else error * weights[number]).mean()
                 total += float(loss.detach())
-                torch._foreach_add_(sums, list(torch.autograd.grad(loss, [*leaves.values()])))
+                # An expert may have read no token of a sequence.
+                slopes = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
+                torch._foreach_add_(sums, list(slopes))
             if total < least:  # of other sequences at each step, as in the authors' code
                 least, kept = total, {name: each.rounded() for name, each in found.items()}
             by = (1 - step / method.steps) / method.steps

@@ -7,7 +7,7 @@ on less text, so that mixed precision goes by it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,30 +87,39 @@ def costs(
     return sorted(found, key=lambda each: -each.alone[0])
 
 
-def mixed(
-    model: nn.Module, small: nn.Module, found: Iterable[LayerCost], better: Scheme, budget: int
-) -> list[str]:
-    """Return the layers that take the `better` scheme, most KL a byte first, within a budget.
-
-    `budget` is how many bytes the quantized model may grow by.
+def growth(model: nn.Module, small: nn.Module, better: Scheme) -> dict[str, int]:
+    """Return the bytes that each quantized layer of `small`, made of `model`, takes more under the
+    `better` scheme; a layer that has it already is left out.
     """
-    plain = prepared_as(model, quantized_layers(small))
-    rows = []
-    for each in found:
-        more = size_of(empty(plain.get_submodule(each.name), better, "reference")) - each.size
-        rows.append((each.kl[0] / max(more, 1), more, each.name))
+    layers = quantized_layers(small)
+    plain = prepared_as(model, layers)
+    return {
+        name: size_of(empty(plain.get_submodule(name), better, "reference")) - size_of(layer)
+        for name, layer in layers.items()
+        if replace(layer.scheme, cache=None) != better
+    }
+
+
+def mixed(found: Iterable[LayerCost], grows: Mapping[str, int], budget: int) -> list[str]:
+    """Return the layers that take a better scheme, most KL a byte first, within a budget.
+
+    `budget` is how many bytes the quantized model may grow by, `grows` what each layer does.
+    """
+    rows = sorted(
+        (each.kl[0] / max(grows[each.name], 1), each.name) for each in found if each.name in grows
+    )
     chosen: list[str] = []
-    for _, more, name in sorted(rows, reverse=True):
-        if more <= budget:
+    for _, name in reversed(rows):
+        if grows[name] <= budget:
             chosen.append(name)
-            budget -= more
+            budget -= grows[name]
     return chosen
 
 
 def better_than(scheme: Scheme) -> Scheme:
-    """Return the scheme with weights and inputs in 8 bits, of a channel and a token each."""
+    """Return a layer's scheme with weights and inputs in 8 bits, of a channel and a token each."""
     inputs = None if scheme.inputs is None else Absmax(bits=8, per="token")
-    return Scheme(weights=Absmax(bits=8, per="channel"), inputs=inputs, cache=scheme.cache)
+    return Scheme(weights=Absmax(bits=8, per="channel"), inputs=inputs)
 
 
 def size_of(layer: nn.Module) -> int:

@@ -150,6 +150,11 @@ class Choice:
         return _best_of(self.trials, len(self.schemes))[0]
 
     @property
+    def kept(self) -> bool:
+        """Whether what was best on the first text stays: a cure, or grids that clip without one."""
+        return _best_of(self.trials, len(self.schemes)) == (self.best, self.schemes)
+
+    @property
     def said(self) -> str:
         """What was chosen, and for which quantization."""
         chosen = str(self.best)
@@ -160,23 +165,23 @@ class Choice:
     @property
     def headlines(self) -> list[str]:
         """Say what the best candidate changes in each format, on text that chose nothing."""
-        kept = "" if self.best != Candidate() else "; that is not sure enough to keep"
+        kept = "" if self.kept else "; that is not sure enough to keep"
+        uncured = self.proved == Candidate()
+        now, then = ("clipped", "unclipped") if uncured else (f"after {self.proved}", "before")
         said: list[str] = []
-        for each in self.proofs:
+        for each, first in zip(self.proofs, self.trials, strict=False):
             before, after = (with_error(*found) for found in (each.before, each.after))
-            if self.proved == Candidate():
-                said.append(f"{each.scheme} costs {before} nats a token: nothing tried was better.")
-            else:
-                said.append(
-                    f"{each.scheme} costs {after} nats a token after {self.proved} and {before} "
-                    f"before: {_told(each)}{kept}."
-                )
+            words = f"{after} nats a token {now} and {before} {then}: {_told(each)}{kept}"
+            if uncured and each.scheme == first.scheme:
+                words = f"{before} nats a token: nothing tried was better"
+            said.append(f"{each.scheme} costs {words}.")
         return said
 
     @property
     def sections(self) -> list[Section]:
         """The model before and after in each format, and every candidate that was measured."""
-        after = str(self.proved) + ("" if self.best != Candidate() else ", not kept")
+        after = str(self.proved) if self.proved != Candidate() else "the best grids"
+        after += "" if self.kept else ", not kept"
         proofs = [
             [
                 str(each.scheme),
@@ -257,7 +262,8 @@ def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> 
     blocks = {grid.group for each in schemes for _, grid in each.activations if grid.group}
     turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     firsts = [""] if token is None else ["", "prefix"]
-    if token is not None and _possible(surgery.check_absorbs, plain, "sinks"):
+    coarse = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # `cure` fits none there
+    if token is not None and not coarse and _possible(surgery.check_absorbs, plain, "sinks"):
         firsts.append("sinks")
     turns = ["", *(each for each in turns if _possible(surgery.check_rotates, plain, each))]
     return [Candidate(rotate=turn, first=first) for turn in turns for first in firsts]

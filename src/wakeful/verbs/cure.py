@@ -442,7 +442,7 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
     rows = torch.tensor(found, device=loaded.device).view(-1, length)
-    token = _first(at, plain, text)[0]
+    token = None if plain.config.stored_prefix else _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
     choice = choose(
         plain, schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
@@ -512,7 +512,7 @@ def _stored(loaded: Model, wanted: CureOptions) -> torch.dtype | None:
 def _rounded(
     cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
 ) -> list[tuple[str, str]]:
-    """Round what changed to what a narrower type holds, in place; tell of it in words.
+    """Round what changed to what a type holds that is not wider, in place; tell of it in words.
 
     What is measured is then what is written. What did not change stays: a norm that is stored less
     one is exact there, and not as the decoder has it.
@@ -520,7 +520,7 @@ def _rounded(
     Raises:
         WakefulError: a weight is too large for the type.
     """
-    if dtype is None or dtype.itemsize >= next(cured.parameters()).dtype.itemsize:
+    if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
         return []
     before, found = dict(plain.named_parameters()), False
     kind = str(dtype).removeprefix("torch.")
@@ -659,4 +659,5 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 def _words(loaded: Model, wanted: CureOptions) -> str:
     others = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
     parts = [wanted.rotate, *(n.removeprefix("rotate_") for n in others if getattr(wanted, n))]
-    return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"
+    done = ", ".join(filter(None, parts))
+    return f"{loaded.architecture}, cured ({done})" if done else loaded.architecture

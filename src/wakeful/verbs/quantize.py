@@ -28,7 +28,7 @@ from wakeful.quant.convert import linear_layers, prepared, quantized_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
-from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
+from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mixed
 from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
@@ -88,19 +88,20 @@ def quantize(
     found = chosen_schemes(_names(wanted, table), wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
     others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
+    better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])
     measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
-    looks = any(each.calibrated for each in (*found, *others.values()))
+    looks = any(each.calibrated for each in (*found, *others.values(), better))
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
     with session("quantize", wanted, models, tokenizer, shown) as at:
-        _check(wanted, found, len(models))
+        _check(wanted, found, better, len(models))
         world = at.world
         world.gather("checked")
         words = words_in("")
         if count + extra:
             most = (wanted.length or LENGTH) * (count + extra)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        each = _Each(at.models(), wanted, found, others, words, count, extra, table, at)
+        each = _Each(at.models(), wanted, found, others, better, words, count, extra, table, at)
         if several:
             return _matrix(each.next, models or [""], wanted, table, world)
         result = each.next(models[0])
@@ -152,6 +153,8 @@ class _Each:
     schemes: Sequence[Scheme]
     others: Mapping[str, Scheme]
     """The schemes of layers that have one of their own, by pattern."""
+    better: Scheme
+    """What the dearest layers take within a budget."""
     words: Words
     count: int
     """Sequences to measure on."""
@@ -175,7 +178,8 @@ class _Each:
             check_compressed(whole, schemes[0], layers, written)
         length = wanted.length_for(loaded.context)
         words = own_words(loaded, wanted, self.words)
-        tokens = self._tokens(loaded, words, length)
+        alone = 2 * len(layers) if wanted.sensitivity else 0
+        tokens = self._tokens(loaded, words, length, alone)
         measured, given = tokens[: self.count], tokens[self.count :]
         forms: dict[str, Model] = {}
         seconds: dict[str, float] = {}
@@ -191,17 +195,24 @@ class _Each:
         layer_costs, upgraded = list[LayerCost](), list[str]()
         name, scheme = next(iter(named.items()))
         if wanted.sensitivity:
-            small = forms[name].module
+            small, budget = forms[name].module, wanted.budget
+            size = state_bytes(small)
+            grows = growth(loaded.module, small, self.better) if budget else {}
+            if budget and not any(size + more <= budget for more in grows.values()):
+                raise WakefulError(
+                    f"budget = {budget:,}: {scheme} alone takes {size:,} bytes, embeddings and "
+                    f"what else stays included, and no layer fits besides under {self.better}"
+                )
             told = f"{loaded.name}: layers, alone and together"
             count = 2 * len(quantized_layers(small))
             layer_costs = costs(
                 loaded.module, small, measured,
                 progress=lambda done: self.at.show.count(told, done, count),
             )  # fmt: skip
-            if wanted.budget:
-                upgraded, better = self._upgraded(loaded, small, layer_costs, scheme)
+            if budget:
+                upgraded = mixed(layer_costs, grows, budget - size)
                 name = f"{name} mixed"
-                add(name, scheme, dict.fromkeys(upgraded, better))
+                add(name, scheme, dict.fromkeys(upgraded, self.better))
         damage = None
         if self.count:
             damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
@@ -217,8 +228,8 @@ class _Each:
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
         )  # fmt: skip
 
-    def _tokens(self, loaded: Model, words: Words, length: int) -> list[Tensor]:
-        """Return the sequences to measure on, then those to calibrate on; say how long it takes."""
+    def _tokens(self, loaded: Model, words: Words, length: int, alone: int) -> list[Tensor]:
+        """Return sequences to measure, then to calibrate on; say how long, `alone` passes too."""
         total, bos = self.count + self.extra, loaded.begins(self.wanted.bos)
         found: list[list[int]] = []
         if total:
@@ -232,7 +243,7 @@ class _Each:
             looks *= self.extra / self.count
             foretell(
                 self.at.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
-                passes=2 * (1 + len(self.schemes)) + looks,
+                passes=2 * (1 + len(self.schemes)) + alone + looks,
             )  # fmt: skip
         return [torch.tensor([tokens], device=loaded.device) for tokens in found]
 
@@ -241,7 +252,7 @@ class _Each:
         upgraded: Mapping[str, Scheme],
     ) -> Model:  # fmt: skip
         self.at.show.note(f"quantizing {loaded.name}: {name}")
-        others = {**upgraded, **self.others}
+        others = {**upgraded, **self.others, **upgraded}  # the upgraded first, whatever is named
         looks = any(each.calibrated for each in (scheme, *others.values()))
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
@@ -254,27 +265,6 @@ class _Each:
             loaded, name=f"{loaded.name} {name}", module=module, path=None,
             architecture=f"{loaded.architecture}, {scheme}",
         )  # fmt: skip
-
-    def _upgraded(
-        self, loaded: Model, small: nn.Module, found: list[LayerCost], scheme: Scheme
-    ) -> tuple[list[str], Scheme]:
-        """Return the layers that take the better scheme within the budget of bytes, and it."""
-        size, wanted = state_bytes(small), self.wanted
-        if wanted.budget < size:
-            raise WakefulError(
-                f"budget = {wanted.budget:,}: {scheme} alone takes {size:,} bytes, embeddings and "
-                "what else stays included"
-            )
-        better = better_than(scheme)
-        if wanted.better:
-            better = parse_scheme(wanted.better, imports=True)
-        chosen = mixed(loaded.module, small, found, better, wanted.budget - size)
-        if not chosen:
-            raise WakefulError(
-                f"budget = {wanted.budget:,} leaves {wanted.budget - size:,} bytes, and no layer "
-                f"takes so few more under {better}"
-            )
-        return chosen, better
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -330,12 +320,14 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     return found
 
 
-def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
+def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, models: int) -> None:
     if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
         raise WakefulError(
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
             "--scheme w4a16"
         )
+    if better.weights is None or better.cache is not None:
+        raise WakefulError(f"better = {wanted.better!r}: a layer has weights, and no cache")
     if wanted.skip and all(each.weights is None for each in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "

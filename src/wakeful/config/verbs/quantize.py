@@ -28,7 +28,7 @@ class QuantizeOptions(Reading):
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: HowMuch[int] = 4
-    """Sequences for static scales, gptq and smoothquant, the next ones of the text."""
+    """Sequences for static scales, methods and caches that need them, the next ones of the text."""
     save: Where[str] = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
     save_as: Where[SavedAs] = "wakeful"

@@ -179,7 +179,9 @@ class Gptq(Method):
         diagonal = hessian.diagonal()
         mean = float(diagonal.mean())
         diagonal += self.damping * mean if mean > 0 else 1.0  # nothing came in: all are alike
-        lower = torch.linalg.cholesky(hessian)
+        lower, failed = torch.linalg.cholesky_ex(hessian)
+        if failed:
+            raise WakefulError(f"gptq: damping = {self.damping:g} leaves XᵀX singular: raise it")
         return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
