@@ -412,7 +412,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("not of outputs or the KV cache; use --scheme w8a8 or w4a16, or", model, "kv8")
     fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
     fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
-    fails("of a group is 6; use --scheme nvfp4", model, "nvfp4_4over6(scales='static')")
+    fails("of a group is 6; use --scheme .nvfp4", model, "nvfp4_4over6(scales='static')")
     fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
     fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(

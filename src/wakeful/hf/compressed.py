@@ -201,7 +201,7 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
         what = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
         raise _lacks(scheme, what, name)
     if isinstance(inputs, NvE2M1) and inputs.adaptive:
-        again = "nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')"
+        again = "\"nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')\""
         raise _lacks(scheme, "NVFP4 inputs whose largest number of a group is 6", again)
     if weights.two_scales:
         if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
