@@ -171,7 +171,7 @@ class Grid(FieldVariant, ABC):
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
-        return self.scales_between(*self.bounds(x.float()), scales.outer)
+        return self.scales_of(x, given=scales.outer)
 
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
@@ -395,9 +395,6 @@ class NvE2M1(_E2M1):
 
     def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
         return self._adapted(x, super().scales_of(x, sequences, given))
-
-    def refit(self, x: Tensor, scales: Scales) -> Scales:
-        return self._adapted(x, super().refit(x, scales))
 
     def _adapted(self, x: Tensor, six: Scales) -> Scales:
         """Return the scales by which a group's largest number becomes 6, or 4 where that is better.
