@@ -60,6 +60,15 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
     return device
 
 
+def dtype_called(dtype: torch.dtype | str) -> torch.dtype | None:
+    """Return the type of weights asked for; None for what is stored."""
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return None if isinstance(dtype, str) else dtype
+    if dtype not in DTYPES:
+        raise WakefulError(f"dtype = {dtype!r}: must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
 def free_memory(device: torch.device) -> int:
     """Return a device's free bytes; of the host, all its memory where the system does not say."""
     if device.type == "cuda":

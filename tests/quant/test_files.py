@@ -319,6 +319,9 @@ def test_transformers_alone_refuses_a_quantized_folder(tmp_path: Path) -> None:
         assert torch.equal(known(tokens).logits, ours)
     placed = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
     assert placed.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for asked in (torch.bfloat16, "bfloat16"):
+        narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=asked)
+        assert narrow(tokens).logits.dtype == torch.bfloat16
     with pytest.raises(WakefulError, match="device_map = 'balanced' is not a device"):
         AutoModelForCausalLM.from_pretrained(folder, device_map="balanced")
 

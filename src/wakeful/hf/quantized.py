@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.schema import config_from_table
-from wakeful.device import choose_device
+from wakeful.device import choose_device, dtype_called
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import attention_of, check_bounds, config_of, hushed, narrowed, read_config
@@ -73,13 +73,16 @@ class QuantizedForCausalLM:
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | os.PathLike[str], *_: Any, device_map: Any = None, **others: Any
-    ) -> nn.Module:
+        cls, folder: str | os.PathLike[str], *_: Any, device_map: Any = None,
+        dtype: torch.dtype | str | None = None, **others: Any,
+    ) -> nn.Module:  # fmt: skip
         """Return the model that `save_quantized` wrote, on the one device that `device_map` names;
-        "auto" is a GPU where there is one.
+        "auto" is a GPU where there is one. `dtype` is of what stayed; without it, as saved.
         """
         device = choose_device(str(device_map or "cpu"), field="device_map")
-        return load_quantized(Path(folder), device=device)[0]
+        kind = dtype_called(dtype or others.get("torch_dtype") or "auto")
+        model = load_quantized(Path(folder), device=device)[0]
+        return model if kind is None else converted(model, kind)
 
 
 def is_quantized_folder(path: Path) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
-from wakeful.device import DTYPES, choose_device, free_memory
+from wakeful.device import choose_device, dtype_called, free_memory
 from wakeful.errors import WakefulError, first_line, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
@@ -116,7 +116,7 @@ def load(
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(
-        what, device, _dtype(dtype), step, max_length, given, trust_remote_code=trust_remote_code
+        what, device, dtype_called(dtype), step, max_length, given, trust_remote_code=trust_remote_code
     )
     _ = model.tokenizer  # which it must have
     _check_finite(model)
@@ -142,7 +142,7 @@ def read_decoder(
             our decoder cannot be it (the field of its configuration is named), or it gives other
             logits than Transformers.
     """
-    return _read(source, device, _dtype(dtype), step, max_length, _given(tokenizer), ours=True)
+    return _read(source, device, dtype_called(dtype), step, max_length, _given(tokenizer), ours=True)
 
 
 def _read(
@@ -413,12 +413,3 @@ def _check_finite(model: Model) -> None:
             raise WakefulError(
                 f"{model.name} is damaged: its weight {name} has a NaN or an infinity"
             )
-
-
-def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
-    """Return the type of weights asked for; None for what is stored."""
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return None if isinstance(dtype, str) else dtype
-    if dtype not in DTYPES:
-        raise WakefulError(f"dtype = {dtype!r}: must be one of auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
