@@ -13,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from test_diagnose import llama, save_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import wakeful
 from training.runs import text, tiny, write_text
@@ -21,7 +21,6 @@ from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
 from wakeful.evaluation.damage import Damage, predicts
-from wakeful.evaluation.pretrained import Description, pretrained_table
 from wakeful.evaluation.reading import words_in
 from wakeful.loading.load import load
 from wakeful.probes.running import logits_of
@@ -372,60 +371,6 @@ def test_layers_are_those_of_the_model_as_it_is_quantized(text: Path, tmp_path: 
     assert list(found.layers) == list(quantized_layers(found.model.module))
 
 
-def test_a_published_table_stands_beside_the_models(
-    text: Path, run: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
-    paper = pretrained_table("activation-table1")
-    small = wakeful.load(str(llama))
-    config = small.module.config
-    theirs = Description(
-        "llama", config.num_hidden_layers, config.hidden_size, config.vocab_size, small.context
-    )
-    rows = [replace(row, model=theirs) if row.label == "Llama2-7B" else row for row in paper.rows]
-    monkeypatch.setattr(
-        "wakeful.verbs.quantize.pretrained_table", lambda name: replace(paper, rows=rows)
-    )
-    out = tmp_path / "out"
-    where = ["--text", str(text), *SMALL, "--layout", "activation-table1"]
-    assert main(["quantize", str(run), str(llama), *where, "--out", str(out)]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    published = summary["published"]
-    ours, known, *others = published["rows"]
-    assert (ours["model"], ours["label"]) == ("vanilla", None)
-    assert (known["model"], known["label"], known["printed"]) == ("llama", "Llama2-7B", 7.7)
-    assert len(others) == 7
-    assert all(row["model"] is None for row in others)
-    (cell,) = known["schemes"]
-    (figures,) = summary["models"][1]["schemes"]
-    assert figures["scheme"] == "w4"
-    assert cell["perplexity"] == figures["perplexity"]
-    assert cell["printed_ratio"] == pytest.approx(191477.5 / 7.7)
-    count = sum(parameter.numel() for parameter in small.module.parameters())
-    assert summary["models"][1]["parameters"] == count
-    page = (out / "report.html").read_text()
-    assert page.index(paper.title) < page.index("Models and schemes")
-    for words in ("paper 191,477.5, 2.487e+04 times", "paper only", "not in the paper", "GPT2-XL"):
-        assert words in page, words
-    alone = wakeful.quantize(small, "w4", "fine", text=str(text), layout="activation-table1",
-                             length=16, num_sequences=3)  # fmt: skip
-    assert alone.each["llama"].summary["schemes"][0]["perplexity"] == figures["perplexity"]
-    said = r"llama: w4 makes the perplexity [\d.]+ times what it was, 24,867 times in the paper\."
-    assert any(re.fullmatch(said, sentence) for sentence in alone.verdicts)
-
-
-def test_the_table_knows_models_by_what_they_are() -> None:
-    paper = pretrained_table("activation-table1")
-    medium = GPT2Config(n_layer=24, n_embd=1024)
-    found = paper.row_of(
-        Description("gpt2", medium.n_layer, medium.n_embd, medium.vocab_size, 1024)
-    )
-    assert found is not None
-    assert (found.label, found.full, found.quantized) == ("GPT2-Medium", 28.8, {"w4": 2435.3})
-    assert paper.row_of(Description("gpt2", 6, 768, 50257, 1024)) is None
-    assert paper.row_of(None) is None
-
-
 def invented(rows: list[tuple[float, float]], losses: list[tuple[float, float]]) -> list[Damage]:
     """Models whose layers have these errors and kurtosis, and which lose so much at theirs."""
     found = []
@@ -528,9 +473,6 @@ def test_bad_input_is_one_line_and_writes_nothing(
     two = ["quantize", str(run), str(llama), *where]
     assert "--save writes one model, and 2 are named" in fails(capsys, *two, "--save", str(small))
     assert "is named twice" in fails(capsys, "quantize", str(run), str(run), *where)
-    assert "no published table of pretrained models 'table1'" in wrong("--layout", "table1")
-    table = ["--layout", "activation-table1"]
-    assert "--layout activation-table1 and --save" in wrong(*table, "--save", str(small))
     assert "did you mean 'coarse'" in wrong("--scheme", "coarser")
     assert "named twice" in wrong("--scheme", "fine", "fine")
     assert "nothing to calibrate" in wrong("--scales", "static")

@@ -9,7 +9,6 @@ import polars as pl
 
 from wakeful.estimates import Estimate, finite, reach, student_quantile, with_error
 from wakeful.evaluation.findings import Finding, Level
-from wakeful.evaluation.pretrained import PrintedRow
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 
@@ -39,8 +38,6 @@ class Damage:
     """What quantizing took, calibration included."""
     parameters: int = 0
     """Of the model before, each counted once."""
-    printed: PrintedRow | None = None
-    """The model's row in a published table."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:

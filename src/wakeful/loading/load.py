@@ -116,8 +116,9 @@ def load(
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(
-        what, device, dtype_called(dtype), step, max_length, given, trust_remote_code=trust_remote_code
-    )
+        what, device, dtype_called(dtype), step, max_length, given,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     _ = model.tokenizer  # which it must have
     _check_finite(model)
     return model
@@ -142,7 +143,8 @@ def read_decoder(
             our decoder cannot be it (the field of its configuration is named), or it gives other
             logits than Transformers.
     """
-    return _read(source, device, dtype_called(dtype), step, max_length, _given(tokenizer), ours=True)
+    kind = dtype_called(dtype)
+    return _read(source, device, kind, step, max_length, _given(tokenizer), ours=True)
 
 
 def _read(

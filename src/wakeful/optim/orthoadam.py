@@ -140,7 +140,8 @@ class OrthoAdam(torch.optim.Optimizer):
                 raise WakefulError(
                     f"{place.name} is sharded; {self._recipe.rotation} takes whole parameters"
                 )
-        self._recipe.check_memory((parameter, self._places[parameter].axes) for parameter in new)
+        moving = (parameter for parameter in new if parameter.requires_grad)
+        self._recipe.check_memory((parameter, self._places[parameter].axes) for parameter in moving)
         for group in groups:
             group["rotations"] = [self._recipe.describe(self._places[p]) for p in group["params"]]
 

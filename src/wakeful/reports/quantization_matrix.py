@@ -16,7 +16,6 @@ from wakeful.evaluation.damage import (
     predicts,
     summary,
 )
-from wakeful.evaluation.pretrained import PretrainedTable, PrintedRow
 from wakeful.reports.charts import Drawing, colors, shapes, tip
 from wakeful.reports.quantization import (
     PREDICTS,
@@ -50,59 +49,6 @@ def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:
         "correlations": correlations(damages),
         "kurtosis_predicts": predicts(damages),
     }
-
-
-def beside(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, Any]]:
-    """Return every model's perplexities beside a published table's, then the rows nobody measured.
-
-    `ratios` are perplexities over the full-precision one's, ours and the paper's, by scheme.
-    """
-
-    def printed(row: PrintedRow | None, name: str) -> dict[str, float | None]:
-        return {"printed": row and row.quantized[name], "printed_ratio": row and row.ratio(name)}
-
-    rows = []
-    for damage in damages:
-        each, row = summary(damage), damage.printed
-        found = {figures["scheme"]: figures for figures in each["schemes"]}
-        shown = ("scheme", "perplexity", "perplexity_standard_error", "ratio")
-        rows.append({
-            "model": each["model"],
-            "label": row and row.label,
-            "parameters": f"{damage.parameters / 1e6:,.4g}M",
-            **{key: each[key] for key in ("perplexity", "perplexity_standard_error")},
-            "printed": row and row.full,
-            **{key: each[key] for key in ("kurtosis_first", "kurtosis_rest")},
-            "schemes": [
-                {key: found[name][key] for key in shown} | printed(row, name)
-                for name in table.schemes
-            ],
-        })  # fmt: skip
-    measured = [damage.printed for damage in damages]
-    for row in table.rows:
-        if row not in measured:
-            schemes = [{"scheme": name} | printed(row, name) for name in table.schemes]
-            rows.append({"model": None, "label": row.label, "parameters": row.parameters,
-                         "printed": row.full, "schemes": schemes})  # fmt: skip
-    return rows
-
-
-def told(damages: Sequence[Damage], table: PretrainedTable) -> list[str]:
-    """Say of each model by how much a scheme multiplies its perplexity, and the paper's word."""
-    sentences = []
-    for row in beside(damages, table):
-        for each in row["schemes"] if row["model"] else ():
-            ours = "a non-finite multiple"
-            if each["ratio"] is not None:
-                ours = f"{with_error(each['ratio'])} times"
-            theirs = "the paper does not have it"
-            if row["label"]:
-                theirs = f"{with_error(each['printed_ratio'])} times in the paper"
-            sentences.append(
-                f"{row['model']}: {each['scheme']} makes the perplexity {ours} what it was, "
-                f"{theirs}."
-            )
-    return sentences
 
 
 def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
@@ -139,11 +85,10 @@ def matrix_report(
     damages: Sequence[Damage],
     *,
     method: Mapping[str, str] | None = None,
-    table: PretrainedTable | None = None,
     sources: Sequence[str] = (),
     heads: str = "",
 ) -> Report:
-    """Return what is told of several models under several schemes, a published `table` first.
+    """Return what is told of several models under several schemes.
 
     `sources` are what the models were asked for as, for a command to type; `heads` says which
     models' output heads are quantized.
@@ -188,8 +133,6 @@ def matrix_report(
         Section("Worst layers", worst),
         told_method(method or {}),
     ]  # fmt: skip
-    if table is not None:
-        sections.insert(0, _beside_section(damages, table))
     title = f"Quantization of {', '.join(names)}"
     return Report(title, [headline(damage) for damage in damages], steps, sections)
 
@@ -229,34 +172,3 @@ def _correlation_table(damages: Sequence[Damage]) -> Table:
     columns = ["scheme", "layers", "error and kurtosis", "error and max / mean", "models",
                "loss increase and kurtosis"]  # fmt: skip
     return Table(columns, rows, "Spearman's rank correlations", terminal=())
-
-
-def _beside_section(damages: Sequence[Damage], table: PretrainedTable) -> Section:
-    """Return the published table with ours in it."""
-    rows: list[list[Cell]] = []
-    for row in beside(damages, table):
-        ours = bool(row["model"])
-        whose = (row["label"] or "not in the paper") if ours else "paper only"
-        cells = [Cell(row["model"] or row["label"], under=[whose]), Cell(row["parameters"])]
-        for each in ({**row, "scheme": "", "printed_ratio": None}, *row["schemes"]):
-            value = "–"
-            if "perplexity" in each:
-                value = with_error(each["perplexity"], each["perplexity_standard_error"])
-            under = []
-            if ours and each["scheme"]:
-                under.append(f"{number(each['ratio'], '{:,.4g}')} times")
-            if each["printed"]:
-                times = each["printed_ratio"]
-                under.append(
-                    f"paper {each['printed']:,.1f}" + (f", {times:,.4g} times" if times else "")
-                )
-            cells.append(Cell(value, under=under))
-        rows.append(cells + [Cell(number(row.get(f"kurtosis_{part}"), "{:,.1f}"))
-                             for part in ("first", "rest")])  # fmt: skip
-    columns = ["model", "parameters", table.full, *table.schemes.values(), "kurtosis, first token",
-               "kurtosis, the rest"]  # fmt: skip
-    return Section(table.title, [
-        *map(Text, told(damages, table)),
-        Table(columns, rows, table.title, "paper", terminal=()),
-        Text(f"{table.note} ± one standard error over sequences. Kurtosis is ours.", "note"),
-    ], brief=True)  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import shlex
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -299,7 +300,7 @@ def _done(training: Training) -> None:
     if stop := _stop_asked(training):  # too late for this run: stop whoever began it
         raise Interrupted(
             f"stopped by {stop} after the last step, and the run is done",
-            f"read it with: wakeful report {training.run.path}",
+            f"read it with: wakeful report {shlex.quote(str(training.run.path))}",
         )
 
 
@@ -374,7 +375,7 @@ def _kept(run: Run) -> str:
 def _again(training: Training) -> str:
     """Return the command that continues a run."""
     starter = "wakeful" if training.world.size == 1 else "torchrun [as before] -m wakeful"
-    return f"{starter} train --resume {training.run.path}"
+    return f"{starter} train --resume {shlex.quote(str(training.run.path))}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from wakeful.config.verbs import LENGTH, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
-from wakeful.evaluation.pretrained import PretrainedTable
 from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import file_bytes, save_quantized
 from wakeful.loading.model import Model
@@ -21,7 +20,7 @@ from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports.card import quantized_card
 from wakeful.reports.quantization import before_and_after, quantization_report
-from wakeful.reports.quantization_matrix import beside, matrix_report, matrix_summary
+from wakeful.reports.quantization_matrix import matrix_report, matrix_summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import Measured, same_or_each
@@ -163,8 +162,6 @@ class QuantizationMatrix(Measured):
 
     each: Mapping[str, Quantization]
     """Every model's own result, by its name, without models."""
-    table: PretrainedTable | None = None
-    """The published table that the models are set beside."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -173,14 +170,9 @@ class QuantizationMatrix(Measured):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`; and
-        `published`, the rows of the table that the models are set beside.
-        """
+        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
         found = matrix_summary(self._damages)
         found["models"] = [one.summary for one in self.each.values()]
-        if self.table is not None:
-            rows = beside(self._damages, self.table)
-            found["published"] = {"title": self.table.title, "rows": rows}
         return json.loads(json.dumps(found))
 
     @property
@@ -193,7 +185,7 @@ class QuantizationMatrix(Measured):
             for key in keys
         }  # fmt: skip
         return matrix_report(
-            self._damages, method=method, table=self.table, heads=self._heads,
+            self._damages, method=method, heads=self._heads,
             sources=[one.source for one in self.each.values()],
         )  # fmt: skip
 

@@ -14,12 +14,9 @@ from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
-from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.evaluation.reading import Words, check_text, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
-from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
-from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.probes.running import as_decoder
@@ -62,8 +59,7 @@ def quantize(
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
             them in a list, which are measured one after another and make one matrix.
-        schemes: as `QuantizeOptions.scheme`, or schemes themselves. With `layout` the result is a
-            matrix for a single model, too.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
@@ -83,9 +79,8 @@ def quantize(
         )
     models = list(model) if isinstance(model, list | tuple) else [model]
     wanted = options_from(QuantizeOptions, given, options)
-    table = pretrained_table(wanted.layout) if wanted.layout else None
-    several = isinstance(model, list | tuple) or table is not None
-    found = chosen_schemes(_names(wanted, table), wanted.scales)
+    several = isinstance(model, list | tuple)
+    found = chosen_schemes(wanted.scheme or SCHEMES, wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
     others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
     better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])
@@ -101,9 +96,9 @@ def quantize(
         if count + extra:
             most = (wanted.length or LENGTH) * (count + extra)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        each = _Each(at.models(), wanted, found, others, better, words, count, extra, table, at)
+        each = _Each(at.models(), wanted, found, others, better, words, count, extra, at)
         if several:
-            return _matrix(each.next, models or [""], wanted, table, world)
+            return _matrix(each.next, models or [""], wanted, world)
         result = each.next(models[0])
         try:
             if wanted.save and world.first:
@@ -119,14 +114,13 @@ def _matrix(
     one: Callable[[Source], Quantization],
     models: Sequence[Source],
     wanted: QuantizeOptions,
-    table: PretrainedTable | None,
     world: World,
 ) -> QuantizationMatrix:
     """Measure models in turn; where one fails, what is known of those before it is written."""
     results: dict[str, Quantization] = {}
 
     def kept() -> QuantizationMatrix:
-        matrix = QuantizationMatrix(each=results, table=table, figures=wanted.figures)
+        matrix = QuantizationMatrix(each=results, figures=wanted.figures)
         if wanted.out and results and world.first:
             matrix.save(wanted.out)
         return matrix
@@ -160,7 +154,6 @@ class _Each:
     """Sequences to measure on."""
     extra: int
     """Further ones to calibrate on."""
-    table: PretrainedTable | None
     at: Session
 
     def next(self, source: Source) -> Quantization:
@@ -216,8 +209,6 @@ class _Each:
         damage = None
         if self.count:
             damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
-            if self.table is not None:
-                damage = replace(damage, printed=self.table.row_of(_description(loaded)))
         machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
         return Quantization(
             models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
@@ -273,30 +264,6 @@ def _head(model: nn.Module) -> nn.Module | None:
         return decoder.head
     find: Callable[[], nn.Module] | None = getattr(model, "get_output_embeddings", None)
     return None if find is None else find()
-
-
-def _names(wanted: QuantizeOptions, table: PretrainedTable | None) -> list[str]:
-    """Return the schemes asked for, and those that the table to be set beside has."""
-    if table is None:
-        return list(wanted.scheme or SCHEMES)
-    known = [parse_scheme(name, imports=True) for name in wanted.scheme]
-    missing = [name for name in table.schemes if parse_scheme(name) not in known]
-    return [*missing, *wanted.scheme]
-
-
-def _description(loaded: Model) -> Description | None:
-    """Return what a model is known by in a published table; None for our own architecture."""
-    own = as_decoder(loaded.module)
-    if own is None:
-        config: Any = loaded.module.config.get_text_config(decoder=True)  # pyright: ignore
-    else:
-        config = describe(own.config)[1]
-        if config.model_type == WakefulConfig.model_type:
-            return None
-    return Description(
-        config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size,
-        loaded.context,
-    )  # fmt: skip
 
 
 def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:

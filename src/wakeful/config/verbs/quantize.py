@@ -20,9 +20,7 @@ class QuantizeOptions(Reading):
     scheme: How[tuple[str, ...]] = ()
     """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
     nvfp4_4over6, kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first
-    four, or the layout's."""
-    layout: How[str] = ""
-    """Set the models beside a published table of pretrained ones: activation-table1."""
+    four."""
     scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: HowMuch[int] = 8
@@ -52,9 +50,7 @@ class QuantizeOptions(Reading):
         Needs("save_as", "save", "it says what is written there"),
         Needs("budget", "sensitivity", "it tells which layers cost most"),
         Needs("better", "budget", "it is what the dearest layers take"),
-        Excludes("layout", "sensitivity", "one measures a table, the other one model's layers"),
         Excludes("save_as=compressed-tensors", "others budget", "it is written of one scheme"),
-        Excludes("layout", "save", "one measures a table, the other writes one model"),
     )
 
     def __post_init__(self) -> None:
