@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from wakeful.comparison.paper_table import PaperCell, PaperRow, paper_tables
+from wakeful.comparison.layout import LaidOutCell, LaidOutRow, laid_out
 from wakeful.comparison.published import Column
 from wakeful.comparison.ranks import LOSS, Ranked, ranking_of
 from wakeful.comparison.reading import Comparison, read_comparison
@@ -59,7 +59,7 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
             f"{comparison.name} ranks nothing: name the folder of an arena, one with a seed that "
             "all variants have finished."
         )
-    table = next(t for t in paper_tables(comparison) if any(c.better for c in t.published.columns))
+    table = next(t for t in laid_out(comparison) if any(c.better for c in t.published.columns))
     ranks = {row.variant: row for row in ranking.rows}
     first, base = comparison.runs[0].summary, comparison.baseline
     seeds = ", ".join(map(str, ranking.seeds))
@@ -97,7 +97,7 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
 
 
 def _losses(
-    columns: Iterable[Column], row: PaperRow, ranks: Mapping[str, Ranked], base: str
+    columns: Iterable[Column], row: LaidOutRow, ranks: Mapping[str, Ranked], base: str
 ) -> list[str]:
     """Return a row's loss, and its differences at the end and after the same time."""
     (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
@@ -113,7 +113,7 @@ def _losses(
     ]
 
 
-def _told(cell: PaperCell) -> str:
+def _told(cell: LaidOutCell) -> str:
     """Return a cell's mean ± its error; of what is the same with every seed, the value alone."""
     if cell.value is None:
         return "not measured"

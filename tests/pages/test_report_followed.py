@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
-from wakeful.comparison.paper_table import paper_tables
-from wakeful.comparison.published import published
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
@@ -160,17 +157,6 @@ def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> No
         sinks = table.filter(figure="bos_mass_other")
         steps = {name: {*sinks.filter(variant=name)["step"]} for name in ("ill", "well")}
         assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
-
-
-def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path) -> None:
-    layout = replace(published("active-dormant/backcopy"), baseline="ill", grows=("ill", "well"))
-    layout = replace(layout, labels={"ill": "softmax", "well": "other"}, cells={})
-    (table,) = paper_tables(replace(read_comparison(folder), layouts=(layout,)))
-    assert table.sentences == [
-        "softmax: a sink grows in the paper, attention on BOS +0.600 ± 0.012 here: confirmed.",
-        "other: a sink grows in the paper, attention on BOS −0.0010 ± 0.0059 here: not resolved.",
-    ]
-    assert table.outcomes == {"confirmed": 1, "not resolved": 1}
 
 
 def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import wakeful
-from wakeful.comparison.outcomes import Outcome
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
 from wakeful_papers.exhibits.judge import Judged, Verdict
+from wakeful_papers.exhibits.outcomes import Outcome
 
 
 def verdict(outcome: Outcome, says: str = "it is lower") -> Verdict:

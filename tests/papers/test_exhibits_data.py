@@ -9,6 +9,7 @@ import torch
 
 from helpers import tiny_decoder
 from papers.tool import tool_of
+from wakeful.comparison.published import Column, PublishedTable
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
@@ -31,6 +32,7 @@ from wakeful_papers.exhibits.exhibit import (
     Scale,
     _Spec,
     _trained_alike,
+    direction_of,
     exhibit,
     exhibit_names,
     expanded,
@@ -643,3 +645,22 @@ def test_the_headline_has_at_most_forty_claims_and_says_how_its_rates_are_chosen
     assert Tuning().seed not in {seed for plan in plans.values() for seed in plan.seeds}
     assert {job.row for job in plans["headline/heirs"].tunes} == {"reference"}
     assert plan_of(exhibit("headline/values"), "paper").tuning is None
+
+
+def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
+    column = Column("x", "x", 0.05)
+    cells: dict[tuple[str, str], float | str] = {
+        ("a", "x"): 100, ("b", "x"): 104, ("c", "x"): 106, ("d", "x"): 90.0, ("e", "x"): "lower"
+    }  # fmt: skip
+    table = PublishedTable("t", "n", "a", (column,), dict.fromkeys("abcdef", "l"), cells)
+    found = {row: direction_of(table, row, column) for row in "abcdef"}
+    assert found == {"a": None, "b": "same", "c": "higher", "d": "lower", "e": "lower", "f": None}
+    cells["e", "x"] = "below"
+    with pytest.raises(WakefulError, match="t: 'below' must be one of lower, higher, same"):
+        direction_of(table, "e", column)
+
+
+@pytest.mark.parametrize("name", exhibit_names())
+def test_a_table_with_cells_has_its_baselines_row(name: str) -> None:
+    table = exhibit(name).table
+    assert not table.cells or table.baseline in table.labels

@@ -7,13 +7,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from wakeful.comparison.outcomes import outcome_of
 from wakeful.errors import WakefulError
 from wakeful.probes.base import SCHEMA
 from wakeful_papers.exhibits.derived import Results, figure_of, smoothed, tidy
 from wakeful_papers.exhibits.exhibit import Claim, exhibit
 from wakeful_papers.exhibits.figures import SeenRow, of_layers
 from wakeful_papers.exhibits.judge import verdicts
+from wakeful_papers.exhibits.outcomes import outcome_of
 
 STEPS = np.arange(1.0, 101.0)
 

@@ -13,7 +13,7 @@ import pytest
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
 from wakeful.comparison.figures import figure
-from wakeful.comparison.paper_table import paper_tables
+from wakeful.comparison.layout import laid_out
 from wakeful.comparison.published import Column, PublishedTable
 from wakeful.comparison.ranks import Front, Ranking, ranking_of, undominated
 from wakeful.comparison.reading import Comparison, read_comparison
@@ -111,7 +111,7 @@ def test_a_table_whose_own_baseline_was_not_trained_ranks_against_the_comparison
 
 def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path) -> None:
     comparison = ranked(tmp_path / "c", KURTOSIS, {})
-    (table,) = paper_tables(comparison)
+    (table,) = laid_out(comparison)
     assert [row.label for row in table.rows] == list(SHIFTS)
     assert not table.missing
     names = [column.figure for column in table.published.columns]

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from wakeful.comparison.outcomes import Direction
 from wakeful.errors import WakefulError, nearest
 from wakeful.plugins import added
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure, its heading, and how far apart equal ones may be, as a share."""
+    """A figure and its heading."""
 
     figure: str
     title: str
     same: float = 0.05
+    """How far apart printed figures may be that count as equal, as a share."""
     better: Literal["", "lower", "higher"] = ""
     """Which way the figure is better; empty where rows are not ranked by it."""
     group: str = ""
@@ -36,24 +36,8 @@ class PublishedTable:
     labels: dict[str, str]
     """Each row's words, by variant, in the paper's order; empty where all rows that were trained
     are the table's, by their own names."""
-    cells: dict[tuple[str, str], float | Direction]
-    """By variant and figure."""
-    grows: tuple[str, ...] = ()
-    """Variants whose attention on BOS the paper saw grow in training."""
-
-    def direction(self, variant: str, column: Column) -> Direction | None:
-        """Return how the paper's row differs from its baseline; None where it does not say."""
-        cell = self.cells.get((variant, column.figure))
-        base = self.cells.get((self.baseline, column.figure))
-        if variant == self.baseline or cell is None:
-            return None
-        if isinstance(cell, str):
-            return cell
-        if not isinstance(base, int | float):
-            return None
-        if abs(cell / base - 1) <= column.same:
-            return "same"
-        return "lower" if cell < base else "higher"
+    cells: Mapping[tuple[str, str], float | str]
+    """By variant and figure: what is printed, or a word where no figure is at hand."""
 
 
 def layouts() -> Mapping[str, PublishedTable]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.comparison.paper_table import as_trained, by_seed, paired, separated
+from wakeful.comparison.layout import as_trained, by_seed, paired, separated
 from wakeful.comparison.published import Column
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import equal_time, paired_difference

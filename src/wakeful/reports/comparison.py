@@ -5,13 +5,11 @@ import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import get_args
 
 import polars as pl
 
 from wakeful.comparison import tables
-from wakeful.comparison.outcomes import Outcome
-from wakeful.comparison.paper_table import PaperCell, PaperTable, paper_tables
+from wakeful.comparison.layout import LaidOut, LaidOutCell, laid_out
 from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import config_to_toml
@@ -23,7 +21,6 @@ from wakeful.reports.value import (
     Chart,
     Fold,
     Group,
-    Listed,
     Part,
     Report,
     Section,
@@ -277,7 +274,7 @@ def comparison_report(comparison: Comparison, *, title: str = "") -> Report:
         _at_the_end(comparison),
         *_domains(comparison),
         *_followed(comparison),
-        *(_paper(comparison, paper) for paper in paper_tables(comparison)),
+        *(_printed(comparison, table) for table in laid_out(comparison)),
         _details(comparison),
         _method(comparison),
     ]  # fmt: skip
@@ -438,62 +435,38 @@ def _followed(comparison: Comparison) -> Iterator[Section]:
     ], brief=True)  # fmt: skip
 
 
-def _paper(comparison: Comparison, paper: PaperTable) -> Section:
-    """Return a published table with ours in it, and what became of its directions."""
-    own, several = not paper.outcomes, len(comparison.seeds) > 1
-    first, columns = comparison.runs[0], paper.published.columns
-    parts: list[Part] = []
-    if paper.outcomes:
-        counts = listed(f"{paper.outcomes[name]} {name}" for name in get_args(Outcome))
-        parts.append(Text(
-            f"Of the directions of {paper.published.title}: {counts}, at this scale of "
-            f"{first.summary.parameters.total:,} parameters and {first.summary.tokens:,} tokens "
-            f"of {first.data.text}."
-        ))  # fmt: skip
-    rows = [[row.label, *(_printed(each, own=own) for each in row.cells)] for row in paper.rows]
+def _printed(comparison: Comparison, table: LaidOut) -> Section:
+    """Return a published table with ours in it; its paper's claims are not judged here."""
+    published = table.published
+    rows = [[row.label, *map(_beside, row.cells)] for row in table.rows]
     said = "One seed, which leaves no standard error."
-    if several:
-        said = "Means over seeds ± one standard error."
-    if own and several:
-        said += (
-            " Bold: the 95% confidence interval (Student's t) of the difference from the first "
-            "row, paired over seeds, leaves out zero; of this many cells one in twenty would by "
-            "chance."
+    if len(comparison.seeds) > 1:
+        said = (
+            "Means over seeds ± one standard error. Bold: the 95% confidence interval (Student's "
+            "t) of the difference from the first row, paired over seeds, leaves out zero; of this "
+            "many cells one in twenty would by chance."
         )
     missing = ""
-    if paper.missing:
-        missing = f" Rows of the paper that were not trained: {'; '.join(paper.missing)}."
-    parts += [
-        Table(["row", *(each.title for each in columns)], rows, paper.published.title, "paper",
+    if table.missing:
+        missing = f" Rows of the paper that were not trained: {'; '.join(table.missing)}."
+    return Section(published.title, [
+        Table(["row", *(each.title for each in published.columns)], rows, published.title, "paper",
               terminal=()),
-        terms((each.title, each.figure) for each in columns),
-        Text(f"{said} {paper.published.note}{missing}", "note"),
-    ]  # fmt: skip
-    if paper.sentences:
-        parts.append(Fold("Every cell in words", brief=True, parts=[
-            Listed(paper.sentences),
-            Text("A direction is judged by the 95% confidence interval (Student's t) of the "
-                 "difference to the first row, paired over seeds. Where the paper's figures are "
-                 "the same, the whole interval must lie within that same share of the first row's "
-                 "figure. A size is inside where the interval holds the difference of the paper's "
-                 "figures.", "note"),
-        ]))  # fmt: skip
-    return Section(paper.published.title, parts, brief=bool(paper.outcomes))
+        terms((each.title, each.figure) for each in published.columns),
+        Text(f"{said} {published.note}{missing}", "note"),
+    ])  # fmt: skip
 
 
-def _printed(cell: PaperCell, *, own: bool) -> Cell:
-    """Return a figure of ours with the paper's, and what became of its direction, under it."""
+def _beside(cell: LaidOutCell) -> Cell:
+    """Return a figure of ours with the printed one under it."""
     if cell.value is None:
         return Cell("–")
     mean, error = cell.value
     under = [] if math.isnan(error) else [f"± {figure(error)}"]
     if cell.printed is not None:
-        under.append(f"paper {figure(cell.printed)}")
-    if cell.outcome is not None:
-        size = "" if cell.size is None else f", size {'inside' if cell.size else 'outside'}"
-        under.append(f"{cell.direction}: {cell.outcome}{size}")
-    style = "bold" if own and cell.separated else cell.outcome or ""
-    return Cell(figure(mean), under=under, style=style)
+        printed = cell.printed if isinstance(cell.printed, str) else figure(cell.printed)
+        under.append(f"paper {printed}")
+    return Cell(figure(mean), under=under, style="bold" if cell.separated else "")
 
 
 def figure(value: float) -> str:
@@ -570,7 +543,7 @@ def _method(comparison: Comparison) -> Section:
                        "side, each token predicted once"),
         ("BOS", f"{bos}{ends}"),
         *([("Means over layers", "over block outputs, the embedding left out")]
-          if paper_tables(comparison) else []),
+          if comparison.layouts else []),
         ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
                           f"{likeliest}, seed {sample.seed}"),
         ("Standard errors", f"{errors_over(comparison)}; differences are paired"),

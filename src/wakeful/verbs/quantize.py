@@ -80,7 +80,7 @@ def quantize(
     models = list(model) if isinstance(model, list | tuple) else [model]
     wanted = options_from(QuantizeOptions, given, options)
     several = isinstance(model, list | tuple)
-    found = chosen_schemes(wanted.scheme or SCHEMES, wanted.scales)
+    found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
     others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
     better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])

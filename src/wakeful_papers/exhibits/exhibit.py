@@ -24,10 +24,10 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
-from wakeful.comparison.outcomes import Claimed
 from wakeful.comparison.published import Column, PublishedTable
 from wakeful.config.tables import Table, from_table, merged, parse_toml
 from wakeful.errors import WakefulError, nearest
+from wakeful_papers.exhibits.outcomes import Claimed, Direction
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -193,7 +193,6 @@ class _Spec(_Contents):
     baseline: str = "vanilla"
     columns: Mapping[str, _Heading] = field(default_factory=dict)
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
-    grows: tuple[str, ...] = ()
     directions: bool = False
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -336,7 +335,6 @@ def _read(name: str) -> Exhibit:
     table = PublishedTable(
         spec.title, note, spec.baseline, columns,
         {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
-        grows=spec.grows,
     )  # fmt: skip
     scales = {
         scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
@@ -356,11 +354,28 @@ def _read(name: str) -> Exhibit:
     )  # fmt: skip
 
 
+def direction_of(table: PublishedTable, row: str, column: Column) -> Direction | None:
+    """Return how a table's row differs from its baseline; None where it does not say."""
+    cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
+    if row == table.baseline or cell is None:
+        return None
+    if isinstance(cell, str):
+        known = {str(each): each for each in get_args(Direction)}
+        if cell not in known:
+            raise WakefulError(f"{table.title}: {cell!r} must be one of {', '.join(known)}")
+        return known[cell]
+    if not isinstance(base, int | float):
+        return None
+    if abs(cell / base - 1) <= column.same:
+        return "same"
+    return "lower" if cell < base else "higher"
+
+
 def _claims(table: PublishedTable) -> Iterator[Claim]:
     """Yield each direction of a table as a claim."""
     for row, label in table.labels.items():
         for column in table.columns:
-            direction = table.direction(row, column)
+            direction = direction_of(table, row, column)
             if direction is None:
                 continue
             cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))

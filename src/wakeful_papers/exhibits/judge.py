@@ -8,10 +8,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from wakeful.comparison.outcomes import Claimed, Outcome, outcome_of
 from wakeful.estimates import mean_and_error, reach, with_error
 from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
 from wakeful_papers.exhibits.exhibit import Claim, Exhibit, Premise, Scale
+from wakeful_papers.exhibits.outcomes import Claimed, Outcome, outcome_of
 
 Fate = Literal[Outcome, "not applicable"]
 """What becomes of a claim."""

@@ -1,0 +1,168 @@
+"""Comparisons laid out as a paper's tables, its figures beside ours."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pages.test_report import make_comparison
+from wakeful.comparison.figures import figure
+from wakeful.comparison.layout import LaidOut, LaidOutCell, laid_out
+from wakeful.comparison.published import Column, PublishedTable, published
+from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
+from wakeful.errors import WakefulError
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.html import write
+
+ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
+SEEDS = [0, 1, 2]
+Figures = dict[tuple[str, int], dict[str, Any]]
+
+
+def measured(folder: Path, layouts: list[str], diagnosis: Figures, **more: Any) -> Path:
+    """Write a comparison whose runs have logged these figures."""
+    path = make_comparison(folder, dict.fromkeys(ROWS, 0.0), SEEDS)
+    header = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**header, "layouts": layouts}))
+    for variant in ROWS:
+        for seed in SEEDS:
+            file = path / variant / f"seed-{seed}" / "summary.json"
+            summary = json.loads(file.read_text())
+            summary |= {"diagnosis": diagnosis.get((variant, seed), {}), **more}
+            file.write_text(json.dumps(summary))
+    return path
+
+
+def changed(folder: Path, **fields: Any) -> TrainedRun:
+    """Return the first run with other fields in its summary."""
+    run = folder / ROWS[0] / "seed-0"
+    before = (run / "summary.json").read_text()
+    (run / "summary.json").write_text(json.dumps(json.loads(before) | fields))
+    try:
+        return read_run(run)
+    finally:
+        (run / "summary.json").write_text(before)
+
+
+def cell_of(table: LaidOut, variant: str, name: str) -> LaidOutCell:
+    row = next(row for row in table.rows if row.variant == variant)
+    return row.cells[[column.figure for column in table.published.columns].index(name)]
+
+
+def test_a_cell_is_a_mean_over_seeds_beside_the_printed_one(tmp_path: Path) -> None:
+    base, wobble = [10.0, 11.0, 12.0], [0.0, 0.1, -0.1]
+    diagnosis: Figures = {("vanilla", seed): {"kurtosis_first": base[seed]} for seed in SEEDS}
+    for variant, shift in {"softmax1": -5.0, "orthoadam": 0.01}.items():
+        for seed in SEEDS:
+            diagnosis[variant, seed] = {"kurtosis_first": base[seed] + shift + wobble[seed]}
+    folder = measured(tmp_path / "c", ["activation/table2"], diagnosis)
+    (table,) = laid_out(read_comparison(folder))
+
+    cell = cell_of(table, "softmax1", "kurtosis_first")
+    assert cell.value == pytest.approx((6.0, np.std([5.0, 6.1, 6.9], ddof=1) / math.sqrt(3)))
+    # Seeds differ by 1, pairs by 0.1: the pairing is what tells them apart.
+    assert (cell.printed, cell.separated) == (105.6, True)
+    assert not cell_of(table, "orthoadam", "kurtosis_first").separated
+    # Not measured at all.
+    cell = cell_of(table, "softmax1-orthoadam", "kurtosis_first")
+    assert (cell.value, cell.separated) == (None, False)
+    # The baseline is what all is set against.
+    assert not any(cell.separated for cell in table.rows[0].cells)
+
+
+def test_a_word_stands_where_no_figure_is_at_hand(tmp_path: Path) -> None:
+    rows = {"vanilla": "V", "softmax1": "S", "nobody": "N"}
+    cells = {("softmax1", "kurtosis_rest"): "lower", ("softmax1", "loss"): 2.5}
+    layout = PublishedTable("T", "Note.", "vanilla", (Column("loss", "loss"),
+                            Column("kurtosis_rest", "kurtosis")), rows, cells)  # fmt: skip
+    diagnosis: Figures = {(v, s): {"kurtosis_rest": 9.0} for v in ROWS for s in SEEDS}
+    comparison = read_comparison(measured(tmp_path / "c", [], diagnosis))
+    report = comparison_report(replace(comparison, layouts=(layout,)), title="t")
+    page = write(report, tmp_path / "page.html").read_text()
+    assert "paper lower" in page
+    assert "paper 2.50" in page
+    assert "Rows of the paper that were not trained: N." in page
+
+
+def test_one_seed_separates_nothing(tmp_path: Path) -> None:
+    folder = measured(tmp_path / "c", ["activation/table2"], {
+        (variant, seed): {"kurtosis_rest": 5.0 * (1 + (variant == "vanilla"))}
+        for variant in ROWS for seed in SEEDS
+    })  # fmt: skip
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
+    comparison = read_comparison(folder)
+    (table,) = laid_out(comparison)
+    assert not any(each.separated for row in table.rows for each in row.cells)
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    assert ">10.0<" in page
+    assert "± nan" not in page
+    assert "One seed, which leaves no standard error." in page
+
+
+def test_figures_of_a_run(tmp_path: Path) -> None:
+    folder = measured(
+        tmp_path / "c", [], {}, quantization={"coarse": {"increase": 2.5, "perplexity": 9.0}},
+        bytes={"weights": 1_000_000, "optimizer": 2_000_000},
+    )  # fmt: skip
+    run = read_comparison(folder).runs[0]
+    tokens = run.validation["tokens"]
+    loss = (run.validation["loss"] * tokens).sum() / tokens.sum()
+    assert figure(run, "perplexity") == pytest.approx(math.exp(loss))
+    assert figure(run, "increase_coarse") == 2.5
+    assert figure(run, "increase_fine") is None
+    assert figure(run, "training_megabytes") == 4.0
+    steps = 640.0 / (run.config.train.batch_size * run.config.train.length)
+    assert figure(run, "steps_per_second") == steps
+    run = changed(folder, bytes={"weights": 1, "optimizer": 1, "peak": 7_000_000})
+    assert figure(run, "training_megabytes") == 7.0
+    assert figure(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
+    for wrong in ("many", [], True, float("inf"), float("nan"), {"fine": "x"}):
+        for name in ("diagnosis", "quantization"):
+            with pytest.raises(WakefulError, match=rf"{name}\.x(\.y)? must be|is not JSON"):
+                changed(folder, **{name: {"x": wrong if name == "diagnosis" else {"y": wrong}}})
+
+
+def test_the_page_shows_the_tables(tmp_path: Path) -> None:
+    diagnosis: Figures = {
+        (variant, seed): {"kurtosis_rest": 50.0 + seed - 40.0 * (variant == "orthoadam")}
+        for variant in ROWS
+        for seed in SEEDS
+    }
+    folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
+    comparison = read_comparison(folder)
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    assert published("activation/table2").title in page
+    assert "paper 77.9" in page
+    # Table 6 has two rows, and no figures of the paper's.
+    assert published("activation/table6").note in page
+
+
+@pytest.mark.parametrize("layouts", ["activation/table2", ["no-such"], [["x"]], {"a": 1}])
+def test_a_run_json_that_names_no_table_is_refused(tmp_path: Path, layouts: Any) -> None:
+    with pytest.raises(WakefulError, match="layouts"):
+        laid_out(read_comparison(measured(tmp_path / "c", layouts, {})))
+
+
+def test_an_unknown_layout_is_refused_with_the_nearest() -> None:
+    with pytest.raises(WakefulError, match="activation/table2"):
+        published("activation/table-2.")
+
+
+def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Path) -> None:
+    shifts = {"resformer": 0.0, "vanilla": -0.4}
+    folder = make_comparison(tmp_path / "c", shifts, SEEDS)
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(header | {"layouts": ["own/combination"]}))
+    comparison = read_comparison(folder)
+    (table,) = laid_out(comparison)
+    bold = {row.variant for row in table.rows if any(cell.separated for cell in row.cells)}
+    assert (comparison.baseline, table.rows[0].variant, bold) == (
+        "resformer", "vanilla", {"resformer"},
+    )  # fmt: skip
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    assert "difference from the first row, paired over seeds, leaves out zero" in page
