@@ -660,7 +660,6 @@ def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
         direction_of(table, "e", column)
 
 
-@pytest.mark.parametrize("name", exhibit_names())
-def test_a_table_with_cells_has_its_baselines_row(name: str) -> None:
-    table = exhibit(name).table
-    assert not table.cells or table.baseline in table.labels
+def test_a_table_with_cells_has_its_baselines_row() -> None:
+    tables = [exhibit(name).table for name in exhibit_names()]
+    assert [each.title for each in tables if each.cells and each.baseline not in each.labels] == []
