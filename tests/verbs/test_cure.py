@@ -32,7 +32,8 @@ from wakeful.surgery import Bases
 from wakeful.surgery.learning import Learned, learned_of
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
-from wakeful.verbs.cure import Widened, _rounded
+from wakeful.verbs.cure import _rounded
+from wakeful.verbs.difference import Widened
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20

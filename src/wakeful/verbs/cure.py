@@ -1,8 +1,7 @@
 """The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +11,6 @@ from typing import Any
 import polars as pl
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from wakeful import surgery
@@ -43,10 +39,11 @@ from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
+from wakeful.verbs.difference import Difference, difference, differences
 from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
 from wakeful.verbs.session import foretell, session
-from wakeful.world import ALONE, World, joined
+from wakeful.world import World, joined
 
 CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
@@ -68,18 +65,6 @@ CHOICE = Texts.rows * CHOOSING_LENGTH
 """Tokens that choosing a cure reads."""
 _COMPARING = 4.0
 """Forwards of those that comparing takes: of both models, in two kinds of arithmetic."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """How far two models' predictions are apart on a text."""
-
-    largest: float
-    """Largest difference of a logit."""
-    relative: float
-    """Root mean square of the differences, over the logits' own deviation."""
-    kl: float
-    """KL of the second's next-token distribution from the first's, in nats a token."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -315,8 +300,8 @@ def _cured_ours(at: _At) -> _Made:
     result = at.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
     stands, compared = prefix or stands, text[:, :COMPARED_TOKENS]
-    found = cure_differences(loaded.module, plain, cured, compared, stands, world)
-    done += [(f"Logits in {kind}", _said(each, stands)) for kind, each in found.items()]
+    found = differences(loaded.module, plain, cured, compared, stands, world)
+    done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
     told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
     return _Made(
         model=result, done=done, stock=told[0], differences=found, length=text.shape[1],
@@ -349,10 +334,10 @@ def _cured_experts(at: _At) -> _Made:
     mine = text[world.part(len(text)), :COMPARED_TOKENS]
     with torch.inference_mode():
         expected, found = ([logits_of(m, r[None]) for r in mine] for m in (loaded.module, cured))
-        apart = _difference(expected, found, len(text), world)
+        apart = difference(expected, found, len(text), world)
     kind = dtype_of(loaded)
     return _Made(
-        model=at.cured(cured), done=[*done, (f"Logits in {kind}", _said(apart, ()))],
+        model=at.cured(cured), done=[*done, (f"Logits in {kind}", apart.said(()))],
         stock=cured.config.model_type, differences={kind: apart}, length=text.shape[1],
     )  # fmt: skip
 
@@ -577,83 +562,6 @@ def _piece(loaded: Model, token: int) -> str:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.inner.id_to_token(token) or str(token)
     return str(tokenizer.convert_ids_to_tokens(token))
-
-
-@torch.inference_mode()
-def cure_differences(
-    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int],
-    world: World = ALONE,
-) -> dict[str, Difference]:  # fmt: skip
-    """Return how far the cured model is from the one before, which reads the prefix as text.
-
-    In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
-    `plain` decoder, from the one before in its own. The processes share the text's rows.
-    """
-    rows, text = len(text), text[world.part(len(text))]
-    after = [opened(prefix, row[None]) for row in text]
-    expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
-    own = plain.embed.weight.dtype
-    kind = str(own).removeprefix("torch.")
-    found = {kind: _difference(expected, (cured(row[None]) for row in text), rows, world)}
-    if own != torch.bfloat16:
-        rounded = _bfloat16(cured)
-        short = (rounded(row[None]) for row in text)
-        found["bfloat16, cured"] = _difference(expected, short, rows, world)
-        rounded = _bfloat16(plain)
-        long = (rounded(row)[:, len(prefix) :] for row in after)
-        found["bfloat16, not cured"] = _difference(expected, long, rows, world)
-    return found
-
-
-def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
-    """Return the decoder's forward in bfloat16, without a second copy in its own arithmetic."""
-    tensors = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
-    rounded = {
-        name: tensor.bfloat16() for name, tensor in tensors if tensor.is_floating_point()
-    }  # fmt: skip
-
-    def run(ids: Tensor) -> Tensor:
-        with Widened():
-            return functional_call(decoder, rounded, (ids,))
-
-    return run
-
-
-class Widened(TorchFunctionMode):
-    """Matrix products of bfloat16 by float32's, rounded once: the same arithmetic, since bfloat16
-    products add up in float32 anyway, and several times faster on processors that lack bfloat16."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func is linear and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
-            x, weight, *bias = args
-            wide = (each.float() for each in bias if each is not None)
-            return linear(x.float(), weight.float(), *wide).bfloat16()
-        return func(*args, **(kwargs or {}))
-
-
-def _difference(
-    expected: Sequence[Tensor], found: Iterable[Tensor], rows: int, world: World
-) -> Difference:
-    """Return how far logits are apart, given this process's of all rows."""
-    figures = torch.zeros(len(expected), 4, dtype=torch.float64)
-    for each, one, other in zip(figures, expected, found, strict=True):
-        apart = other.float() - one.float()
-        p, q = one.float().log_softmax(-1), other.float().log_softmax(-1)
-        kl = (p.exp() * (p - q)).sum(-1).mean()
-        each[:] = torch.stack([apart.abs().max(), apart.square().mean(), one.float().var(), kl])
-    of_all = world.whole(figures, rows)
-    _, square, variance, kl = of_all.mean(0).tolist()
-    return Difference(largest=float(of_all[:, 0].max()), relative=(square / variance) ** 0.5, kl=kl)
-
-
-def _said(each: Difference, prefix: Sequence[int]) -> str:
-    read = f", which reads ids {list(prefix)} before it" if prefix else ""
-    return (
-        f"at most {each.largest:.1e} from the model before{read}, in root mean square "
-        f"{each.relative:.1e} of their deviation; KL {each.kl:.1e} nats a token"
-    )
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
