@@ -10,9 +10,9 @@ import pytest
 
 from wakeful import plugins
 from wakeful.cli import main
-from wakeful.comparison.published import layouts, published
 from wakeful.config import tables
 from wakeful.errors import WakefulError
+from wakeful.reports.layouts import LaidOut, layout_of, layouts
 
 ALONE = """
 import importlib, importlib.metadata, pkgutil, sys
@@ -87,8 +87,11 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "HELLO = Verb(run=print, options=NoOptions, examples=(('wakeful hello', 'Says it.'),))\n"
     )
     (package / "tables.py").write_text(
-        "from wakeful.comparison.published import PublishedTable\n"
-        "TABLES = {'mine': PublishedTable('Mine', '', 'a', (), {}, {})}\n"
+        "from wakeful.reports.layouts import LaidOut\n"
+        "class Mine:\n"
+        "    def laid_out(self, comparison):\n"
+        "        return LaidOut(verdicts=['Mine too.'])\n"
+        "TABLES = {'mine': Mine()}\n"
     )
     points = {
         "wakeful.verbs": EntryPoint("hello", "somebody.verb:HELLO", "wakeful.verbs"),
@@ -120,6 +123,6 @@ def test_another_packages_verb_layout_and_preset_are_found(
     assert main(["hello", "you"]) == 0
     assert capsys.readouterr().out == "['you']\n"
     assert [*layouts()] == ["mine"]
-    assert published("mine").title == "Mine"
+    assert layout_of("mine").laid_out(None) == LaidOut(verdicts=["Mine too."])  # pyright: ignore
     with pytest.raises(WakefulError, match=r"layouts: .*'min' \(did you mean 'mine'\?\)"):
-        published("min")
+        layout_of("min")

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from wakeful.comparison.layout import LaidOutCell, LaidOutRow, laid_out
-from wakeful.comparison.published import Column
-from wakeful.comparison.ranks import LOSS, Ranked, ranking_of
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import machines, same_tokens
 from wakeful.estimates import with_error
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.filled import FilledCell, FilledRow, filled
+from wakeful_papers.exhibits.ranks import LOSS, Ranked, ranking_of
+from wakeful_papers.exhibits.table import Column
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
 HEAD = """\
@@ -53,13 +54,15 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
         ValueError: none of its tables says which way a column is better, or no seed is finished by
             all variants.
     """
-    ranking = ranking_of(comparison)
-    if ranking is None:
+    tables = [exhibit(name).table for name in comparison.layouts]
+    ranks_by = ((each, ranking_of(comparison, each)) for each in tables)
+    layout, ranking = next((pair for pair in ranks_by if pair[1]), (None, None))
+    if layout is None or ranking is None:
         raise ValueError(
             f"{comparison.name} ranks nothing: name the folder of an arena, one with a seed that "
             "all variants have finished."
         )
-    table = next(t for t in laid_out(comparison) if any(c.better for c in t.published.columns))
+    table = filled(comparison, layout)
     ranks = {row.variant: row for row in ranking.rows}
     first, base = comparison.runs[0].summary, comparison.baseline
     seeds = ", ".join(map(str, ranking.seeds))
@@ -97,7 +100,7 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
 
 
 def _losses(
-    columns: Iterable[Column], row: LaidOutRow, ranks: Mapping[str, Ranked], base: str
+    columns: Iterable[Column], row: FilledRow, ranks: Mapping[str, Ranked], base: str
 ) -> list[str]:
     """Return a row's loss, and its differences at the end and after the same time."""
     (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
@@ -113,7 +116,7 @@ def _losses(
     ]
 
 
-def _told(cell: LaidOutCell) -> str:
+def _told(cell: FilledCell) -> str:
     """Return a cell's mean ± its error; of what is the same with every seed, the value alone."""
     if cell.value is None:
         return "not measured"

@@ -1,7 +1,7 @@
 """Other packages: what they add to this one by their entry points, and those that may be missing.
 
     wakeful.verbs     a `Verb`, by the verb's name
-    wakeful.layouts   a mapping of names to `comparison.published.PublishedTable`s
+    wakeful.layouts   a mapping of names to `reports.layouts.Layout`s
     wakeful.presets   a package whose TOML files are presets
 
 What there is stands in metadata, and what it is about in files: a package is imported once

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from wakeful.comparison.published import layouts
 from wakeful.evaluation.scores import Score
 from wakeful.reports.evaluation import evaluation_report
 from wakeful.reports.html import write
@@ -35,9 +34,9 @@ def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
     assert {each for each in without if not any(word in each for word in PLAIN)} == set()
 
 
-@pytest.mark.parametrize("name", [*layouts()])
+@pytest.mark.parametrize("name", exhibit_names())
 def test_every_column_of_a_layout_is_explained(name: str) -> None:
-    without = {each.figure for each in layouts()[name].columns if not explained(each.figure)}
+    without = {each.figure for each in exhibit(name).table.columns if not explained(each.figure)}
     assert without <= PLAIN
 
 

@@ -9,7 +9,6 @@ import torch
 
 from helpers import tiny_decoder
 from papers.tool import tool_of
-from wakeful.comparison.published import Column, PublishedTable
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
@@ -32,13 +31,13 @@ from wakeful_papers.exhibits.exhibit import (
     Scale,
     _Spec,
     _trained_alike,
-    direction_of,
     exhibit,
     exhibit_names,
     expanded,
 )
 from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
+from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 from wakeful_papers.exhibits.total import CARDS, total_of
 from wakeful_papers.exhibits.tuning import Tuning
 from wakeful_papers.reports.charts import DRAWINGS

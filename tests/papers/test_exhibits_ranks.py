@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +12,16 @@ import pytest
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
 from wakeful.comparison.figures import figure
-from wakeful.comparison.layout import laid_out
-from wakeful.comparison.published import Column, PublishedTable
-from wakeful.comparison.ranks import Front, Ranking, ranking_of, undominated
 from wakeful.comparison.reading import Comparison, read_comparison
-from wakeful.comparison.tables import equal_time
 from wakeful.reports.charts import specification
-from wakeful.reports.comparison import comparison_report, notes, verdicts
-from wakeful.reports.comparison_charts import front_charts
+from wakeful.reports.comparison import comparison_report, verdicts
 from wakeful.reports.html import write
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.filled import filled
+from wakeful_papers.exhibits.ranks import Front, Ranking, equal_time, ranking_of, undominated
+from wakeful_papers.exhibits.table import Column, PublishedTable
+from wakeful_papers.reports.layout import LAYOUTS
+from wakeful_papers.reports.rank_charts import front_charts
 
 SEEDS = [0, 1, 2]
 SPREAD = (0.0, 0.3, -0.3)
@@ -52,8 +52,11 @@ def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) 
     return read_comparison(folder)
 
 
-def ranks(comparison: Comparison) -> Ranking:
-    found = ranking_of(comparison)
+ARENA = exhibit("own/arena").table
+
+
+def ranks(comparison: Comparison, table: PublishedTable = ARENA) -> Ranking:
+    found = ranking_of(comparison, table)
     assert found is not None
     return found
 
@@ -88,7 +91,7 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
     # Slower only: costs do not count. Its losses differ by 0.003 a seed: not separated.
     assert found.inseparable == ("c",)
     assert found.num_columns == 4
-    assert verdicts(comparison)[-1] == (
+    assert LAYOUTS["own/arena"].laid_out(comparison).verdicts[-1] == (
         "Not significantly different from vanilla in any of the 4 ranked figures that are not "
         "costs: c."
     )
@@ -104,14 +107,14 @@ def test_a_table_whose_own_baseline_was_not_trained_ranks_against_the_comparison
 ) -> None:
     columns = (Column("kurtosis_rest", "kurtosis", better="lower", group="outliers"),)
     table = PublishedTable("t", "", "theirs", columns, {"theirs": "T", "a": "A"}, {})
-    found = ranks(replace(ranked(tmp_path / "c", KURTOSIS, {}), layouts=(table,)))
+    found = ranks(ranked(tmp_path / "c", KURTOSIS, {}), table)
     assert found.rows[0].variant == "a"
     assert found.inseparable == ("c",)
 
 
 def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path) -> None:
     comparison = ranked(tmp_path / "c", KURTOSIS, {})
-    (table,) = laid_out(comparison)
+    table = filled(comparison, ARENA)
     assert [row.label for row in table.rows] == list(SHIFTS)
     assert not table.missing
     names = [column.figure for column in table.published.columns]
@@ -191,17 +194,13 @@ def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
     found = ranks(read_comparison(tmp_path / "c"))
     assert found.seeds == (0, 1)
     unranked = "The variants are not ranked: they have no finished seed in common."
-    assert unranked not in notes(read_comparison(tmp_path / "c"))
+    assert unranked not in LAYOUTS["own/arena"].laid_out(read_comparison(tmp_path / "c")).notes
     for variant, seeds in {"b": (1,), "c": (0,)}.items():
         for seed in seeds:
             place = tmp_path / "c" / variant / f"seed-{seed}" / "run.json"
             place.write_text(late.read_text())
-    assert ranking_of(read_comparison(tmp_path / "c")) is None
-    assert unranked in notes(read_comparison(tmp_path / "c"))
-    header = json.loads((tmp_path / "c" / "run.json").read_text())
-    (tmp_path / "c" / "run.json").write_text(json.dumps({**header, "layouts": []}))
-    assert ranking_of(read_comparison(tmp_path / "c")) is None
-    assert unranked not in notes(read_comparison(tmp_path / "c"))
+    assert ranking_of(read_comparison(tmp_path / "c"), ARENA) is None
+    assert unranked in LAYOUTS["own/arena"].laid_out(read_comparison(tmp_path / "c")).notes
 
 
 def test_a_figure_that_no_variant_has_with_all_seeds_draws_no_front(tmp_path: Path) -> None:

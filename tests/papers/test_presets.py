@@ -6,7 +6,6 @@ import tomllib
 import pytest
 import torch
 
-from wakeful.comparison.published import published
 from wakeful.config.model import VARIANTS
 from wakeful.config.rows import rows_of
 from wakeful.config.schema import (
@@ -92,7 +91,7 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
     assert all(config.name == variant for variant, config in configs.items())
     different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
     assert len(different) == len(configs)
-    for layout in map(published, layouts_of(table)):
+    for layout in (exhibit(each).table for each in layouts_of(table)):
         # Every row that the published table has is trained, and what its columns show is measured.
         rows = set(layout.labels or configs) & set(configs)
         if layout.labels:  # else it has the comparison's rows, and its baseline

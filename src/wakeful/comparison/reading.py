@@ -9,7 +9,6 @@ from pathlib import Path
 
 import polars as pl
 
-from wakeful.comparison.published import PublishedTable, published
 from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError, nearest
@@ -78,8 +77,8 @@ class Comparison:
     """Runs that are not in the tables, by name."""
     partial: tuple[TrainedRun, ...]
     """Those of them that have begun: what they have logged is in the training curves."""
-    layouts: tuple[PublishedTable, ...] = ()
-    """The published tables to set the figures beside."""
+    layouts: tuple[str, ...] = ()
+    """What its page is laid out as beside, by the names of layouts (`reports.layouts`)."""
 
     @cached_property
     def variants(self) -> tuple[str, ...]:
@@ -291,7 +290,7 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
         Comparison(
             header.name, names, tuple(runs), unfinished=tuple(unfinished),
             partial=tuple(run for run in partial if not run.metrics.is_empty()),
-            layouts=tuple(map(published, header.layouts)),
+            layouts=tuple(header.layouts),
         )
     )  # fmt: skip
 

@@ -85,47 +85,6 @@ def paired_difference(comparison: Comparison, variant: str) -> Estimate:
     return paired_ratio(run["loss"], base["loss"], run["tokens"])
 
 
-def equal_time(comparison: Comparison) -> dict[str, Estimate]:
-    """Return each variant's validation loss minus the baseline's after the same training time.
-
-    Of each pair, the time is that at which the faster of the two ends, in steps of each run's
-    median length; the slower one's loss is read off its curve, in a straight line between two
-    evaluations. Its learning rate is still higher then. The mean over seeds and its
-    error; without those whose curve has no two evaluations about that time.
-    """
-    found: dict[str, Estimate] = {}
-    for variant in comparison.variants:
-        pairs = comparison.pairs(variant)
-        gaps = [gap for run, base in pairs if (gap := _gap_at_equal_time(run, base)) is not None]
-        if gaps and len(gaps) == len(pairs):
-            found[variant] = mean_and_error(gaps)
-    return found
-
-
-def _gap_at_equal_time(run: TrainedRun, base: TrainedRun) -> float | None:
-    if min(run.summary.tokens_per_second, base.summary.tokens_per_second) <= 0:
-        return None
-    time = min(_training_time(run), _training_time(base))
-    ours, theirs = _loss_at(run, time), _loss_at(base, time)
-    return None if ours is None or theirs is None else ours - theirs
-
-
-def _training_time(run: TrainedRun) -> float:
-    return run.summary.tokens / run.summary.tokens_per_second
-
-
-def _loss_at(run: TrainedRun, time: float) -> float | None:
-    """Return the validation loss after that many seconds of training; None before an evaluation."""
-    tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
-    tests = tests.sort("step").drop_nulls("loss")
-    # To a millionth of a step, so that a run's own time is that of its last evaluation.
-    step = round(time / _training_time(run) * run.summary.steps, 6)
-    steps = tests["step"].to_numpy()
-    if not len(steps) or not steps[0] <= step <= steps[-1]:
-        return None
-    return float(np.interp(step, steps, tests["loss"].to_numpy()))
-
-
 def pairs_counted(comparison: Comparison, variant: str) -> int:
     """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
     pairs = comparison.pairs(variant)

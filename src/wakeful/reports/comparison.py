@@ -3,19 +3,18 @@
 import math
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import polars as pl
 
 from wakeful.comparison import tables
-from wakeful.comparison.layout import LaidOut, LaidOutCell, laid_out
-from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error, reach, to_error, with_error
 from wakeful.reports import comparison_charts as charts
+from wakeful.reports.layouts import layout_of
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -31,7 +30,6 @@ from wakeful.reports.value import (
     listed,
     method,
     rough,
-    terms,
 )
 from wakeful.variants import build
 
@@ -41,14 +39,12 @@ _MANY = 12
 
 def verdicts(comparison: Comparison) -> list[str]:
     """Return what became of sinks that training followed, a sentence for each variant but the
-    baseline, or for each outcome where they are many, and those that nothing separates from it."""
+    baseline, or for each outcome where they are many."""
     if len(comparison.variants) > _MANY:
         losses = _outcomes(comparison)
     else:
         losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
-    ranking = ranking_of(comparison)
-    same = [] if ranking is None else _inseparable(comparison, ranking)
-    return [*_sinks(tables.sink_growth(comparison)), *losses, *same]
+    return [*_sinks(tables.sink_growth(comparison)), *losses]
 
 
 def _outcomes(comparison: Comparison) -> list[str]:
@@ -74,18 +70,6 @@ def _judged(comparison: Comparison, variant: str) -> tuple[float, float, str]:
     difference, error = tables.paired_difference(comparison, variant)
     sure = abs(difference) > reach(error, tables.pairs_counted(comparison, variant))
     return difference, error, ("lower" if difference < 0 else "higher") if sure else ""
-
-
-def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
-    """Say which variants differ from the baseline in nothing that was measured; costs aside."""
-    if len(ranking.seeds) < 2:
-        return []
-    where = f"of the {ranking.num_columns} ranked figures that are not costs"
-    base = comparison.baseline
-    if not ranking.inseparable:
-        return [f"Each variant differs significantly from {base} in at least one {where}."]
-    names = ", ".join(ranking.inseparable)
-    return [f"Not significantly different from {base} in any {where}: {names}."]
 
 
 def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
@@ -184,8 +168,6 @@ def notes(comparison: Comparison) -> list[str]:
         found.append(
             f"Not finished and left out: {left}. The command that began them goes on with --resume."
         )
-    if lacks_common_seed(comparison):
-        found.append("The variants are not ranked: they have no finished seed in common.")
     return [note for note in found if note]
 
 
@@ -258,78 +240,30 @@ def _which_curves(comparison: Comparison) -> str:
 
 def comparison_report(comparison: Comparison, *, title: str = "") -> Report:
     """Return what is told of variants that were trained alike."""
-    ranking, base = ranking_of(comparison), comparison.baseline
+    extra = [layout_of(name).laid_out(comparison) for name in comparison.layouts]
     under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
-    told = notes(comparison)
+    told = [*notes(comparison), *(note for each in extra for note in each.notes)]
     if under_way and told:
         told[-1] += (
             " A variant with no finished run is drawn in the training curves as far as it has come."
         )
     sections = [
         Section("Verdict", [
-            *map(Text, verdicts(comparison)), *(Text(note, "caveat") for note in told),
+            *map(Text, verdicts(comparison)),
+            *(Text(said) for each in extra for said in each.verdicts),
+            *(Text(note, "caveat") for note in told),
         ], brief=True),
-        *([_ranks(comparison, ranking), _fronts(comparison, ranking)] if ranking else []),
+        *(section for each in extra for section in each.first),
         *_over_steps(comparison),
         _at_the_end(comparison),
         *_domains(comparison),
         *_followed(comparison),
-        *(_printed(comparison, table) for table in laid_out(comparison)),
+        *(section for each in extra for section in each.last),
         _details(comparison),
-        _method(comparison),
+        _method(comparison, dict(entry for each in extra for entry in each.method)),
     ]  # fmt: skip
-    title = title or f"Comparison with {base}"
+    title = title or f"Comparison with {comparison.baseline}"
     return Report(title, [headline(comparison)], [next_step(comparison)], sections)
-
-
-def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
-    several, tokens = len(ranking.seeds) > 1, tables.same_tokens(comparison)
-    over = errors_over(comparison)
-    rows = []
-    for row in ranking.rows:
-        rank = f"{row.overall[0]:.1f}" + (f" ± {row.reach:.1f}" if several else "")
-        losses = ["baseline"] * 2
-        if row.variant != comparison.baseline:
-            losses = [with_error(*row.difference, "+"),
-                      with_error(*row.same_time, "+") if row.same_time else "–"]  # fmt: skip
-        groups = (
-            f"{row.groups[each]:.1f}" if each in row.groups else "–" for each in ranking.groups
-        )
-        rows.append([row.variant, rank, *groups, *losses])
-    columns = ["variant", "overall", *ranking.groups,
-               f"loss, {'equal tokens' if tokens else 'at the end'}",
-               "loss, equal time"]  # fmt: skip
-    intervals = "One seed that all have finished leaves no interval."
-    if several:
-        intervals = (
-            f"The intervals are 95% confidence intervals (Student's t) over the "
-            f"{len(ranking.seeds)} seeds that all have finished."
-        )
-    alone = "" if over == "over seeds" else "; at equal time over seeds alone"
-    unlike = "" if tokens else "Not all were trained on equally many tokens. "
-    return Section("Ranks", [
-        Text("In each seed the variants are ranked in every column of the table that has a better "
-             "side, 1 the best; equal ones share the mean of their ranks. A group's rank is the "
-             f"mean of its columns', the overall rank the mean of the groups'. {intervals}"),
-        Chart("Overall rank", partial(charts.rank_chart, comparison, ranking)),
-        Table(columns, rows, "Ranks of each variant"),
-        Text(f"Losses are nats above {comparison.baseline}'s, paired, ± one standard error {over}"
-             f"{alone}. {unlike}At equal time both are read when the faster of the two ends, the "
-             "slower off its curve of validation losses: its learning rate is still higher then. "
-             "Times are of each run's median step; runs that did not take turns on an idle machine "
-             "do not compare to the percent.", "note"),
-    ])  # fmt: skip
-
-
-def _fronts(comparison: Comparison, ranking: Ranking) -> Section:
-    mean = "'s mean over seeds" if len(ranking.seeds) > 1 else ""
-    return Section("What a lower loss costs", [
-        Text(f"Each point is a variant{mean}. The labeled, connected points are the Pareto front: "
-             "no other variant is at least as good in both and better in one. "
-             f"{comparison.baseline} is orange. A triangle at the edge stands for a point far "
-             "beyond it, and its label has the figure."),
-        Side(charts.front_charts(comparison, ranking), wide=True),
-    ])  # fmt: skip
 
 
 def _over_steps(comparison: Comparison) -> Iterator[Section]:
@@ -435,53 +369,6 @@ def _followed(comparison: Comparison) -> Iterator[Section]:
     ], brief=True)  # fmt: skip
 
 
-def _printed(comparison: Comparison, table: LaidOut) -> Section:
-    """Return a published table with ours in it; its paper's claims are not judged here."""
-    published = table.published
-    rows = [[row.label, *map(_beside, row.cells)] for row in table.rows]
-    said = "One seed, which leaves no standard error."
-    if len(comparison.seeds) > 1:
-        said = (
-            "Means over seeds ± one standard error. Bold: the 95% confidence interval (Student's "
-            "t) of the difference from the first row, paired over seeds, leaves out zero; of this "
-            "many cells one in twenty would by chance."
-        )
-    missing = ""
-    if table.missing:
-        missing = f" Rows of the paper that were not trained: {'; '.join(table.missing)}."
-    return Section(published.title, [
-        Table(["row", *(each.title for each in published.columns)], rows, published.title, "paper",
-              terminal=()),
-        terms((each.title, each.figure) for each in published.columns),
-        Text(f"{said} {published.note}{missing}", "note"),
-    ])  # fmt: skip
-
-
-def _beside(cell: LaidOutCell) -> Cell:
-    """Return a figure of ours with the printed one under it."""
-    if cell.value is None:
-        return Cell("–")
-    mean, error = cell.value
-    under = [] if math.isnan(error) else [f"± {figure(error)}"]
-    if cell.printed is not None:
-        printed = cell.printed if isinstance(cell.printed, str) else figure(cell.printed)
-        under.append(f"paper {printed}")
-    return Cell(figure(mean), under=under, style="bold" if cell.separated else "")
-
-
-def figure(value: float) -> str:
-    """Return a figure to three or more digits, small ones with a power of ten, counts whole."""
-    if 0 < abs(value) < 1e-3:
-        text = f"{value:.2g}"
-    elif value == 0 or (abs(value) >= 100 and value == round(value)):
-        text = f"{value:,.0f}"
-    elif abs(value) >= 100:
-        text = f"{value:,.1f}"
-    else:
-        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
-    return text.replace("-", "−")
-
-
 def _details(comparison: Comparison) -> Section:
     folds: list[Part] = []
     which = [Text(each) for each in [_which_curves(comparison)] if each]
@@ -506,7 +393,7 @@ def _details(comparison: Comparison) -> Section:
     return Section("Details", folds)
 
 
-def _method(comparison: Comparison) -> Section:
+def _method(comparison: Comparison, more: Mapping[str, str]) -> Section:
     first, places = comparison.runs[0], tables.machines(comparison)
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
@@ -542,8 +429,7 @@ def _method(comparison: Comparison) -> Section:
         ("Validation", f"all {validation.num_windows} windows of {train.length} tokens, side by "
                        "side, each token predicted once"),
         ("BOS", f"{bos}{ends}"),
-        *([("Means over layers", "over block outputs, the embedding left out")]
-          if comparison.layouts else []),
+        *more.items(),
         ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
                           f"{likeliest}, seed {sample.seed}"),
         ("Standard errors", f"{errors_over(comparison)}; differences are paired"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.comparison.published import published
 from wakeful.comparison.reading import Comparison as Compared
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
@@ -19,6 +18,7 @@ from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError, nearest
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
+from wakeful.reports.layouts import layout_of
 from wakeful.reports.value import Report
 from wakeful.training.comparison import train_variants
 from wakeful.verbs.result import Stored
@@ -79,7 +79,7 @@ def compare(
         only: the variants to train, by name; empty is all.
         out: folder to create; empty is runs/compare-NAME.
         title: of the page.
-        layouts: published tables that the page sets the figures beside.
+        layouts: names of what the page is laid out as beside, such as a paper's table.
         baseline: variant that the others are compared with; empty is the first of all.
         resume: go on with what was interrupted there.
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
@@ -107,7 +107,7 @@ def compare(
         if not 0 <= seed < 2**63:
             raise WakefulError(f"seeds has {seed}: a seed lies in [0, 2**63)")
     for name in layouts:
-        published(name)
+        layout_of(name)
     for config in variants.values():
         check_rules(config.data, TRAINED)
         if config.train.seed != 0:

@@ -24,10 +24,10 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
-from wakeful.comparison.published import Column, PublishedTable
 from wakeful.config.tables import Table, from_table, merged, parse_toml
 from wakeful.errors import WakefulError, nearest
-from wakeful_papers.exhibits.outcomes import Claimed, Direction
+from wakeful_papers.exhibits.outcomes import Claimed
+from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -298,26 +298,6 @@ def _begins(wanted: str, name: str) -> bool:
     return bool(wanted) and re.fullmatch(rf"{re.escape(wanted)}([a-z]|-.+)?", name) is not None
 
 
-class _Layouts(Mapping[str, PublishedTable]):
-    """Every exhibit's table, by the exhibit's name: each is read when it is asked for."""
-
-    def __getitem__(self, name: str) -> PublishedTable:
-        return _read(name).table
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(exhibit_names())
-
-    def __len__(self) -> int:
-        return len(exhibit_names())
-
-    def __contains__(self, name: object) -> bool:
-        return name in exhibit_names()
-
-
-LAYOUTS = _Layouts()
-"""What comparisons may be laid out as."""
-
-
 @cache
 def _read(name: str) -> Exhibit:
     shared = _toml(_PAPERS / name.partition("/")[0] / _SHARED)
@@ -352,23 +332,6 @@ def _read(name: str) -> Exhibit:
             for each in claims
         ),
     )  # fmt: skip
-
-
-def direction_of(table: PublishedTable, row: str, column: Column) -> Direction | None:
-    """Return how a table's row differs from its baseline; None where it does not say."""
-    cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
-    if row == table.baseline or cell is None:
-        return None
-    if isinstance(cell, str):
-        known = {str(each): each for each in get_args(Direction)}
-        if cell not in known:
-            raise WakefulError(f"{table.title}: {cell!r} must be one of {', '.join(known)}")
-        return known[cell]
-    if not isinstance(base, int | float):
-        return None
-    if abs(cell / base - 1) <= column.same:
-        return "same"
-    return "lower" if cell < base else "higher"
 
 
 def _claims(table: PublishedTable) -> Iterator[Claim]:

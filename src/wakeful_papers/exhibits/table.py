@@ -1,12 +1,11 @@
-"""Published tables that a comparison may be laid out as; installed packages bring them."""
+"""A published table as data: rows, columns and what is printed in them."""
 
-from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from wakeful.errors import WakefulError, nearest
-from wakeful.plugins import added
+from wakeful.errors import WakefulError
+from wakeful_papers.exhibits.outcomes import Direction
 
 
 @dataclass(frozen=True)
@@ -40,21 +39,18 @@ class PublishedTable:
     """By variant and figure: what is printed, or a word where no figure is at hand."""
 
 
-def layouts() -> Mapping[str, PublishedTable]:
-    """Return every published table of the installed packages, by name."""
-    return ChainMap(*(point.load() for point in added("layouts").values()))
-
-
-def published(name: str) -> PublishedTable:
-    """Return a published table.
-
-    Raises:
-        WakefulError: no installed package has one of that name.
-    """
-    known = layouts()
-    if name not in known:
-        raise WakefulError(
-            f"layouts: no published table {name[:80]!r}{nearest(name, known)}"
-            + ("" if known else "; no installed package brings any")
-        )
-    return known[name]
+def direction_of(table: PublishedTable, row: str, column: Column) -> Direction | None:
+    """Return how a table's row differs from its baseline; None where it does not say."""
+    cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
+    if row == table.baseline or cell is None:
+        return None
+    if isinstance(cell, str):
+        known = {str(each): each for each in get_args(Direction)}
+        if cell not in known:
+            raise WakefulError(f"{table.title}: {cell!r} must be one of {', '.join(known)}")
+        return known[cell]
+    if not isinstance(base, int | float):
+        return None
+    if abs(cell / base - 1) <= column.same:
+        return "same"
+    return "lower" if cell < base else "higher"

@@ -11,12 +11,15 @@ import pytest
 
 from pages.test_report import make_comparison
 from wakeful.comparison.figures import figure
-from wakeful.comparison.layout import LaidOut, LaidOutCell, laid_out
-from wakeful.comparison.published import Column, PublishedTable, published
 from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
 from wakeful.errors import WakefulError
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
+from wakeful.reports.layouts import layout_of
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.filled import Filled, FilledCell, filled
+from wakeful_papers.exhibits.table import Column, PublishedTable
+from wakeful_papers.reports.layout import TableLayout
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
 SEEDS = [0, 1, 2]
@@ -48,7 +51,7 @@ def changed(folder: Path, **fields: Any) -> TrainedRun:
         (run / "summary.json").write_text(before)
 
 
-def cell_of(table: LaidOut, variant: str, name: str) -> LaidOutCell:
+def cell_of(table: Filled, variant: str, name: str) -> FilledCell:
     row = next(row for row in table.rows if row.variant == variant)
     return row.cells[[column.figure for column in table.published.columns].index(name)]
 
@@ -60,7 +63,7 @@ def test_a_cell_is_a_mean_over_seeds_beside_the_printed_one(tmp_path: Path) -> N
         for seed in SEEDS:
             diagnosis[variant, seed] = {"kurtosis_first": base[seed] + shift + wobble[seed]}
     folder = measured(tmp_path / "c", ["activation/table2"], diagnosis)
-    (table,) = laid_out(read_comparison(folder))
+    table = filled(read_comparison(folder), exhibit("activation/table2").table)
 
     cell = cell_of(table, "softmax1", "kurtosis_first")
     assert cell.value == pytest.approx((6.0, np.std([5.0, 6.1, 6.9], ddof=1) / math.sqrt(3)))
@@ -81,7 +84,9 @@ def test_a_word_stands_where_no_figure_is_at_hand(tmp_path: Path) -> None:
                             Column("kurtosis_rest", "kurtosis")), rows, cells)  # fmt: skip
     diagnosis: Figures = {(v, s): {"kurtosis_rest": 9.0} for v in ROWS for s in SEEDS}
     comparison = read_comparison(measured(tmp_path / "c", [], diagnosis))
-    report = comparison_report(replace(comparison, layouts=(layout,)), title="t")
+    (section,) = TableLayout(layout).laid_out(comparison).last
+    report = comparison_report(comparison, title="t")
+    report = replace(report, sections=[*report.sections, section])
     page = write(report, tmp_path / "page.html").read_text()
     assert "paper lower" in page
     assert "paper 2.50" in page
@@ -96,7 +101,7 @@ def test_one_seed_separates_nothing(tmp_path: Path) -> None:
     header = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
     comparison = read_comparison(folder)
-    (table,) = laid_out(comparison)
+    table = filled(comparison, exhibit(comparison.layouts[0]).table)
     assert not any(each.separated for row in table.rows for each in row.cells)
     page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert ">10.0<" in page
@@ -136,21 +141,21 @@ def test_the_page_shows_the_tables(tmp_path: Path) -> None:
     folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
     comparison = read_comparison(folder)
     page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
-    assert published("activation/table2").title in page
+    assert exhibit("activation/table2").table.title in page
     assert "paper 77.9" in page
     # Table 6 has two rows, and no figures of the paper's.
-    assert published("activation/table6").note in page
+    assert exhibit("activation/table6").table.note in page
 
 
 @pytest.mark.parametrize("layouts", ["activation/table2", ["no-such"], [["x"]], {"a": 1}])
-def test_a_run_json_that_names_no_table_is_refused(tmp_path: Path, layouts: Any) -> None:
+def test_a_run_json_that_names_no_layout_is_refused(tmp_path: Path, layouts: Any) -> None:
     with pytest.raises(WakefulError, match="layouts"):
-        laid_out(read_comparison(measured(tmp_path / "c", layouts, {})))
+        comparison_report(read_comparison(measured(tmp_path / "c", layouts, {})))
 
 
 def test_an_unknown_layout_is_refused_with_the_nearest() -> None:
     with pytest.raises(WakefulError, match="activation/table2"):
-        published("activation/table-2.")
+        layout_of("activation/table-2.")
 
 
 def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Path) -> None:
@@ -159,7 +164,7 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
     header = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(header | {"layouts": ["own/combination"]}))
     comparison = read_comparison(folder)
-    (table,) = laid_out(comparison)
+    table = filled(comparison, exhibit(comparison.layouts[0]).table)
     bold = {row.variant for row in table.rows if any(cell.separated for cell in row.cells)}
     assert (comparison.baseline, table.rows[0].variant, bold) == (
         "resformer", "vanilla", {"resformer"},

@@ -1,17 +1,17 @@
-"""A comparison laid out as a published table: each figure with the printed one beside it."""
+"""A published table filled in by a comparison: each figure with the printed one beside it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wakeful.comparison.figures import figure
-from wakeful.comparison.published import PublishedTable
 from wakeful.comparison.reading import Comparison
 from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful_papers.exhibits.table import PublishedTable
 
 
 @dataclass(frozen=True)
-class LaidOutCell:
+class FilledCell:
     """A figure's mean over seeds, and what is printed in its place."""
 
     value: Estimate | None
@@ -24,27 +24,22 @@ class LaidOutCell:
 
 
 @dataclass(frozen=True)
-class LaidOutRow:
+class FilledRow:
     """A variant's cells, in the order of the table's columns."""
 
     variant: str
     label: str
-    cells: tuple[LaidOutCell, ...]
+    cells: tuple[FilledCell, ...]
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class Filled:
     """A published table with measured figures in its place."""
 
     published: PublishedTable
-    rows: tuple[LaidOutRow, ...]
+    rows: tuple[FilledRow, ...]
     missing: tuple[str, ...]
     """Printed rows that the comparison does not have."""
-
-
-def laid_out(comparison: Comparison) -> list[LaidOut]:
-    """Return a comparison as each published table that it names."""
-    return [_table(comparison, layout) for layout in comparison.layouts]
 
 
 def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable:
@@ -64,25 +59,26 @@ def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable
     )
 
 
-def _table(comparison: Comparison, layout: PublishedTable) -> LaidOut:
+def filled(comparison: Comparison, layout: PublishedTable) -> Filled:
+    """Return a table with a comparison's figures in it."""
     layout = as_trained(comparison, layout)
     labels, there = layout.labels.items(), comparison.variants
     figures = [column.figure for column in layout.columns]
     rows = (
-        LaidOutRow(name, label, tuple(_cell(comparison, layout, name, each) for each in figures))
+        FilledRow(name, label, tuple(_cell(comparison, layout, name, each) for each in figures))
         for name, label in labels
         if name in there
     )
     missing = (label for name, label in labels if name not in there)
-    return LaidOut(layout, tuple(rows), tuple(missing))
+    return Filled(layout, tuple(rows), tuple(missing))
 
 
-def _cell(comparison: Comparison, layout: PublishedTable, variant: str, name: str) -> LaidOutCell:
+def _cell(comparison: Comparison, layout: PublishedTable, variant: str, name: str) -> FilledCell:
     values = by_seed(comparison, variant, name)
     base = by_seed(comparison, layout.baseline, name)
     # As everywhere on the page, of the seeds that both have where there are any.
     values = {seed: value for seed, value in values.items() if seed in base} or values
-    return LaidOutCell(
+    return FilledCell(
         mean_and_error([*values.values()]) if values else None,
         variant != layout.baseline and separated(paired(values, base)),
         layout.cells.get((variant, name)),

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from wakeful.comparison.layout import as_trained, by_seed, paired, separated
-from wakeful.comparison.published import Column
-from wakeful.comparison.reading import Comparison
-from wakeful.comparison.tables import equal_time, paired_difference
+from wakeful.comparison.reading import Comparison, TrainedRun
+from wakeful.comparison.tables import paired_difference
 from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful_papers.exhibits.filled import as_trained, by_seed, paired, separated
+from wakeful_papers.exhibits.table import Column, PublishedTable
 
 LOSS = "loss"
 """The figure, and the group, that all others are set against."""
@@ -65,32 +66,29 @@ class Ranking:
     """Variants that no 95% interval separates from the baseline in any of those columns."""
 
 
-def ranking_of(comparison: Comparison) -> Ranking | None:
-    """Return the ranks by the first table named whose columns say which way is better.
+def ranking_of(comparison: Comparison, table: PublishedTable) -> Ranking | None:
+    """Return the ranks by a table's columns that say which way is better.
 
     In each seed, variants are ranked in each column, 1 the best, and those that are equal share the
     mean of their ranks. A group's rank is the mean of its columns', the overall rank the mean of
     the groups'; over seeds they have a mean and an interval.
 
-    None where no table ranks, or no seed is finished by all variants.
+    None where the table ranks nothing, or no seed is finished by all variants.
     """
-    columns, seeds = _ranked_columns(comparison), _common_seeds(comparison)
+    columns, seeds = _ranked_columns(comparison, table), _common_seeds(comparison)
     return _ranking(comparison, columns, seeds) if columns and seeds else None
 
 
-def lacks_common_seed(comparison: Comparison) -> bool:
+def lacks_common_seed(comparison: Comparison, table: PublishedTable) -> bool:
     """Return whether there would be ranks if the variants had a finished seed in common."""
-    return bool(_ranked_columns(comparison)) and not _common_seeds(comparison)
+    return bool(_ranked_columns(comparison, table)) and not _common_seeds(comparison)
 
 
-def _ranked_columns(comparison: Comparison) -> list[Column]:
-    """Return the columns that have a better side of the first table that has any; none of one
-    variant."""
+def _ranked_columns(comparison: Comparison, table: PublishedTable) -> list[Column]:
+    """Return a table's columns that have a better side; none of one variant."""
     if len(comparison.variants) < 2:
         return []
-    tables = (as_trained(comparison, layout) for layout in comparison.layouts)
-    ranked = ([column for column in table.columns if column.better] for table in tables)
-    return next(filter(None, ranked), [])
+    return [column for column in as_trained(comparison, table).columns if column.better]
 
 
 def _common_seeds(comparison: Comparison) -> tuple[int, ...]:
@@ -187,3 +185,44 @@ def undominated(first: Sequence[float], second: Sequence[float]) -> list[bool]:
         not any(x <= ours[0] and y <= ours[1] and (x, y) != ours for x, y in points)
         for ours in points
     ]
+
+
+def equal_time(comparison: Comparison) -> dict[str, Estimate]:
+    """Return each variant's validation loss minus the baseline's after the same training time.
+
+    Of each pair, the time is that at which the faster of the two ends, in steps of each run's
+    median length; the slower one's loss is read off its curve, in a straight line between two
+    evaluations. Its learning rate is still higher then. The mean over seeds and its
+    error; without those whose curve has no two evaluations about that time.
+    """
+    found: dict[str, Estimate] = {}
+    for variant in comparison.variants:
+        pairs = comparison.pairs(variant)
+        gaps = [gap for run, base in pairs if (gap := _gap_at_equal_time(run, base)) is not None]
+        if gaps and len(gaps) == len(pairs):
+            found[variant] = mean_and_error(gaps)
+    return found
+
+
+def _gap_at_equal_time(run: TrainedRun, base: TrainedRun) -> float | None:
+    if min(run.summary.tokens_per_second, base.summary.tokens_per_second) <= 0:
+        return None
+    time = min(_training_time(run), _training_time(base))
+    ours, theirs = _loss_at(run, time), _loss_at(base, time)
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def _training_time(run: TrainedRun) -> float:
+    return run.summary.tokens / run.summary.tokens_per_second
+
+
+def _loss_at(run: TrainedRun, time: float) -> float | None:
+    """Return the validation loss after that many seconds of training; None before an evaluation."""
+    tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
+    tests = tests.sort("step").drop_nulls("loss")
+    # To a millionth of a step, so that a run's own time is that of its last evaluation.
+    step = round(time / _training_time(run) * run.summary.steps, 6)
+    steps = tests["step"].to_numpy()
+    if not len(steps) or not steps[0] <= step <= steps[-1]:
+        return None
+    return float(np.interp(step, steps, tests["loss"].to_numpy()))
