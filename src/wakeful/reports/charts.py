@@ -87,6 +87,11 @@ def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
     return alt.Tooltip(f"{field}:Q", format=style, **more)
 
 
+def tips(fields: Tips) -> list[alt.Tooltip]:
+    """Return a tooltip's fields as channels: finding that out of a string takes Altair 5 ms."""
+    return [alt.Tooltip(each) if isinstance(each, str) else each for each in fields]
+
+
 unchecked = schemapi.debug_mode(False)
 """Checking every part as it is made is most of a page's time; tests check them all."""
 
@@ -107,7 +112,7 @@ RANKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 def heatmap(
     frame: Any, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
-    domain: Any = alt.Undefined, tooltip: Any = alt.Undefined,
+    domain: Any = alt.Undefined, tooltip: Tips = (),
 ) -> alt.Chart:  # fmt: skip
     """Draw a column as a cell's color at each place; the legend is a title, `alt.Legend` or None.
 
@@ -116,7 +121,7 @@ def heatmap(
     legend = alt.Legend(title=legend) if isinstance(legend, str) else legend
     scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
     color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
-    return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tooltip)
+    return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tips(tooltip))
 
 
 def opacity(field: str, usual: float = 1.0) -> Any:
@@ -125,9 +130,12 @@ def opacity(field: str, usual: float = 1.0) -> Any:
     return alt.OpacityValue(usual / 20, condition=shown)
 
 
-def switchable(chart: Any) -> Any:
-    """Return a chart whose names, drawn with `opacity`, the page's legend switches on and off."""
-    return chart.add_params(alt.param(name=HIDDEN, value=[]))
+def switchable(*layers: alt.Chart) -> Drawing:
+    """Return a chart of layers whose names, drawn with `opacity`, the page's legend switches on and
+    off.
+    """
+    # Of a chart that is layered already Altair would copy every layer four times.
+    return alt.layer(layers[0].add_params(alt.param(name=HIDDEN, value=[])), *layers[1:])
 
 
 def nearest(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
@@ -135,7 +143,7 @@ def nearest(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
     here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     shown = {"param": here.name, "empty": False, "value": 1}
     points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
-    points = points.encode(y=y, opacity=alt.OpacityValue(0, condition=shown), tooltip=tooltip)
+    points = points.encode(y=y, opacity=alt.OpacityValue(0, condition=shown), tooltip=tips(tooltip))
     return points.add_params(here)
 
 
@@ -181,10 +189,9 @@ def lines(
             x=x, y=y, color=bare, opacity=seen, text="told:N"
         )  # fmt: skip
         layers.append(label)
-    chart = alt.layer(*layers)
     if legend is None:
-        return switchable(chart)
-    return chart.resolve_legend(color="independent", strokeDash="independent")
+        return switchable(*layers)
+    return alt.layer(*layers).resolve_legend(color="independent", strokeDash="independent")
 
 
 def leaps(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
@@ -210,7 +217,7 @@ def scatter(
     shape = told_apart(alt.Shape, by, names, shapes(names), legend=None)
     points = base.mark_point(filled=True, size=26)
     points = points.encode(y=y, shape=shape, opacity=opacity(by, 0.7))
-    return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), height)
+    return wide(switchable(points, nearest(base, tooltip, y)), height)
 
 
 def dots(
@@ -222,7 +229,7 @@ def dots(
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
     base = alt.Chart(rounded(frame)).encode(y=y, color=color)
     points = base.mark_point(filled=True, size=90, opacity=1)
-    points = points.encode(x=x, shape=shape, tooltip=[f"{by}:N", *tooltip])
+    points = points.encode(x=x, shape=shape, tooltip=tips([f"{by}:N", *tooltip]))
     bars = alt.Chart(rounded(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
     bars = bars.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
     chart = alt.layer(*under, bars, points, *(one.encode(y=y) for one in over))
@@ -241,12 +248,13 @@ def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
 
 
 def wide(chart: Drawing, height: int) -> Drawing:
-    """Return a chart that takes the width of its place, axes and legends included.
+    """Let a chart take the width of its place, axes and legends included, and return it.
 
     A height by the step is dropped by Vega-Lite with a warning on the console.
     """
     autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
-    return chart.properties(width="container", height=height, autosize=autosize)
+    chart.width, chart.height, chart.autosize = "container", height, autosize  # no copy of all
+    return chart
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
