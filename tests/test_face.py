@@ -48,6 +48,14 @@ def test_importing_the_library_imports_nothing_heavy() -> None:
     }  # every name that it says it has can be imported
 
 
+def test_training_waits_for_transformers_only_where_it_is_needed() -> None:
+    program = (
+        "import sys, wakeful.verbs.train, wakeful.verbs.compare, wakeful.training.cluster\n"
+        "print('transformers' in sys.modules)"
+    )
+    assert in_fresh_process(program) == "False\n"
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_public_name_is_there_and_not_a_module(room: str) -> None:
     package = importlib.import_module(room)

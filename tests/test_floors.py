@@ -9,7 +9,18 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 
 FLOORS = (
-    ("version", "errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
+    (
+        "version",
+        "errors",
+        "shape",
+        "paths",
+        "digests",
+        "estimates",
+        "roles",
+        "lazy",
+        "hub",
+        "finding",
+    ),
     ("discovery", "plugins", "plain_text"),
     ("display", "variants", "world", "families", "implementations", "paged"),
     ("config", "device"),

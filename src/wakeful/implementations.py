@@ -1,6 +1,9 @@
 """Names of a Transformers model's attention: theirs, ours, and those put before it."""
 
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SOFTMAX1 = "wakeful_softmax1"
 """softmax-1 in place of a model's own softmax (`wakeful.hf.softmax1`)."""
@@ -20,7 +23,7 @@ def is_before(name: str) -> bool:
     return name.startswith(_BEFORE)
 
 
-def implementation_of(model: PreTrainedModel) -> str | None:
+def implementation_of(model: "PreTrainedModel") -> str | None:
     """Return the name of a model's attention implementation, the inner one where one is before it.
 
     Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.

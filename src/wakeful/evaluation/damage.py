@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from wakeful.estimates import Estimate, finite, reach, student_quantile, with_error
-from wakeful.evaluation.findings import Finding, Level
+from wakeful.finding import Finding, Level
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 

@@ -1,28 +1,14 @@
 """What a diagnosis says: the figures that papers print, lazy layers, and a verdict in sentences."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
 from wakeful.estimates import finite
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.finding import Finding, Level
 from wakeful.probes.base import block_outputs, mean_over_layers
-
-Level = Literal["good", "mixed", "bad", "unsure"]
-"""The last where the measurement does not tell."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One statement of the verdict: what was measured, what it means, what others have."""
-
-    title: str
-    level: Level
-    text: str
-    band: str
-    """Published figures to compare with."""
 
 
 def layer_values(

@@ -4,17 +4,16 @@ This is the one place that knows our decoder from a model of Transformers.
 """
 
 import re
+import sys
 from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.paged import as_stored
-from wakeful.probes.huggingface import decoder_blocks
 
 _PROBED = 8
 """Tokens on which causality is checked."""
@@ -28,7 +27,8 @@ def as_decoder(model: nn.Module) -> Decoder | None:
     """
     if isinstance(model, Decoder):
         return model
-    if isinstance(model, PreTrainedModel):
+    theirs = sys.modules.get("transformers.modeling_utils")  # which made the model, if it is theirs
+    if theirs is not None and isinstance(model, theirs.PreTrainedModel):
         return None
     if _is_of_peft(model):
         raise WakefulError(
@@ -78,8 +78,11 @@ def states_of(
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the model's list of blocks."""
-    decoder = as_decoder(model)
-    return decoder_blocks(model, num_layers_of(model)) if decoder is None else decoder.blocks  # pyright: ignore[reportArgumentType]
+    if (decoder := as_decoder(model)) is not None:
+        return decoder.blocks
+    from wakeful.probes.huggingface import decoder_blocks  # noqa: PLC0415 - Transformers takes seconds to import
+
+    return decoder_blocks(model, num_layers_of(model))  # pyright: ignore[reportArgumentType]
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

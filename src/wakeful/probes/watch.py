@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,11 @@ from wakeful.probes.base import (
     gather,
     visibility,
 )
-from wakeful.probes.huggingface import HuggingFaceSource
 from wakeful.probes.running import as_decoder
 from wakeful.probes.streaming import check_length
+
+if TYPE_CHECKING:
+    from wakeful.probes.huggingface import HuggingFaceSource
 
 _UNSEEN = (
     "layer {} attends to more than its own tokens' keys and values once: its weights are not one "
@@ -222,10 +224,12 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
         )
 
 
-def event_source(model: nn.Module) -> DecoderSource | HuggingFaceSource:
+def event_source(model: nn.Module) -> "DecoderSource | HuggingFaceSource":
     """Return what makes events of this model's forward passes: the one place that chooses."""
     for module in model.modules():  # alone, or in its Transformers class
         if isinstance(module, Decoder):
             return DecoderSource(module)
     as_decoder(model)  # refuses what is not of Transformers either
+    from wakeful.probes.huggingface import HuggingFaceSource  # noqa: PLC0415 - Transformers takes seconds to import
+
     return HuggingFaceSource(model)  # pyright: ignore[reportArgumentType]

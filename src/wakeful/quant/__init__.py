@@ -4,8 +4,13 @@ from wakeful.quant import quantize
 small = quantize(model, "fine", arithmetic="integer")
 """
 
-from wakeful.quant.convert import quantize, quantized_layers
-from wakeful.quant.schemes import NAMED, SCHEMES, Absmax, Grid, Scheme, Zeropoint, parse_scheme
+from typing import TYPE_CHECKING
+
+from wakeful.lazy import lazily
+
+if TYPE_CHECKING:
+    from wakeful.quant.convert import quantize, quantized_layers
+    from wakeful.quant.schemes import NAMED, SCHEMES, Absmax, Grid, Scheme, Zeropoint, parse_scheme
 
 __all__ = [
     "NAMED",
@@ -18,3 +23,5 @@ __all__ = [
     "quantize",
     "quantized_layers",
 ]
+
+__getattr__, __dir__ = lazily(__name__)

@@ -13,7 +13,8 @@ from wakeful.data.tasks.base import task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.evaluation.findings import Level, findings, sink_level
+from wakeful.evaluation.findings import findings, sink_level
+from wakeful.finding import Level
 from wakeful.reports import comparison_charts as charts
 from wakeful.reports.charts import Drawing
 from wakeful.reports.comparison import caveat, verdicts

@@ -12,7 +12,6 @@ import polars as pl
 from wakeful.estimates import finite, to_error, with_error
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import (
-    Level,
     findings,
     head_values,
     layer_values,
@@ -20,6 +19,7 @@ from wakeful.evaluation.findings import (
     suggested_depth,
     summary,
 )
+from wakeful.finding import Level
 from wakeful.probes.base import block_outputs, mean_over_layers
 from wakeful.reports import charts
 from wakeful.reports.heads import attention, hidden, maps, mean_attention, pictures, sink

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from wakeful.evaluation.findings import Finding, Level
+from wakeful.finding import Finding, Level
 from wakeful.reports.charts import Drawing, Titled, colors
 from wakeful.reports.terms import explained
 

@@ -16,8 +16,6 @@ from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import generate
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.saved import apart
-from wakeful.quant.convert import quantize
-from wakeful.quant.measure import measure
 from wakeful.runs import checkpoint
 from wakeful.training.records import (
     AtTheEnd,
@@ -43,6 +41,9 @@ def quantization_damage(
     settings = config.train.quantize
     if not settings.schemes:
         return {}
+    from wakeful.quant.convert import quantize  # noqa: PLC0415 - Transformers takes seconds to import
+    from wakeful.quant.measure import measure  # noqa: PLC0415
+
     device = decoder.head.weight.device
     sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
     with evaluating(decoder):

@@ -1,6 +1,7 @@
 """The training loss: the cross-entropy, or that and a teacher's predictions."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,13 +11,14 @@ from wakeful.config.schema import Config, DistillConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.loading.load import read_decoder
-from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.training.distillation import Distillation, StoredDistillation, check_vocabulary
 from wakeful.training.parallel import in_shares
 from wakeful.training.stored import About, Store, digest_of
 from wakeful.world import ALONE, World
+
+if TYPE_CHECKING:
+    from wakeful.loading.model import Model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""
@@ -46,6 +48,8 @@ def make_loss(
         dtype = decoder.head.weight.dtype
 
         def read() -> Decoder:
+            from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
+
             found = read_decoder(distill.teacher, dtype=dtype, device=device)
             if tokenizer is not None:
                 check_same_tokens(tokenizer, found)
@@ -83,7 +87,7 @@ def loss_name(distill: DistillConfig) -> str:
     return f"{' + '.join(parts)} to the teacher" if distill.alpha < 1 else " + ".join(parts)
 
 
-def check_same_tokens(ours: Tokenizer, teacher: Model) -> None:
+def check_same_tokens(ours: Tokenizer, teacher: "Model") -> None:
     """Raise `WakefulError` unless a teacher reads a text's tokens as the text's tokenizer does.
 
     It may have more that were added to the tokenizer. One without a tokenizer must have an

@@ -13,7 +13,6 @@ from wakeful.data.preparing import Progress, load_data
 from wakeful.device import DTYPES, choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
-from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
@@ -84,6 +83,8 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     data.batches(config)
     data.windows(config)
     if config.train.distill.teacher:
+        from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
+
         teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
         check_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
         check_same_tokens(data.tokenizer, teacher)

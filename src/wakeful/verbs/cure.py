@@ -40,9 +40,10 @@ from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.difference import Difference, difference, differences
-from wakeful.verbs.result import Measured, Source, as_ours, dtype_of, name_of
+from wakeful.verbs.result import Measured
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
 from wakeful.verbs.session import foretell, session
+from wakeful.verbs.sources import Source, as_ours, dtype_of, name_of
 from wakeful.world import World, joined
 
 CANDIDATES = 16

@@ -20,8 +20,9 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.verbs.result import Measured, Source, name_of, same_or_each
+from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
+from wakeful.verbs.sources import Source, name_of
 from wakeful.world import World
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from wakeful.config.verbs import GenerateOptions, options_from
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
-from wakeful.verbs.result import Source
+from wakeful.verbs.sources import Source
 
 
 def generate(

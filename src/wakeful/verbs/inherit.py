@@ -47,7 +47,8 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Source, Stored, as_ours, name_of, out_of, showing
+from wakeful.verbs.result import Stored, showing
+from wakeful.verbs.sources import Source, as_ours, name_of, out_of
 from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from wakeful.heirs.baselines import folder_of
 from wakeful.heirs.outcome import REFERENCE, Summary, read_inheritance
 from wakeful.runs.run import Run
-from wakeful.verbs.result import Source
+from wakeful.verbs.sources import Source
 
 
 def with_heirs(sources: Sequence[Source]) -> list[Source]:

@@ -29,8 +29,8 @@ from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mix
 from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-from wakeful.verbs.result import Source, dtype_of, name_of
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
+from wakeful.verbs.sources import Source, dtype_of, name_of
 from wakeful.world import World
 
 

@@ -1,4 +1,4 @@
-"""What all verbs share: how they are asked, what they load, and what they return."""
+"""What all verbs return, and how they show progress."""
 
 import contextlib
 import shutil
@@ -10,20 +10,15 @@ from typing import Any
 
 import polars as pl
 from rich.console import RenderableType
-from torch import nn
 
 from wakeful.config.verbs import FigureFormat
 from wakeful.display import Display, Shown, Silent, usual
-from wakeful.loading.model import Model
 from wakeful.reports.charts import Drawing, Titled, save_figures
 from wakeful.reports.html import notebook, write
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run, disk_errors
 from wakeful.world import World
-
-Source = str | Path | Model | nn.Module
-"""A model: a path, a name, one that `load` returned, or a module in memory."""
 
 
 class Result(ABC):
@@ -122,37 +117,6 @@ def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
         return
     with (shown or usual)(name) as show:
         yield show
-
-
-def in_memory(sources: Sequence[Source]) -> list[nn.Module]:
-    """Return the modules of a user's own among models, which may be in training."""
-    modules = [source.module if isinstance(source, Model) else source for source in sources]
-    return [module for module in modules if isinstance(module, nn.Module)]
-
-
-def name_of(source: Source) -> str:
-    """Return what a model is called before it is loaded."""
-    if isinstance(source, Model):
-        return source.name
-    return type(source).__name__ if isinstance(source, nn.Module) else str(source)
-
-
-def out_of(verb: str, source: Source, out: str | Path) -> Path:
-    """Return the folder to write: `out`, or one named after the verb and the model."""
-    return Path(out or f"runs/{verb}-{Path(name_of(source)).name}")
-
-
-def as_ours(model: Model, show: Display) -> Model:
-    """Return a model as our decoder, and say how far that is from Transformers' own."""
-    ours = model.converted()
-    if ours.agreement is not None:
-        show.note(f"{model.name}: {ours.agreement}")
-    return ours
-
-
-def dtype_of(model: Model) -> str:
-    """Return the arithmetic a model computes in, e.g. "float32"."""
-    return str(next(model.module.parameters()).dtype).removeprefix("torch.")
 
 
 def same_or_each(words: Mapping[str, str]) -> str:

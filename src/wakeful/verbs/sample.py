@@ -20,7 +20,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
 from wakeful.model.evaluating import evaluating
 from wakeful.plain_text import decoded
-from wakeful.verbs.result import Source, in_memory, name_of
+from wakeful.verbs.sources import Source, in_memory, name_of
 
 _ROOM = 2
 """Tokens that must be left to write behind the longest prompt."""

@@ -19,7 +19,8 @@ from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.result import Result, Source, dtype_of, in_memory, name_of, same_or_each, showing
+from wakeful.verbs.result import Result, same_or_each, showing
+from wakeful.verbs.sources import Source, dtype_of, in_memory, name_of
 from wakeful.world import World, joined
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -13,14 +13,15 @@ from wakeful.config.schema import TRAINED, Config, config_from
 from wakeful.config.verbs import FigureFormat
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
-from wakeful.loading.load import load
-from wakeful.loading.model import Model
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run as Directory
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing
 from wakeful.world import joined
+
+if TYPE_CHECKING:
+    from wakeful.loading.model import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +36,10 @@ class Run(Stored):
         return Directory(self.path).config
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The trained model, from its newest checkpoint."""
+        from wakeful.loading.load import load  # noqa: PLC0415 - Transformers takes seconds to import
+
         return load(self.path)
 
     @property
