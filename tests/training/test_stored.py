@@ -1,6 +1,7 @@
 """Stored predictions of a teacher: the loss, its gradient, and what a folder holds and refuses."""
 
 import gc
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.training import objective
 from wakeful.training.distillation import StoredDistillation, distillation_loss, top_k_loss
 from wakeful.training.loop import train
 from wakeful.training.stored import About, Store, digest_of, top_k
@@ -247,7 +247,7 @@ def test_a_run_that_fills_its_store_goes_on_without_the_teacher(
         read.add(model.decoder())
         return model
 
-    monkeypatch.setattr(objective, "read_decoder", known)
+    monkeypatch.setattr(sys.modules["wakeful.loading.load"], "read_decoder", known)
     batch = Batches.batch
 
     def counted(self: Batches, step: int) -> torch.Tensor:
