@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.hf.quantized import load_quantized, save_quantized, state_bytes
 from wakeful.probes.running import logits_of
-from wakeful.quant import parse_scheme, quantize, quantized_layers
+from wakeful.quant import parse_scheme, quantize, quantized_layers, walking
 from wakeful.quant.sensitivity import better_than, costs, growth, mixed, size_of
 
 W4 = "w4"
@@ -26,7 +26,10 @@ def losses(model: torch.nn.Module) -> list[float]:
     return [float(cross(y[:-1], each[0, 1:])) for y, each in zip(found, TEXT, strict=True)]
 
 
-@pytest.mark.parametrize("make", [lambda: tiny_decoder(dtype=torch.float32).eval(), llama])
+@pytest.mark.parametrize("make", [
+    lambda: tiny_decoder(dtype=torch.float32).eval(), llama,
+    lambda: tiny_decoder(dtype=torch.float32, depth="mudd").eval(),  # its blocks read all before
+])  # fmt: skip
 def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make) -> None:
     model = make()
     small = quantize(model, W4)
@@ -34,7 +37,7 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
     found = {each.name: each for each in costs(model, small, TEXT)}
     assert list(found) == sorted(layers, key=lambda name: -found[name].alone[0])
     assert losses(small) == whole  # all is as it was
-    for name in layers[:2] + layers[-2:]:
+    for name in layers:
         one = losses(quantize(model, W4, skip=[each for each in layers if each != name]))
         rest = losses(quantize(model, W4, skip=[name]))
         alone = mean_and_error([a - b for a, b in zip(one, before, strict=True)])
@@ -43,6 +46,19 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
         assert found[name].together == pytest.approx(together, abs=1e-5)
         assert found[name].kl[0] > 0
         assert found[name].kurtosis >= 1
+
+
+def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = tiny_decoder(num_layers=5, dtype=torch.float32).eval(), []
+    small = quantize(model, W4)
+    for block in small.blocks:
+        block.mlp.register_forward_hook(lambda *_: runs.append(0))
+    found = costs(model, small, TEXT)
+    count = len(runs)
+    monkeypatch.setattr(walking, "_walks", lambda *_: False)
+    runs.clear()
+    assert costs(model, small, TEXT) == found  # to the bit
+    assert count < 0.75 * len(runs)
 
 
 def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ on less text, so that mixed precision goes by it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from wakeful.quant.experts import put
 from wakeful.quant.linear import empty
 from wakeful.quant.measure import divergence, nll
 from wakeful.quant.schemes import Absmax, Scheme
+from wakeful.quant.walking import onward
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def costs(
 ) -> list[LayerCost]:
     """Return what each quantized layer of `small`, made of `model`, costs, the dearest alone first.
 
-    Each is read once alone and once among all others, so a text is read twice as often as there
-    are layers.
+    Each is read once alone and once among all others, from its block on: what comes before is the
+    same for all of a block's layers.
     """
     layers = quantized_layers(small)
     plain = prepared_as(model, layers)
@@ -65,8 +67,8 @@ def costs(
         own = [_logits(small, tokens) for tokens in sequences]
         before = _read(small, sequences)[0]
         alone: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, layer in layers.items():
-            put(small, {name: layer})
+        for name in chain.from_iterable(onward(small, layers, sequences)):
+            put(small, {name: layers[name]})
             losses, kl = _read(small, sequences, own)
             alone[name] = losses - before, kl
             put(small, {name: full[name]})
@@ -74,7 +76,8 @@ def costs(
         put(small, layers)
         whole = _read(small, sequences)[0]
         found = []
-        for name, layer in layers.items():
+        for name in chain.from_iterable(onward(small, layers, sequences)):
+            layer = layers[name]
             put(small, {name: full[name]})
             regained = whole - _read(small, sequences)[0]
             put(small, {name: layer})
