@@ -78,7 +78,7 @@ class Comparison:
     partial: tuple[TrainedRun, ...]
     """Those of them that have begun: what they have logged is in the training curves."""
     layouts: tuple[str, ...] = ()
-    """What its page is laid out as beside, by the names of layouts (`reports.layouts`)."""
+    """Layouts of its page, by their names (`reports.layouts`)."""
 
     @cached_property
     def variants(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ them would take as many passes as there are blocks. So every sequence goes throu
 its output waits for the next one's turn.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -98,14 +98,15 @@ def turns(model: nn.Module, text: Sequence[Tensor]) -> Iterator[Turn]:
         own.advance()
 
 
-def onward(model: nn.Module, names: Iterable[str], text: Sequence[Tensor]) -> Iterator[list[str]]:
+def onward(
+    model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Tensor]
+) -> Iterator[list[str]]:
     """Yield layers' names block by block, and last those of none.
 
     While a part is out, the model that reads all of `text` in order begins with the part's block,
     on what the earlier ones gave with the layers that they had when their parts were done. Where
     blocks read more than the one before, and for layers of no block, it runs as ever.
     """
-    layers = dict.fromkeys(names, model)
     if not _walks(model, text[0][:, :_PROBED]):
         yield list(layers)
         return
@@ -136,14 +137,14 @@ class _Walk:
         """Let the model run that block alone, or only up to it, or `onward` from it, and what is
         around the blocks.
         """
-        kept = {block: block.forward for block in self.blocks}
+        replaced = self.blocks[:number] if onward else self.blocks
+        kept = {block: block.forward for block in replaced}
         try:
-            for each, block in enumerate(self.blocks):
-                forward = None if looks else kept[block]
-                block.forward = self._step(each, number, forward, ends=not onward)
+            for each, block in enumerate(replaced):
+                block.forward = self._step(each, number, None if looks else kept[block])
             yield
         finally:
-            for block in self.blocks:
+            for block in replaced:
                 del block.forward  # the instance's, before the class' own
 
     def advance(self) -> None:
@@ -151,15 +152,13 @@ class _Walk:
         self.before, self.after = self.after, [None] * len(self.before)
 
     def _step(
-        self, each: int, number: int, forward: Callable[..., Any] | None, *, ends: bool
+        self, each: int, number: int, forward: Callable[..., Any] | None
     ) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             if each == 0:
                 self.now = (self.now + 1) % len(self.before)
             if each < number:
                 return self.before[self.now]
-            if not ends and forward is not None:
-                return forward(*args, **kwargs)
             self.calls[self.now] = (args, kwargs)
             if forward is not None:
                 self.after[self.now] = forward(*args, **kwargs)

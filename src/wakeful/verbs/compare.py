@@ -79,7 +79,7 @@ def compare(
         only: the variants to train, by name; empty is all.
         out: folder to create; empty is runs/compare-NAME.
         title: of the page.
-        layouts: names of what the page is laid out as beside, such as a paper's table.
+        layouts: names of layouts that add to the page, such as a paper's table.
         baseline: variant that the others are compared with; empty is the first of all.
         resume: go on with what was interrupted there.
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
