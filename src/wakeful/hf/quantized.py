@@ -81,8 +81,7 @@ class QuantizedForCausalLM:
         """
         device = choose_device(str(device_map or "cpu"), field="device_map")
         kind = dtype_called(dtype or others.get("torch_dtype") or "auto")
-        model = load_quantized(Path(folder), device=device)[0]
-        return model if kind is None else converted(model, kind)
+        return load_quantized(Path(folder), device=device, dtype=kind)[0]
 
 
 def is_quantized_folder(path: Path) -> bool:
@@ -137,9 +136,11 @@ def save_quantized(
 
 
 def load_quantized(
-    folder: Path, *, device: torch.device, arithmetic: Arithmetic = "integer"
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model of a folder, in evaluation mode, and its header.
+    folder: Path, *, device: torch.device, arithmetic: Arithmetic = "integer",
+    dtype: torch.dtype | None = None,
+) -> tuple[nn.Module, dict[str, Any]]:  # fmt: skip
+    """Return the model of a folder, in evaluation mode, and its header; `dtype` is of what stayed,
+    None as saved.
 
     Only JSON and safetensors are read, and every tensor's name, shape and type is checked.
 
@@ -151,8 +152,8 @@ def load_quantized(
     others = {name: parse_scheme(*each) for name, each in header["others"].items()}
     if bool(header["layers"]) != (scheme.weights is not None):
         raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
-    dtype = getattr(torch, header["dtype"])
-    model = prepared_as(converted(_architecture(folder, header), dtype), header["layers"])
+    saved = getattr(torch, header["dtype"])
+    model = prepared_as(converted(_architecture(folder, header), saved), header["layers"])
     modules = dict(model.named_modules())
     replaced: dict[int, QuantizedLinear] = {}
     for name in header["layers"]:
@@ -168,6 +169,7 @@ def load_quantized(
     if isinstance(model, PreTrainedModel):
         model.generation_config = read_generation(folder) or model.generation_config
     model.to(device)  # pyright: ignore[reportArgumentType]
+    model = model if dtype is None else converted(model, dtype)
     return model.eval().requires_grad_(False), header
 
 
