@@ -104,7 +104,7 @@ class Plan:
     """How each row's learning rate is chosen first; None where the rates are as written."""
 
     @cached_property
-    def models(self) -> tuple["Size", ...]:
+    def models(self) -> tuple[Size, ...]:
         """The size of each job's model, or of the reference in its place."""
         found: list[Size] = []
         for job in self.jobs:
@@ -249,12 +249,10 @@ class Plan:
     def shown(self) -> Exhibit:
         """The exhibit with the words of this plan's rows: one of another model names that too."""
         table = self.exhibit.table
-        labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
-                  for row, source in self._others.items()}  # fmt: skip
-        if any(each.baseline[-1:] == ("reference",) for each in self.heirs.values()):
-            labels |= {ALIKE["reference"]: "reference, trained on"}
-        if any(job.row == ALIKE["random"] for job in self.jobs):
-            labels |= {ALIKE["random"]: "random, for the steps of reference and heir"}
+        labels = {ALIKE["reference"]: "reference, trained on",
+                  ALIKE["random"]: "random, for the steps of reference and heir"}  # fmt: skip
+        labels |= {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
+                   for row, source in self._others.items()}  # fmt: skip
         table = dataclasses.replace(table, labels={**table.labels, **labels})
         return dataclasses.replace(self.exhibit, table=table)
 
