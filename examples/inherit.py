@@ -2,7 +2,7 @@
 
     python examples/inherit.py --model smollm2 --text 'books/*.txt' --layers 15 --steps 2000
 
-Without arguments the reference is tiny and random, so that there is nothing to inherit from it.
+Without arguments the reference is tiny and random, with nothing worth inheriting.
 """
 
 import tyro

@@ -2,8 +2,8 @@
 
     python examples/one_billion.py --text book.txt --out runs/one-billion
 
-Where there is a GPU the model is a real one, from the hub. Where there is none it has that one's
-shape and random weights, in 4.4 GB: sizes and times are real, perplexities and errors are not.
+With a GPU it is TinyLlama from the hub. Without one it has TinyLlama's shape and random weights, in
+4.4 GB: sizes and times are real, perplexities and errors are not.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""softmax-1 in a stock Llama of Transformers, by its `attn_implementation`; nothing is patched.
+"""softmax-1 in a stock Llama of Transformers, by `attn_implementation`, without patching.
 
     python examples/softmax1_on_a_stock_llama.py --config HuggingFaceTB/SmolLM2-135M --text book.txt
 

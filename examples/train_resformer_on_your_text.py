@@ -2,8 +2,8 @@
 
     python examples/train_resformer_on_your_text.py --text 'notes/*.txt' --width 256 --steps 2000
 
-Without arguments it is a tiny one on text of Python's standard library. What it writes is a run: it
-resumes to the bit, and every command takes its folder.
+Without arguments it is a tiny one on text of Python's standard library. It writes a run, which
+resumes to the bit, and whose folder every command takes.
 """
 
 import tyro

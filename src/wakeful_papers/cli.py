@@ -43,7 +43,7 @@ REPRODUCE = Verb(
             "Run one of them in minutes and judge what the paper claims of it.",
         ),
     ),
-    words={"PAPER/EXHIBIT": "a figure or table; without one, all are listed"},
+    words={"PAPER/EXHIBIT": "a figure or table, or PAPER for all of its; without one, a list"},
     names=_names,
     report=_report,
 )

@@ -48,6 +48,7 @@ def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
     assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(35 / 91)
     assert figure_of(found, "", "early", 0, "ahead(first=0.1)") == 1.0
     assert figure_of(found, "", "behind", 0, "ahead") == 0.0
+    assert figure_of(found, "", "vanilla", 0, "ahead") is None
 
 
 def test_curves_are_smoothed_as_the_paper_plots_them() -> None:
@@ -202,7 +203,6 @@ def test_figures_that_compare_metrics_and_positions() -> None:
     expected = {
         "between(metric='c', variant='eq3', than_variant='eq6')": 0.5,
         "between(metric='e@0.5', than_metric='e', variant='code')": -2.0,
-        "between(metric='i', variant='code', position='first', than_position='rest')": 5.5,
         "largest_ratio(metric='i', variant='code')": 6.0,
         "layers_above(metric='c', variant='eq3')": 0.5,
     }

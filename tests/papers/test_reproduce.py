@@ -103,6 +103,7 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
     assert done.path.resolve() == place
     assert Run.open(place).header.status == "done"
     assert len(done.verdicts) == 3
+    assert repr(done) == "\n  ".join(["<Reproduction>", *done.verdicts])
     page = done.page.read_text("utf-8")
     assert "tiny scale: 0.2" in page
     assert "less attention on the first token" in page
@@ -463,6 +464,14 @@ def test_a_text_that_is_not_there_leaves_nothing_behind(
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+def test_tasks_are_for_those_of_several_exhibits_that_have_some() -> None:
+    asked = ReproduceOptions(tasks=True)
+    tasks = {name: verb.planned(exhibit(f"value-residual/{name}"), asked).tasks
+             for name in ("fig6", "table1")}  # fmt: skip
+    assert not tasks["fig6"]
+    assert "piqa" in tasks["table1"]
+
+
 def test_models_are_named_by_the_place_they_take() -> None:
     def sources(name: str, scale: Scale, *models: str) -> dict[str, str]:
         plan = plan_of(exhibit(name), scale, models=models)
@@ -489,6 +498,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
         ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
         ("value-residual/fig6", "--seeds", "-1"): "seed",
         ("value-residual/fig6", "--tasks"): "value-residual/fig6 asks no tasks",
+        ("active-dormant", "--tasks"): "none of 2 exhibits asks tasks",
     }
     for arguments, words in cases.items():
         assert main(["reproduce", *arguments]) == 1

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -119,8 +119,11 @@ def _window(values: np.ndarray) -> int:
 
 
 def relative(at: At) -> Curve | None:
-    """Return the smoothed training loss minus the baseline's, where windows of both begin."""
-    if (curves := at.both("train_loss")) is None:
+    """Return the smoothed training loss minus the baseline's, where windows of both begin.
+
+    The baseline itself has none.
+    """
+    if at.row == at.results.baseline or (curves := at.both("train_loss")) is None:
         return None
     ours, theirs = curves
     steps, mine, other = np.intersect1d(ours[0], theirs[0], return_indices=True)
@@ -145,8 +148,7 @@ def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float |
     1,000 of 10,000, if that line rises; with `bound` where the last window begins, which says
     who is overtaken later where one of two is overtaken. The baseline itself has none.
     """
-    curve = relative(at) if at.row != at.results.baseline else None
-    if curve is None:
+    if (curve := relative(at)) is None:
         return None
     steps, differences = curve
     below = np.flatnonzero(differences < 0)
@@ -164,9 +166,7 @@ def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float |
 
 def overtaken(at: At) -> float | None:
     """Return whether the baseline overtakes a row, 1 or 0: whether it has a `crossing`."""
-    if at.row == at.results.baseline or relative(at) is None:
-        return None
-    return float(crossing(at) is not None)
+    return None if relative(at) is None else float(crossing(at) is not None)
 
 
 def ahead(at: At, *, first: float = 1.0) -> float | None:
@@ -174,8 +174,7 @@ def ahead(at: At, *, first: float = 1.0) -> float | None:
 
     Of all steps, or of the share of them that comes `first`.
     """
-    curve = relative(at)
-    if curve is None:
+    if (curve := relative(at)) is None:
         return None
     return float((curve[1][: max(1, round(first * len(curve[1])))] < 0).mean())
 
@@ -286,12 +285,9 @@ def loss_over_training(at: At, *, curve: str = "validation_loss") -> float | Non
     return float(own[1][np.isin(own[0], shared)].mean()) if len(shared) else None
 
 
-def loss_after(at: At, *, share: float, curve: str = "validation_loss") -> float | None:
-    """Return the validation loss after a share of a row's steps, if it was evaluated there.
-
-    `curve` is "train_loss" for that batch's own.
-    """
-    own = at.curve(curve)
+def loss_after(at: At, *, share: float) -> float | None:
+    """Return the validation loss after a share of a row's steps, if it was evaluated there."""
+    own = at.curve("validation_loss")
     if own is None or not len(own[0]):
         return None
     there = np.flatnonzero(own[0] == round(share * float(own[0][-1])))
@@ -303,11 +299,15 @@ def gains(at: At, *, figure: str, of: Sequence[str], than: Sequence[str]) -> flo
 
     With `of` = (a, b) and `than` = (c, d): (a − b) − (c − d), of the same row and seed.
     """
-    found = [figure_of(at.results, each, at.row, at.seed, figure) for each in (*of, *than)]
+    found = _known(figure_of(at.results, each, at.row, at.seed, figure) for each in (*of, *than))
+    return (found[0] - found[1]) - (found[2] - found[3]) if found else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """Return values if all were measured; none where one was not."""
+    found = list(values)
     known = [value for value in found if value is not None]
-    if len(known) < 4:
-        return None
-    return (known[0] - known[1]) - (known[2] - known[3])
+    return known if len(known) == len(found) else []
 
 
 def _part(values: np.ndarray, part: str) -> np.ndarray:
@@ -332,32 +332,28 @@ def layers(
 
     Of ranks over a run of layers that is AvgRank (When Attention Collapses, section 2.1).
     """
-    curve = at.curve(f"{metric}/{variant}/{position}")
-    if curve is None:
-        return None
-    chosen = _part(curve[1], part)
+    chosen = _chosen(at, f"{metric}/{variant}/{position}", part)
     return float(chosen.mean()) if len(chosen) else None
 
 
+def _chosen(at: At, name: str, part: str) -> np.ndarray:
+    """Return a curve's values in a part of the layers; none where it was not measured."""
+    curve = at.curve(name)
+    return np.zeros(0) if curve is None else _part(curve[1], part)
+
+
 def deepening(
-    at: At,
-    *,
-    metric: str,
-    variant: str = "paper",
-    position: str = "all",
-    part: str = "late",
-    than: str = "early",
+    at: At, *, metric: str, variant: str = "paper", part: str = "late", than: str = "early"
 ) -> float | None:
     """Return a metric's mean over a part of the layers minus that over another: the halves."""
-    late = layers(at, metric=metric, variant=variant, position=position, part=part)
-    early = layers(at, metric=metric, variant=variant, position=position, part=than)
+    late, early = (layers(at, metric=metric, variant=variant, part=each) for each in (part, than))
     return None if late is None or early is None else late - early
 
 
-def lazy_layers(at: At, *, rank: float = 2.0) -> float | None:
-    """Return the share of layers in which no head's rank is above `rank`."""
-    curve = at.curve("rank/paper/all")
-    return float((curve[1] <= rank).mean()) if curve is not None and len(curve[1]) else None
+def lazy_layers(at: At) -> float | None:
+    """Return the share of layers in which no head's rank is above 2."""
+    ranks = _chosen(at, "rank/paper/all", "all")
+    return float((ranks <= 2).mean()) if len(ranks) else None
 
 
 def layers_above(
@@ -371,40 +367,22 @@ def layers_above(
 
 
 def extreme(
-    at: At,
-    *,
-    metric: str,
-    variant: str = "paper",
-    position: str = "first",
-    part: str = "all",
-    least: bool = False,
+    at: At, *, metric: str, position: str = "first", part: str = "all", least: bool = False
 ) -> float | None:
     """Return the largest of a metric over a part of the layers (`_part`), or the least."""
-    curve = at.curve(f"{metric}/{variant}/{position}")
-    if curve is None:
-        return None
-    chosen = _part(curve[1], part)
+    chosen = _chosen(at, f"{metric}/paper/{position}", part)
     if not len(chosen):
         return None
     return float(chosen.min() if least else chosen.max())
 
 
-def where_least(
-    at: At,
-    *,
-    metric: str,
-    of: str,
-    variant: str = "paper",
-    position: str = "all",
-) -> float | None:
+def where_least(at: At, *, metric: str, of: str) -> float | None:
     """Return a metric in the layer where another is least, the first such layer."""
-    found = _beside(at, f"{metric}/{variant}/{position}", f"{of}/{variant}/{position}")
+    found = _beside(at, f"{metric}/paper/all", f"{of}/paper/all")
     return float(found[0][found[1].argmin()]) if found else None
 
 
-def swings(
-    at: At, *, metric: str, shape: str, variant: str = "paper", position: str = "all"
-) -> float | None:
+def swings(at: At, *, metric: str, shape: str, variant: str = "paper") -> float | None:
     """Return how much of a W or an M a metric draws over the layers: 0, none, to 1.
 
     The four swings of a W are down, up, down, up. Of all five layers, in order, those count between
@@ -415,10 +393,9 @@ def swings(
     """
     if shape not in ("W", "M"):
         raise WakefulError(f"shape must be W or M, got {shape!r}")
-    curve = at.curve(f"{metric}/{variant}/{position}")
-    if curve is None or not len(curve[1]):
+    values = _chosen(at, f"{metric}/{variant}/all", "all") * (1 if shape == "M" else -1)
+    if not len(values):
         return None
-    values = curve[1] if shape == "M" else -curve[1]
     least = np.full(len(values), np.inf)  # of the swings up to a layer, at best
     for sign in (1, -1, 1, -1):
         swing = sign * (values[None, :] - values[:, None])
@@ -430,23 +407,15 @@ def swings(
     return float(least.max()) / span if span else 0.0
 
 
-def ratio(at: At, *, metric: str, to: str, variant: str = "paper") -> float | None:
+def ratio(at: At, *, metric: str, to: str) -> float | None:
     """Return a metric's mean over layers over another's."""
-    one, other = (layers(at, metric=name, variant=variant) for name in (metric, to))
+    one, other = (layers(at, metric=name) for name in (metric, to))
     return one / other if one is not None and other else None
 
 
-def correlation(
-    at: At,
-    *,
-    metric: str,
-    to: str,
-    variant: str = "paper",
-    to_variant: str = "paper",
-    position: str = "all",
-) -> float | None:
+def correlation(at: At, *, metric: str, to: str, to_variant: str = "paper") -> float | None:
     """Return Pearson's correlation over the layers of a metric and another: −1 to 1."""
-    found = _beside(at, f"{metric}/{variant}/{position}", f"{to}/{to_variant}/all")
+    found = _beside(at, f"{metric}/paper/all", f"{to}/{to_variant}/all")
     if found is None or len(found[0]) < 3 or not all(values.std() for values in found):
         return None
     return float(np.corrcoef(*found)[0, 1])
@@ -463,15 +432,12 @@ def _beside(at: At, one: str, other: str) -> tuple[np.ndarray, np.ndarray] | Non
 
 def mean_of(at: At, *, figures: Sequence[str]) -> float | None:
     """Return the mean of some figures, if all were measured."""
-    found = [at.seen.figures.get(name) for name in figures]
-    known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
+    found = _known(at.seen.figures.get(name) for name in figures)
+    return sum(found) / len(found) if found else None
 
 
-def tasks_kept(
-    at: At, *, figures: Sequence[str], share: float = 0.9, or_above: Sequence[float] = ()
-) -> float | None:
-    """Return in how many of the tasks' figures a row has at least `share` of the baseline's.
+def tasks_kept(at: At, *, figures: Sequence[str], or_above: Sequence[float] = ()) -> float | None:
+    """Return in how many of the tasks' figures a row has at least 90% of the baseline's.
 
     With `or_above`, a number a task, also where it is above that.
     """
@@ -479,49 +445,32 @@ def tasks_kept(
         raise WakefulError(
             f"or_above has {len(or_above)} numbers, and there are {len(figures)} figures"
         )
-    base = at.base
-    if base is None:
+    if (base := at.base) is None:
         return None
-    pairs = [(at.seen.figures.get(name), base.seen.figures.get(name)) for name in figures]
-    known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-    if len(known) < len(figures):
+    ours, theirs = (_known(row.seen.figures.get(name) for name in figures) for row in (at, base))
+    if not ours or not theirs:
         return None
-    others = or_above or [math.inf] * len(known)
-    return float(
-        sum(
-            ours >= share * theirs or ours > other
-            for (ours, theirs), other in zip(known, others, strict=True)
-        )
-    )
+    others = or_above or [math.inf] * len(figures)
+    kept = zip(ours, theirs, others, strict=True)
+    return float(sum(own >= 0.9 * whole or own > other for own, whole, other in kept))
 
 
 def between(
-    at: At,
-    *,
-    metric: str,
-    variant: str = "paper",
-    position: str = "all",
-    than_metric: str = "",
-    than_variant: str = "",
-    than_position: str = "",
-) -> float | None:
+    at: At, *, metric: str, variant: str = "paper", position: str = "all",
+    than_metric: str = "", than_variant: str = "",
+) -> float | None:  # fmt: skip
     """Return a metric's mean over layers minus another's; what is not named is the same in both."""
     one = layers(at, metric=metric, variant=variant, position=position)
     other = layers(
-        at, metric=than_metric or metric, variant=than_variant or variant,
-        position=than_position or position,
-    )  # fmt: skip
+        at, metric=than_metric or metric, variant=than_variant or variant, position=position
+    )
     return None if one is None or other is None else one - other
 
 
-def largest_ratio(
-    at: At, *, metric: str, variant: str = "paper", position: str = "first", to: str = "rest"
-) -> float | None:
-    """Return the largest over layers of a metric at one position over that at another."""
-    one, other = (at.curve(f"{metric}/{variant}/{name}") for name in (position, to))
-    if one is None or other is None or not len(one[1]):
-        return None
-    return float((one[1] / other[1]).max())
+def largest_ratio(at: At, *, metric: str, variant: str = "paper") -> float | None:
+    """Return the largest over layers of a metric at the first token over that at the rest."""
+    found = _beside(at, f"{metric}/{variant}/first", f"{metric}/{variant}/rest")
+    return float((found[0] / found[1]).max()) if found else None
 
 
 _MEASURES: tuple[Measure, ...] = (

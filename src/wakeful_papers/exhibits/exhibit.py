@@ -152,17 +152,6 @@ class Existing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Heading:
-    """A column in an exhibit's file."""
-
-    title: str
-    same: float = Column.same
-    better: Literal["", "lower", "higher"] = Column.better
-    group: str = Column.group
-    front: bool = Column.front
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Contents:
     """What an exhibit's file says, and so the exhibit."""
 
@@ -191,7 +180,8 @@ class _Spec(_Contents):
     note: str = ""
     settings: str = ""
     baseline: str = "vanilla"
-    columns: Mapping[str, _Heading] = field(default_factory=dict)
+    columns: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each figure the fields of its `Column`."""
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     directions: bool = False
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -302,7 +292,9 @@ def _begins(wanted: str, name: str) -> bool:
 def _read(name: str) -> Exhibit:
     shared = _toml(_PAPERS / name.partition("/")[0] / _SHARED)
     spec: _Spec = from_table(_Spec, _tables()[name])
-    columns = tuple(Column(figure, **vars(entry)) for figure, entry in spec.columns.items())
+    columns = tuple(
+        from_table(Column, {"figure": figure, **entry}) for figure, entry in spec.columns.items()
+    )
     cells: dict[tuple[str, str], Any] = {
         (variant, key): cell
         for variant, row in spec.rows.items()
@@ -382,16 +374,11 @@ def _trained_alike(spec: _Spec, scales: Mapping[str, Table]) -> Iterator[Claim]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Usual:
+class _Usual(Premise):
     """The premise of all claims of some figures: one in premises.toml."""
 
-    says: str
     of: str
-    """The figures, a regular expression."""
-    figure: str
-    """What is asked of them, with the expression's groups."""
-    above: float | None = None
-    below: float | None = None
+    """The figures, a regular expression, whose groups its `figure` has."""
     why: str
     """Where the number comes from."""
 

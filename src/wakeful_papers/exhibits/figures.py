@@ -44,14 +44,15 @@ def seen_of_run(
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
     tokens = float(run.summary.tokens)
     figures |= {"tokens": tokens, "all_tokens": tokens, "seconds": run.summary.seconds}
-    rows = training_rows(run).drop_nulls("loss")
-    tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
-    tests = tests.sort("step").drop_nulls("loss")
-    curves = {
-        "train_loss": (rows["step"].to_numpy(), rows["loss"].to_numpy()),
-        "validation_loss": (tests["step"].to_numpy(), tests["loss"].to_numpy()),
-    }
+    curves = {"train_loss": train_curve([run]), "validation_loss": validation_curve(run)}
     return _with_looks(figures | dict(answers or {}), curves, layers)
+
+
+def validation_curve(run: TrainedRun) -> Curve:
+    """Return the validation loss by step, each as it was last written."""
+    rows = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
+    rows = rows.sort("step").drop_nulls("loss")
+    return rows["step"].to_numpy(), rows["loss"].to_numpy()
 
 
 def answer_name(task: str, metric: str, shots: int = 0) -> str:

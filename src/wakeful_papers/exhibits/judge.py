@@ -114,9 +114,12 @@ class _Pair:
     def verdict(self) -> Verdict:
         """Judge it."""
         claim, pairs = self.claim, self._pairs(self.claim.row)
-        difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
-        resolved = difference is not None and not math.isnan(difference[1])
-        beyond = reach(difference[1], len(pairs)) if resolved and difference else math.nan
+        mean = error = low = high = None
+        if pairs:
+            mean, spread = mean_and_error([a - b for a, b in pairs])
+            if not math.isnan(spread):
+                error, beyond = spread, reach(spread, len(pairs))
+                low, high = mean - beyond, mean + beyond
         groups = self.exhibit.groups
         label = groups[self.group].label if self.group in groups else ""
         told = Verdict(
@@ -125,10 +128,10 @@ class _Pair:
             figure=claim.figure,
             direction=claim.direction,
             published=claim.published,
-            difference=difference[0] if difference else None,
-            error=difference[1] if resolved and difference else None,
-            low=difference[0] - beyond if resolved and difference else None,
-            high=difference[0] + beyond if resolved and difference else None,
+            difference=mean,
+            error=error,
+            low=low,
+            high=high,
             seeds=len(pairs),
             outcome=self._outcome(pairs),
         )

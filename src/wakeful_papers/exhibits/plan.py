@@ -104,7 +104,7 @@ class Plan:
     """How each row's learning rate is chosen first; None where the rates are as written."""
 
     @cached_property
-    def models(self) -> tuple["Size", ...]:
+    def models(self) -> tuple[Size, ...]:
         """The size of each job's model, or of the reference in its place."""
         found: list[Size] = []
         for job in self.jobs:
@@ -249,39 +249,37 @@ class Plan:
     def shown(self) -> Exhibit:
         """The exhibit with the words of this plan's rows: one of another model names that too."""
         table = self.exhibit.table
-        labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
-                  for row, source in self._others.items()}  # fmt: skip
-        if any(each.baseline[-1:] == ("reference",) for each in self.heirs.values()):
-            labels |= {ALIKE["reference"]: "reference, trained on"}
-        if any(job.row == ALIKE["random"] for job in self.jobs):
-            labels |= {ALIKE["random"]: "random, for the steps of reference and heir"}
+        labels = {ALIKE["reference"]: "reference, trained on",
+                  ALIKE["random"]: "random, for the steps of reference and heir"}  # fmt: skip
+        labels |= {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
+                   for row, source in self._others.items()}  # fmt: skip
         table = dataclasses.replace(table, labels={**table.labels, **labels})
         return dataclasses.replace(self.exhibit, table=table)
 
     @property
+    def _other_references(self) -> dict[str, str]:
+        """Of the groups of heirs whose reference is not the paper's, which one, in words."""
+        theirs, found = self.exhibit.scales["paper"].get("references", {}), dict[str, str]()
+        for group in self.heirs:
+            ours, given = self.reference_of(group), theirs.get(group, theirs.get("all"))
+            if given and (ours is None or ours.source != given["source"]):
+                what = ours.source if ours else "a model trained here"
+                found[group] = f"{what} in place of {given['source'].rpartition('/')[2]}"
+        return found
+
+    @property
     def stood_in(self) -> frozenset[str]:
         """The rows, and the groups of heirs, that are of other models than the paper's."""
-        theirs = self.exhibit.scales["paper"].get("references", {})
-        groups = [
-            group
-            for group in self.heirs
-            if (given := theirs.get(group, theirs.get("all")))
-            and getattr(self.reference_of(group), "source", "") != given["source"]
-        ]
-        return frozenset([*self._others, *groups])
+        return frozenset([*self._others, *self._other_references])
 
     @property
     def stand_ins(self) -> tuple[str, ...]:
         """What stands in for the paper's models and tasks, in words."""
-        paper, labels = self.exhibit.scales["paper"], self.exhibit.table.labels
+        labels = self.exhibit.table.labels
         found = [
             f"{source} in place of {labels.get(row, row)}" for row, source in self._others.items()
         ]
-        for group, each in paper.get("references", {}).items():
-            ours = self.reference_of(group)
-            if ours is None or ours.source != each["source"]:
-                what = "a model trained here" if ours is None else ours.source
-                found.append(f"{what} in place of {each['source'].rpartition('/')[2]}")
+        found += self._other_references.values()
         if self.exhibit.tasks and not self.tasks:
             found.append(f"validation loss in place of accuracy on {', '.join(self.exhibit.tasks)}")
         return tuple(dict.fromkeys(found))

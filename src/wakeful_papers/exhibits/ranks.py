@@ -11,6 +11,7 @@ import polars as pl
 from wakeful.comparison.reading import Comparison, TrainedRun
 from wakeful.comparison.tables import paired_difference
 from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful_papers.exhibits.figures import validation_curve
 from wakeful_papers.exhibits.filled import as_trained, by_seed, paired, separated
 from wakeful_papers.exhibits.table import Column, PublishedTable
 
@@ -218,11 +219,9 @@ def _training_time(run: TrainedRun) -> float:
 
 def _loss_at(run: TrainedRun, time: float) -> float | None:
     """Return the validation loss after that many seconds of training; None before an evaluation."""
-    tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
-    tests = tests.sort("step").drop_nulls("loss")
+    steps, losses = validation_curve(run)
     # To a millionth of a step, so that a run's own time is that of its last evaluation.
     step = round(time / _training_time(run) * run.summary.steps, 6)
-    steps = tests["step"].to_numpy()
     if not len(steps) or not steps[0] <= step <= steps[-1]:
         return None
-    return float(np.interp(step, steps, tests["loss"].to_numpy()))
+    return float(np.interp(step, steps, losses))

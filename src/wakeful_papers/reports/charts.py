@@ -96,8 +96,7 @@ def relative_loss(names: Names) -> list[tuple[str, Drawing]]:
     """Draw the smoothed training loss minus the baseline's over steps, a chart a group."""
     base = names.results.baseline
     return _curves(
-        names, lambda at: None if at.row == base else relative(at), "step",
-        f"training loss minus {names.label(base)} (nats)", zero=True,
+        names, relative, "step", f"training loss minus {names.label(base)} (nats)", zero=True,
     )  # fmt: skip
 
 

@@ -156,8 +156,8 @@ READING = (
     'where the 95% interval (Student\'s t) leaves out zero; "same" is confirmed where the interval '
     "lies within the equivalence margin (a difference so small counts as none). A claim is not "
     "applicable where what it is about (a sink, outliers, lazy layers, a loss to quantization) is "
-    "in none of its rows, or where the baseline passes a number too; a reversal is one still, "
-    "unless the whole interval of every row is on the wrong side. A single seed resolves nothing."
+    "in none of its rows, or where the baseline passes a number too; a reversal stands unless the "
+    "whole interval of every row is on the wrong side. A single seed resolves nothing."
 )
 
 
@@ -262,7 +262,7 @@ def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> li
     if larger is None or not counts["not resolved"]:
         return []
     command = f"wakeful reproduce {exhibit} --scale {larger}"
-    return [Step("try what is not resolved at the next scale", command)]
+    return [Step("try unresolved claims at the next scale", command)]
 
 
 def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:

@@ -66,7 +66,7 @@ class _Header(Header):
     """What was asked for in place of the scale's own, as it is written on the command line."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reproduction(Stored):
     """Exhibits that were run: the figures, and what became of their claims."""
 
@@ -132,18 +132,10 @@ def reproduce(
             can be checked is checked before anything is written.
     """
     wanted = options_from(ReproduceOptions, given, options)
-    if wanted.all and names:
-        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
-    if wanted.all:
-        names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
-    names = expanded(names)
-    if not names:
-        raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
-    if len(names) > 1 and wanted.out:
-        raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    names = _asked_for(names, wanted)
     cluster = cluster_of(wanted.cluster) if wanted.cluster else None
     shown = shown or usual
-    runs = Path(wanted.runs or exhibit_folder(next(iter(names)), wanted).absolute().parent / "runs")
+    runs = Path(wanted.runs or exhibit_folder(names[0], wanted).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
     plans, left_out = _chosen(names, wanted, runs, finished, cluster)
     if len(plans) > 1:
@@ -172,6 +164,27 @@ def reproduce(
     every = {place: one for place, one, _ in done}
     claimed = _claimed(every, last.parent / CLAIMS, left_out)
     return dataclasses.replace(claimed, last=told)
+
+
+def _asked_for(names: Sequence[str], wanted: ReproduceOptions) -> tuple[str, ...]:
+    """Return the exhibits to run.
+
+    Raises:
+        WakefulError: none is named, or the options do not fit those that are.
+    """
+    if wanted.all and names:
+        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
+    if wanted.all:
+        return tuple(name for name in exhibit_names() if not exhibit(name).settings)
+    names = expanded(names)
+    if not names:
+        raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
+    if len(names) > 1 and wanted.out:
+        raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    if wanted.tasks and not any(exhibit(name).tasks for name in names):
+        none = f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
+        raise WakefulError(f"{none} tasks: leave out --tasks")
+    return names
 
 
 def _claimed(every: Mapping[Path, Judged], page: Path, left_out: Sequence[str]) -> Reproduction:
@@ -221,8 +234,6 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     for name in ("device", "dtype"):
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)
-    if wanted.tasks and not wanted.all and not found.tasks:
-        raise WakefulError(f"{found.name} asks no tasks: leave out --tasks")
     plan = plan_of(
         found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models,
         tasks=wanted.tasks,
@@ -490,7 +501,7 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
         for scale in SCALES
     }
     plans = {scale: list[Plan]() for scale in SCALES}
-    speed = rough_seconds(1.0, choose_device("auto"))
+    speed = rough_seconds(1.0, choose_device(wanted.device or "auto"))
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for column in ("exhibit", "claim"):
         grid.add_column(column)

@@ -321,23 +321,22 @@ def _looked_at(
                 train = dataclasses.replace(config.train, length=length)
                 shorter = data.windows(dataclasses.replace(config, train=train))
                 found = observed(decoder, shorter, windows, ranks=ranks)
-                frames.append(
-                    found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
-                )
+                frames.append(_marked(found, f"{share:g}"))
             if plan.elsewhere:
-                frames.append(_elsewhere(model, plan.elsewhere, windows, config.train.length))
+                words = words_of(plan.elsewhere, windows * config.train.length)
+                sequences = words.sequences(
+                    model, length=config.train.length, num_sequences=windows, bos=model.begins()
+                )
+                frames.append(_marked(diagnose(model, sequences).rows, "elsewhere"))
             frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)
     return read_frame(file, SCHEMA)
 
 
-def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFrame:
-    """Return what a model shows on another text, each metric as METRIC@elsewhere."""
-    words = words_of(text, windows * length)
-    sequences = words.sequences(model, length=length, num_sequences=windows, bos=model.begins())
-    rows = diagnose(model, sequences).rows
-    return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
+def _marked(rows: Frame, where: str) -> Frame:
+    """Return rows with each metric as METRIC@WHERE."""
+    return rows.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(where)))
 
 
 def _asked(source: str, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
