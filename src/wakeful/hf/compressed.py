@@ -279,8 +279,8 @@ def _checked(
     for name in (each.removesuffix(".weight") for each in stock.tensors):
         if name in there.experts:
             raise WakefulError(
-                f"{name} stays in full precision beside quantized experts, and {NAME} has one form "
-                f"for all of them: --skip all or none of a layer's, or {_OTHERWISE}"
+                f"{name} stays in full precision by itself, and {NAME} has one form for all "
+                f"experts of a layer: --skip {name.rsplit('.', 2)[0]} leaves them, or {_OTHERWISE}"
             )
     grid = scheme.weights
     short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
@@ -321,12 +321,14 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             )
         config = config_of(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
-        inside = tuple(f"{name}." for name in found)
         stored = parameters | {
             name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
-            if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
+            if not isinstance(tensor, nn.Parameter)
         }  # fmt: skip
-        return _Stock(config, stored, dict(found))
+        stays = {
+            name: tensor for name, tensor in stored.items() if name.rpartition(".")[0] not in found
+        }
+        return _Stock(config, stays, dict(found))
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place

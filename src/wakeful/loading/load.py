@@ -20,7 +20,7 @@ from wakeful.device import choose_device, dtype_called, free_memory
 from wakeful.errors import WakefulError, first_line, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
-from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
+from wakeful.hf.quantized import is_quantized_folder, load_quantized
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import INDEX, ONE, SMOLLM2, Shards, read_config, smollm2_folder, whole_model
@@ -281,10 +281,9 @@ def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenize
 
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
     module, header = load_quantized(place.path, device=device, dtype=dtype)
-    scheme = quantized_as(header)
+    scheme = header.quantized_as
     return Model(
-        name=f"{header['name']} {scheme}", context=header["context"], path=place.path,
-        module=module,
+        name=f"{header.name} {scheme}", context=header.context, path=place.path, module=module,
         architecture=f"{type(module).__name__}, {scheme}",
         read_tokenizer=partial(_stock_tokenizer, place.path),
     )  # fmt: skip
