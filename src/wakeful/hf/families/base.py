@@ -201,13 +201,16 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 def canonical(config: ModelConfig) -> ModelConfig:
     """Return the same model described in full, so that equal models have equal descriptions.
 
-    A constant sink is a learned one that says so with its values.
+    A constant sink is a learned one that says so with its values; layers whose RoPE and window are
+    those of all others are not local.
     """
     normalizer = build("normalizers", config.normalizer)
     if isinstance(normalizer, Softmax1):
         normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
+    apart = config.rope != "plain" or config.local_theta != config.rope_theta
+    local = config.local_layers if apart or config.narrowed else ()
     biases: dict[tuple[bool, bool], AttentionBias] = {
         (True, True): "all", (True, False): "qkv", (False, False): "none",
     }  # fmt: skip
@@ -221,7 +224,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
         rope=str(build("ropes", config.rope)),
         embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
-        local_theta=config.local_theta if config.local_layers else 0.0,
+        local_layers=local,
+        local_theta=config.local_theta if local else 0.0,
         window=config.window if config.narrowed else 0,
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
