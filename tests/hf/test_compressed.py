@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -496,6 +497,19 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
         assert stored[f"{place}.weight_packed"].dtype == torch.int32
     config = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
     assert f"model.layers.1.{block}.gate" in config["quantization_config"]["ignore"]
+
+
+def test_experts_that_stay_are_one_tensor_and_named_by_themselves(tmp_path: Path) -> None:
+    """Transformers reads them as one tensor alone, and vLLM asks whether expert 0 is left out."""
+    pytest.importorskip("compressed_tensors")
+    ours = quantize(model_of("Mixtral"), EXACT[0], skip=["*.1.mlp.experts"])
+    theirs = saved(ours, tmp_path / "small")
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
+    (pattern,) = (each for each in config["quantization_config"]["ignore"] if each[:3] == "re:")
+    place = "model.layers.{}.block_sparse_moe.experts.0.w1"
+    assert re.match(pattern[3:], place.format(1))
+    assert not re.match(pattern[3:], place.format(0))
 
 
 def test_experts_that_have_no_place_are_refused() -> None:

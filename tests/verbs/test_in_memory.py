@@ -149,6 +149,14 @@ def test_a_model_runs_in_evaluation_mode_whatever_its_module_does() -> None:
     assert modes(module) == before
 
 
+def test_a_model_takes_the_tokenizer_and_the_context_that_are_asked_for() -> None:
+    model, other = wakeful.load(llama(), tokenizer=tokenizer()), tokenizer()
+    assert wakeful.load(model, max_length=64) is model
+    again = wakeful.load(model, tokenizer=other, max_length=16)
+    assert (again.module, again.tokenizer, again.context) == (model.module, other, 16)
+    assert model.context == 64
+
+
 def test_an_error_gives_a_module_back_as_it_was(text: Path) -> None:
     module = in_training(llama())
     before = modes(module)

@@ -8,7 +8,8 @@ into the norm before, so that the model has no layer of another kind.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,9 @@ def save_compressed(
                 tensors[f"{place}.{part}"] = like(layer.integers, piece)
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
+    # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
+    whole = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
+    table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(whole)]
     # vLLM's output head is of no class named Linear, so that only its own name finds it.
     table["config_groups"]["group_0"]["targets"] += [name for name in layers if "." not in name]
     if stock.turned:
@@ -247,7 +251,7 @@ class _There:
     """The shape (N, K) of every `nn.Linear`."""
     places: Mapping[str, list[str]]
     """Where files hold weights and layers, if elsewhere; an expert's gate and up by themselves."""
-    experts: Collection[str]
+    experts: Set[str]
     routers: list[str]
 
 

@@ -6,16 +6,14 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs; how to generate, in generation_config.json
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -24,13 +22,21 @@ from wakeful.config.tables import to_table
 from wakeful.device import choose_device, dtype_called
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import attention_of, check_bounds, config_of, hushed, narrowed, read_config
+from wakeful.hf.whole import (
+    Shards,
+    attention_of,
+    check_bounds,
+    config_of,
+    hushed,
+    narrowed,
+    read_config,
+)
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
-from wakeful.quant.cache import check_cache, with_cache
+from wakeful.quant.cache import with_cache
 from wakeful.quant.convert import exchanged, is_linear, prepared_as, quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
@@ -182,20 +188,19 @@ def load_quantized(
     others = {name: parse_scheme(*each) for name, each in header.others.items()}  # pyright: ignore[reportArgumentType]
     if bool(header.layers) != (scheme.weights is not None):
         raise WakefulError(f"{folder / HEADER}: layers do not go with the scheme {scheme}")
-    saved = getattr(torch, header.dtype)
-    model = prepared_as(converted(_architecture(folder, header), saved), header.layers)
-    modules = dict(model.named_modules())
-    replaced: dict[int, QuantizedLinear] = {}
-    for name in header.layers:
-        layer = modules.get(name)
-        if layer is None or not is_linear(layer):
-            raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
-        replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
-    if scheme.cache is not None:
-        check_cache(model)
-    model = with_cache(exchanged(model, replaced), scheme)
-    _fill(model, folder / WEIGHTS)
-    _check_codes(model, folder / WEIGHTS)
+    with Shards(folder) as tensors:
+        made = converted(_architecture(header, tensors), getattr(torch, header.dtype))
+        model = prepared_as(made, header.layers)
+        modules = dict(model.named_modules())
+        replaced: dict[int, QuantizedLinear] = {}
+        for name in header.layers:
+            layer = modules.get(name)
+            if layer is None or not is_linear(layer):
+                raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
+            replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
+        model = with_cache(exchanged(model, replaced), scheme)
+        _fill(model, tensors)
+    _check_codes(model, folder)
     if isinstance(model, PreTrainedModel):
         model.generation_config = read_generation(folder) or model.generation_config
     model.to(device)  # pyright: ignore[reportArgumentType]
@@ -256,71 +261,52 @@ def _is_of(name: str, quantized: Collection[str]) -> bool:
     return owner in quantized and leaf != "bias"
 
 
-def _architecture(folder: Path, header: Header) -> nn.Module:
+def _architecture(header: Header, tensors: Shards) -> nn.Module:
+    folder, size = tensors.folder, tensors.num_bytes
     if header.kind == "decoder":
         config = config_from_table({"model": header.model, "train": {"length": 1}}).model
-        _check_bytes(skeleton(config, _num_tensors(folder / WEIGHTS), folder), folder)
+        numbers = skeleton(config, len(tensors), folder).num_parameters()["total"]
+        if numbers > 2 * size:  # no scheme takes less than half a byte for one
+            raise WakefulError(
+                f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
+            )
         return Decoder(config)
     config = read_config(folder)
     if isinstance(config, QuantizedConfig):
         config = config.whole(folder)
     with hushed():
-        check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
+        check_bounds(config, len(tensors), size, folder)
         return AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, header.dtype), trust_remote_code=False,
             attn_implementation=header.attention or attention_of(config),
         )  # fmt: skip
 
 
-def _check_bytes(decoder: Decoder, folder: Path) -> None:
-    """Raise `WakefulError` where the weights' file is too small for the decoder described."""
-    numbers, size = decoder.num_parameters()["total"], file_bytes(folder)
-    if numbers > 2 * size:  # no scheme takes less than half a byte for one
-        raise WakefulError(
-            f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
-        )
-
-
-def _num_tensors(path: Path) -> int:
-    with _reading(path), safe_open(path, framework="pt") as file:
-        return len(file.keys())
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
-
-
 @torch.no_grad()
-def _fill(model: nn.Module, path: Path) -> None:
-    """Copy a file's tensors into the model after checking that each fits."""
-    wanted = _tensors(model)
+def _fill(model: nn.Module, tensors: Shards) -> None:
+    """Copy a folder's tensors into the model after checking that each fits."""
+    path, names, wanted = tensors.folder / WEIGHTS, set(tensors), _tensors(model)
     state = model.state_dict(keep_vars=True)
     quantized = quantized_layers(model)
-    with _reading(path), safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
-        if missing or unknown:
-            what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
-            raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
-        for name in sorted(names):
-            tensor, place = file.get_tensor(name), state[name]
-            of_layer = _is_of(name, quantized)
-            if not of_layer:
-                tensor, place.data = _wider(tensor, place.data)
-            found, expected = (
-                (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+    missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
+    if missing or unknown:
+        what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
+        raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
+    for name in sorted(names):
+        tensor, place = tensors[name], state[name]
+        of_layer = _is_of(name, quantized)
+        if not of_layer:
+            tensor, place.data = _wider(tensor, place.data)
+        found, expected = (
+            (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+        )
+        if found != expected:
+            raise WakefulError(
+                f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
+                f"{expected[1]} {expected[0]}"
             )
-            if found != expected:
-                raise WakefulError(
-                    f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
-                    f"{expected[1]} {expected[0]}"
-                )
-            _check_values(path, name, tensor, scales=of_layer)
-            place.copy_(tensor)
+        _check_values(path, name, tensor, scales=of_layer)
+        place.copy_(tensor)
 
 
 def _wider(tensor: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,10 +336,10 @@ def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> Non
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")
 
 
-def _check_codes(model: nn.Module, path: Path) -> None:
+def _check_codes(model: nn.Module, folder: Path) -> None:
     """Raise `WakefulError` where a code of a floating point format stands for no number."""
     for name, layer in quantized_layers(model).items():
         if layer.grid.emulated:
             scales = layer.operands.scales.scale
             if not (scales > 0).all() or not torch.isfinite(layer.dequantized()).all():
-                raise WakefulError(f"{path} is damaged: {name} has a code that is not a number")
+                raise WakefulError(f"{folder} is damaged: {name} has a code that is not a number")

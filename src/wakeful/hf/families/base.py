@@ -119,25 +119,15 @@ def written(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
-def field(config: PreTrainedConfig, name: str) -> object:
-    """Return a field of a configuration.
-
-    Raises:
-        WakefulError: it has none of that name.
-    """
-    try:
-        return getattr(config, name)
-    except AttributeError:
-        raise WakefulError(f"the {config.model_type} configuration has no {name}") from None
-
-
 def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
     """Check a field that our decoder has only some values for.
 
     Raises:
-        WakefulError: it has another value.
+        WakefulError: it has another value, or no such field.
     """
-    value = field(config, name)
+    if not hasattr(config, name):
+        raise WakefulError(f"the {config.model_type} configuration has no {name}")
+    value = getattr(config, name)
     if value not in allowed:
         shown = " or ".join(map(repr, allowed))
         raise cannot(config, f"{name} = {value!r}, and only {shown} can be represented")
