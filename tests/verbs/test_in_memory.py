@@ -155,6 +155,9 @@ def test_a_model_takes_the_tokenizer_and_the_context_that_are_asked_for() -> Non
     again = wakeful.load(model, tokenizer=other, max_length=16)
     assert (again.module, again.tokenizer, again.context) == (model.module, other, 16)
     assert model.context == 64
+    for each in (model, model.module):
+        with pytest.raises(WakefulError, match="step = 3: a model in memory"):
+            wakeful.load(each, step=3)
 
 
 def test_an_error_gives_a_module_back_as_it_was(text: Path) -> None:

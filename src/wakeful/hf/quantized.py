@@ -328,11 +328,8 @@ def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> Non
     """
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
-    if (
-        scales
-        and name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale", "divisor")
-        and not (tensor > 0).all()
-    ):
+    of_grid = scales and name.rpartition(".")[2] in QuantizedLinear.kept
+    if of_grid and not (tensor > 0).all():
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")
 
 

@@ -111,6 +111,8 @@ def load(
             number.
     """
     given = _given(tokenizer)
+    if step and not isinstance(what, str | Path):
+        raise WakefulError(f"step = {step}: a model in memory has no checkpoints; name its run")
     if isinstance(what, Model):
         context = min(what.context, max_length or what.context)
         if given is None and context == what.context:

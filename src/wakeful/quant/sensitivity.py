@@ -74,9 +74,10 @@ def costs(
         put(small, layers)
     found: list[LayerCost] = []
     for name, (losses, kl) in alone.items():
-        figures = (losses - before, whole - rest[name][0], kl)
-        estimates = (mean_and_error(each.tolist()) for each in figures)
-        found.append(LayerCost(name, *estimates, bends[name], size_of(layers[name])))
+        figures = {"alone": losses - before, "together": whole - rest[name][0], "kl": kl}
+        estimates = {which: mean_and_error(each.tolist()) for which, each in figures.items()}
+        size = size_of(layers[name])
+        found.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
     return sorted(found, key=lambda each: -each.alone[0])
 
 
