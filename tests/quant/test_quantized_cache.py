@@ -198,8 +198,9 @@ def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path)
 
 def test_its_decoder_would_read_other_keys_and_values() -> None:
     small = quantize(llama(), "kv4")
-    with pytest.raises(WakefulError, match="take the model before it was quantized"):
-        decoder_of(small)
+    for each in (small, quantize(llama(), "fine")):
+        with pytest.raises(WakefulError, match="take the model before it was quantized"):
+            decoder_of(each)
     loaded = load(small, tokenizer=None)
     prompt, choice = [1, 2, 3], {"length": 12, "ends": set[int](), "temperature": 0.0}
     with torch.inference_mode():

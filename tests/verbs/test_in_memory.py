@@ -158,6 +158,8 @@ def test_a_model_takes_the_tokenizer_and_the_context_that_are_asked_for() -> Non
     for each in (model, model.module):
         with pytest.raises(WakefulError, match="step = 3: a model in memory"):
             wakeful.load(each, step=3)
+        with pytest.raises(WakefulError, match="max_length = -1 must not be negative"):
+            wakeful.load(each, tokenizer=other, max_length=-1)
 
 
 def test_an_error_gives_a_module_back_as_it_was(text: Path) -> None:

@@ -111,6 +111,8 @@ def load(
             number.
     """
     given = _given(tokenizer)
+    if max_length < 0:
+        raise WakefulError(f"max_length = {max_length} must not be negative")
     if step and not isinstance(what, str | Path):
         raise WakefulError(f"step = {step}: a model in memory has no checkpoints; name its run")
     if isinstance(what, Model):
