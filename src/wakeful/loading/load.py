@@ -1,7 +1,6 @@
 """Models to look at: runs, exports, quantized models, Hugging Face folders, GGUF files, SmolLM2."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,7 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, read_json
 
 COPIES = 2
 """Models of one size that a verb holds at once: the one it was given, and the one it makes."""
@@ -410,10 +409,9 @@ def fetched(name: str) -> Path:
 def _is_own(folder: Path) -> bool:
     """Tell whether a folder holds an exported model of our own class."""
     try:
-        table = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json(folder / "config.json").get("model_type") == WakefulConfig.model_type
+    except WakefulError:
         return False
-    return isinstance(table, dict) and table.get("model_type") == WakefulConfig.model_type
 
 
 def _check_finite(model: Model) -> None:
