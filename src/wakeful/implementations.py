@@ -18,17 +18,12 @@ def name_before(own: str, what: str) -> str:
     return f"{_BEFORE}{own}_{what}"
 
 
-def is_before(name: str) -> bool:
-    """Whether an attention does something to keys and values before it calls another."""
-    return name.startswith(_BEFORE)
-
-
 def implementation_of(model: "PreTrainedModel") -> str | None:
     """Return the name of a model's attention implementation, the inner one where one is before it.
 
     Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
-    if name and is_before(name):
+    if name and name.startswith(_BEFORE):
         return name.removeprefix(_BEFORE).rpartition("_")[0]
     return name

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -474,6 +475,8 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
     """As their own checkpoints have them, which is where vLLM looks for them."""
     pytest.importorskip("compressed_tensors")
     model, found = model_of(name), parse_scheme(scheme)
+    apart = prepared(model)
+    check_compressed(apart, found, linear_layers(apart))
     ours = quantize(model, found, calibration=TEXT * 2 if found.calibrated else ())
     theirs = saved(ours, tmp_path / "small")
     assert type(theirs) is type(model)
@@ -496,6 +499,19 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
     assert f"model.layers.1.{block}.gate" in config["quantization_config"]["ignore"]
 
 
+def test_experts_that_stay_are_one_tensor_and_named_by_themselves(tmp_path: Path) -> None:
+    """Transformers reads them as one tensor alone, and vLLM asks whether expert 0 is left out."""
+    pytest.importorskip("compressed_tensors")
+    ours = quantize(model_of("Mixtral"), EXACT[0], skip=["*.1.mlp.experts"])
+    theirs = saved(ours, tmp_path / "small")
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
+    (pattern,) = (each for each in config["quantization_config"]["ignore"] if each[:3] == "re:")
+    place = "model.layers.{}.block_sparse_moe.experts.0.w1"
+    assert re.match(pattern[3:], place.format(1))
+    assert not re.match(pattern[3:], place.format(0))
+
+
 def test_experts_that_have_no_place_are_refused() -> None:
     def fails(match: str, name: str, scheme: str, skip: Sequence[str] = ()) -> None:
         found = parse_scheme(scheme)
@@ -506,7 +522,9 @@ def test_experts_that_have_no_place_are_refused() -> None:
     fails("in whole numbers with inputs as they are", "Mixtral", "fp8")
     fails("in whole numbers with inputs as they are", "Qwen3Moe", FLOATS[0])
     fails("or an expert that its files hold by itself, and .*gpt_oss", "GptOss", EXACT[0])
-    fails("--skip all or none of a layer's", "Mixtral", EXACT[0], ["*.1.mlp.experts.down_proj.2"])
+    whole = r"--skip model\.layers\.1\.mlp\.experts leaves them"
+    fails(whole, "Mixtral", EXACT[0], ["*.1.mlp.experts.down_proj.2"])
+    fails(whole, "Mixtral", EXACT[0], ["*.1.mlp.experts.*"])
 
 
 @torch.no_grad()

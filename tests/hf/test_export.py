@@ -51,6 +51,7 @@ STOCK = {
     "qwen3, window": {
         "qk_norm": True, "local_layers": (1, 2), "local_theta": 10_000.0, "window": 5,
     },
+    "llama, local layers as all others": {"local_layers": (1, 2), "local_theta": 10_000.0},
     "phi3": {"rotary_width": 2, "head_width": 0},
     "phi3, tied": PLAIN | {"rotary_width": 2, "tied": True},
     "granite": {"embedding": "scaled", "query_scalar": 5},

@@ -46,3 +46,5 @@ def test_a_text_reads_on_from_it(model: LlamaForCausalLM) -> None:
 def test_what_cannot_be_one_is_refused() -> None:
     with pytest.raises(WakefulError, match="at least one token"):
         prefix_cache(models()[0], [])
+    with pytest.raises(WakefulError, match="token 61 is not in the vocabulary of 61"):
+        prefix_cache(models()[0], [3, 61])

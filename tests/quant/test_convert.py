@@ -152,6 +152,10 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
     with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
         quantize(decoder, "fine", skip=["nothing"])
+    with pytest.raises(WakefulError, match=r"mlp matches no layer; what lies .* is '\*.mlp.\*'"):
+        quantize(decoder, "fine", skip=["head", "*.mlp"])
+    with pytest.raises(WakefulError, match="norm matches no layer"):
+        quantize(decoder, "fine", skip=["norm"])
     with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize(quantize(decoder, "fine"), "w4")
     with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
@@ -186,6 +190,28 @@ def test_adapters_are_never_left_out_silently() -> None:
     decoder = adapt(tiny_decoder(dtype=torch.float32), 2, alpha=4.0).eval()
     with pytest.raises(WakefulError, match=r"blocks\.0\.attention\.query"):
         quantize(decoder, "fine", skip=["*mlp*", "*out*"])
+
+
+@pytest.mark.parametrize(
+    "method", ["smooth(norms=True)", "autoround(steps=1)", "gptq(sequential=True)"]
+)
+def test_a_model_in_training_is_looked_at_without_dropout(method: str) -> None:
+    model, text = gpt2(), [some_tokens(1, 8)]
+    scheme = f"w4a16(method={method})"
+    expected = quantized_layers(quantize(model, scheme, calibration=text))
+    found = quantized_layers(quantize(model.train(), scheme, calibration=text))
+    for name, layer in expected.items():
+        assert torch.equal(found[name].dequantized(), layer.dequantized())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("scheme", ["coarse", "w4", "nvfp4", "fp8(inputs=e4m3(per='tensor'))"])
+@pytest.mark.parametrize("shape", [(0, 16), (0, 3, 16), (2, 0, 16)])
+def test_nothing_in_is_nothing_out(scheme: str, shape: tuple[int, ...]) -> None:
+    layer = nn.Linear(16, 5)
+    for arithmetic in ("reference", "integer"):
+        small = quantized(layer, parse_scheme(scheme), arithmetic)
+        assert small(torch.zeros(shape)).shape == (*shape[:-1], 5)
 
 
 def test_layers_that_are_no_matrix_are_named() -> None:

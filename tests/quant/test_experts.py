@@ -74,7 +74,7 @@ def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(
     folder.mkdir()
     save_quantized(small, folder, name=name, context=64, bos=None)
     again, header = load_quantized(folder, device=torch.device("cpu"), arithmetic="reference")
-    assert any(".experts." in each for each in header["layers"])
+    assert any(".experts." in each for each in header.layers)
     assert torch.equal(again(TOKENS).logits, found)
 
 

@@ -74,7 +74,7 @@ def test_the_loaded_model_is_the_saved_one_to_the_bit(
     again, header = load_quantized(folder, device=CPU)
     assert type(again) is type(model)
     assert torch.equal(logits(again), logits(small))
-    assert header["scheme"] == next(iter(quantized_layers(small).values())).scheme.definition
+    assert header.scheme == next(iter(quantized_layers(small).values())).scheme.definition
     assert list(quantized_layers(again)) == list(quantized_layers(small))
     assert not any(p.requires_grad for p in again.parameters())
     reference, _ = load_quantized(folder, device=CPU, arithmetic="reference")
@@ -113,12 +113,28 @@ def test_tensors_keep_the_types_that_they_were_quantized_beside(make, tmp_path: 
             module.register_forward_hook(lambda _module, _args, output: output.bfloat16())
     small = quantize(model, "w8a8", skip=["*head"])
     again, header = load_quantized(saved(small, tmp_path / "q"), device=CPU)
-    assert header["dtype"] == "bfloat16"
+    assert header.dtype == "bfloat16"
     kinds = {name: tensor.dtype for name, tensor in small.state_dict().items()}
     assert {name: tensor.dtype for name, tensor in again.state_dict().items()} == kinds
     assert torch.float32 in kinds.values()
     for name, tensor in small.named_parameters():
         assert torch.equal(again.get_parameter(name), tensor)
+
+
+def test_what_stays_is_written_in_the_type_of_the_files(tmp_path: Path) -> None:
+    model = tiny_decoder(dtype=torch.float32, qk_norm=True).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    small = quantize(model, "w4", arithmetic="integer")
+    save_quantized(small, tmp_path, name="it", context=24, bos=None, stored=torch.bfloat16)
+    kinds = {name: each.dtype for name, each in load_file(tmp_path / WEIGHTS).items()}
+    stays = [name for name, _ in small.named_parameters()]
+    assert "blocks.0.attention.query.norm.weight" in stays
+    assert all(kinds[name] == torch.bfloat16 for name in stays)
+    assert kinds["blocks.0.attention.query.scale"] == torch.float32
+    again, _ = load_quantized(tmp_path, device=CPU)
+    assert torch.equal(logits(again), logits(small))
 
 
 def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
@@ -170,10 +186,11 @@ def test_methods_and_caches_are_saved_to_the_bit(scheme: str, tmp_path: Path) ->
     folder = saved(small, tmp_path / "q")
     again, header = load_quantized(folder, device=CPU)
     assert torch.equal(logits(again), logits(small))
-    assert parse_scheme(header["scheme"], header["scales"]) == asked
+    assert header.quantized_as == asked
     path = folder / HEADER
-    path.write_text(json.dumps(header | {"layers": [] if header["layers"] else ["head"]}))
-    assert "layers must be a list of names" in refused(folder)
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps(table | {"layers": [] if header.layers else ["head"]}))
+    assert "layers do not go with the scheme" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +235,7 @@ def refused(folder: Path) -> str:
     ("change", "message"),
     [
         ({"format": 2}, "has format 2; this wakeful reads 1"),
-        ({"format": True}, "format cannot be True"),
+        ({"format": True}, "format must be a whole number, got True"),
         ({"scheme": "scheme(weights=int3)"}, "unknown grid or method 'int3'"),
         (
             {"scheme": "scheme(weights=zeropoint(bits=4, per='channel'))"},
@@ -229,19 +246,22 @@ def refused(folder: Path) -> str:
             "is float32 (16, 1), and the model needs",
         ),
         ({"scales": "static"}, "fine has nothing to calibrate"),
-        ({"scales": "warm"}, "scales is one of dynamic, static, not 'warm'"),
-        ({"dtype": "load"}, "dtype is one of float32"),
-        ({"kind": "pickle"}, "kind is one of decoder, transformers, not 'pickle'"),
-        ({"layers": []}, "layers must be a list of names"),
-        ({"layers": [3]}, "layers must be a list of names"),
+        ({"scales": "warm"}, "scales must be one of dynamic, static, got 'warm'"),
+        ({"dtype": "load"}, "dtype must be one of float32"),
+        ({"kind": "pickle"}, "kind must be one of decoder, transformers, got 'pickle'"),
+        ({"layers": []}, "layers do not go with the scheme fine"),
+        ({"layers": [3]}, "layers[0] must be a string, got 3"),
         ({"layers": ["blocks.9.mlp.up"]}, "no linear layer 'blocks.9.mlp.up'"),
         ({"layers": ["embed"]}, "no linear layer 'embed'"),
         ({"layers": ["blocks.0.mlp.up"]}, "it does not belong to this quantized.json"),
         ({"model": [1]}, "model must be a table"),
         ({"model": {"width": 0}}, "model.width must be at least 1"),
         ({"model": {"wdith": 4}}, "unknown key 'model.wdith'"),
-        ({"bos": "x"}, "bos cannot be 'x'"),
-        ({"context": None}, "context cannot be None"),
+        ({"bos": "x"}, "bos must be a whole number, got 'x'"),
+        ({"context": None}, "context must be a whole number, got None"),
+        ({"others": {"head": ["w4"]}}, "others must be layers with a scheme and its scales each"),
+        ({"attention": "sdpa"}, "attention must be one of"),
+        ({"model": None}, "model is missing"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(folder: Path, change: dict, message: str) -> None:
@@ -280,9 +300,9 @@ def test_tensors_that_do_not_fit_are_refused(folder: Path) -> None:
     save_file({key: each for key, each in good.items() if key != name}, path)
     assert f"no '{name}'" in refused(folder)
     path.write_bytes(path.read_bytes()[:-100])
-    assert "cannot be read" in refused(folder)
+    assert "is not a whole safetensors file" in refused(folder)
     path.unlink()
-    assert "cannot be read" in refused(folder)
+    assert "has no model.safetensors" in refused(folder)
 
 
 def test_a_config_that_describes_no_model_is_refused(tmp_path: Path) -> None:

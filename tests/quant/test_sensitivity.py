@@ -61,6 +61,12 @@ def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch
     assert count < 0.75 * len(runs)
 
 
+def test_a_text_without_a_prediction_is_refused() -> None:
+    model = llama()
+    with pytest.raises(WakefulError, match="no token to predict; make them longer"):
+        costs(model, quantize(model, W4), [TEXT[0][:, :1]])
+
+
 def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
     model = llama()
     small = quantize(model, W4, others={"*down_proj": "fine", "model.layers.0.*": "w4g128"})

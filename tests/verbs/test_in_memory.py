@@ -149,6 +149,19 @@ def test_a_model_runs_in_evaluation_mode_whatever_its_module_does() -> None:
     assert modes(module) == before
 
 
+def test_a_model_takes_the_tokenizer_and_the_context_that_are_asked_for() -> None:
+    model, other = wakeful.load(llama(), tokenizer=tokenizer()), tokenizer()
+    assert wakeful.load(model, max_length=64) is model
+    again = wakeful.load(model, tokenizer=other, max_length=16)
+    assert (again.module, again.tokenizer, again.context) == (model.module, other, 16)
+    assert model.context == 64
+    for each in (model, model.module):
+        with pytest.raises(WakefulError, match="step = 3: a model in memory"):
+            wakeful.load(each, step=3)
+        with pytest.raises(WakefulError, match="max_length = -1 must not be negative"):
+            wakeful.load(each, tokenizer=other, max_length=-1)
+
+
 def test_an_error_gives_a_module_back_as_it_was(text: Path) -> None:
     module = in_training(llama())
     before = modes(module)

@@ -74,11 +74,10 @@ class WakefulCache(TransformersCache):
         if count < 0 or 0 < count < self.slots.length:
             self.slots.crop(count)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.slots.reorder(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
         self.slots.reorder(indices)
+
+    reorder_cache = batch_select_indices  # pyright: ignore[reportAssignmentType]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.slots.reorder(torch.arange(self.batch_size).repeat_interleave(repeats))

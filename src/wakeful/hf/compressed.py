@@ -8,7 +8,8 @@ into the norm before, so that the model has no layer of another kind.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,9 @@ def save_compressed(
                 tensors[f"{place}.{part}"] = like(layer.integers, piece)
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
+    # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
+    whole = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
+    table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(whole)]
     # vLLM's output head is of no class named Linear, so that only its own name finds it.
     table["config_groups"]["group_0"]["targets"] += [name for name in layers if "." not in name]
     if stock.turned:
@@ -247,7 +251,7 @@ class _There:
     """The shape (N, K) of every `nn.Linear`."""
     places: Mapping[str, list[str]]
     """Where files hold weights and layers, if elsewhere; an expert's gate and up by themselves."""
-    experts: Collection[str]
+    experts: Set[str]
     routers: list[str]
 
 
@@ -279,8 +283,8 @@ def _checked(
     for name in (each.removesuffix(".weight") for each in stock.tensors):
         if name in there.experts:
             raise WakefulError(
-                f"{name} stays in full precision beside quantized experts, and {NAME} has one form "
-                f"for all of them: --skip all or none of a layer's, or {_OTHERWISE}"
+                f"{name} stays in full precision by itself, and {NAME} has one form for all "
+                f"experts of a layer: --skip {name.rsplit('.', 2)[0]} leaves them, or {_OTHERWISE}"
             )
     grid = scheme.weights
     short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
@@ -321,12 +325,14 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             )
         config = config_of(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
-        inside = tuple(f"{name}." for name in found)
         stored = parameters | {
             name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
-            if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
+            if not isinstance(tensor, nn.Parameter)
         }  # fmt: skip
-        return _Stock(config, stored, dict(found))
+        stays = {
+            name: tensor for name, tensor in stored.items() if name.rpartition(".")[0] not in found
+        }
+        return _Stock(config, stays, dict(found))
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place

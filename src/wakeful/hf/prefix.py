@@ -25,10 +25,15 @@ def prefix_cache(
     before those of the prompt, too; it does not compute them again.
 
     Raises:
-        WakefulError: there are no tokens, or the model keeps no cache of this kind.
+        WakefulError: there are no tokens, or one that the model lacks, or it keeps no cache of this
+            kind.
     """
     if not tokens:
         raise WakefulError("a prefix needs at least one token")
+    count = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+    wrong = [token for token in tokens if not 0 <= token < count]
+    if wrong:
+        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {count}")
     ids = torch.tensor([list(tokens)], device=model.device)
     cache = model(input_ids=ids, use_cache=True).get(CACHE)
     if not isinstance(cache, DynamicCache):

@@ -6,41 +6,84 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs; how to generate, in generation_config.json
 """
 
-import contextlib
-import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.schema import config_from_table
+from wakeful.config.tables import to_table
 from wakeful.device import choose_device, dtype_called
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import attention_of, check_bounds, config_of, hushed, narrowed, read_config
+from wakeful.hf.whole import (
+    Shards,
+    attention_of,
+    check_bounds,
+    config_of,
+    hushed,
+    narrowed,
+    read_config,
+)
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
-from wakeful.quant.cache import check_cache, with_cache
+from wakeful.quant.cache import with_cache
 from wakeful.quant.convert import exchanged, is_linear, prepared_as, quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, empty
-from wakeful.quant.schemes import parse_scheme
-from wakeful.runs.run import disk_errors, read_json, save_tensors
+from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
+from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.version import __version__
 
 HEADER = "quantized.json"
 WEIGHTS = "model.safetensors"
 FORMAT = 1
-_FIELDS = {"format": int, "name": str, "kind": str, "scheme": str, "scales": str, "dtype": str,
-           "layers": list, "context": int}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What quantized.json says."""
+
+    format: int
+    wakeful: str = ""
+    """The version that wrote it."""
+    name: str
+    kind: Literal["decoder", "transformers"]
+    model: Mapping[str, Any] | None = None
+    """The decoder's description, where it is one."""
+    attention: Literal["", "wakeful_softmax1"] = ""
+    """A model of Transformers' attention function, where it is ours."""
+    scheme: str
+    scales: ScaleKind
+    dtype: Literal["float32", "float64", "bfloat16", "float16"]
+    """Of what stayed, when it was saved."""
+    context: int
+    bos: int | None = None
+    layers: tuple[str, ...]
+    """The names of those that are quantized."""
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The scheme, and its kind of scales, of layers that have another."""
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise WakefulError(f"has format {self.format}; this wakeful reads {FORMAT}")
+        if self.kind == "decoder" and self.model is None:
+            raise WakefulError("model is missing, which describes the decoder")
+        if not all(each[1:] in (("dynamic",), ("static",)) for each in self.others.values()):
+            raise WakefulError("others must be layers with a scheme and its scales each")
+
+    @property
+    def quantized_as(self) -> Scheme:
+        """The scheme of most layers."""
+        return parse_scheme(self.scheme, self.scales)
 
 
 class QuantizedConfig(PreTrainedConfig):
@@ -105,40 +148,33 @@ def save_quantized(
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
-    header: dict[str, Any] = {
-        "format": FORMAT,
-        "wakeful": __version__,
-        "name": name,
-        "scheme": scheme.definition,
-        "scales": scheme.scales,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "context": context,
-        "bos": bos,
-        "layers": list(quantized_layers(model)),
-        "others": {name: [layer.scheme.definition, layer.scheme.scales]
-                   for name, layer in quantized_layers(model).items() if layer.scheme != scheme},
-    }  # fmt: skip
-    decoder = as_decoder(model)
-    if decoder is not None:
-        header |= {"kind": "decoder", "model": dataclasses.asdict(decoder.config)}
-    else:
-        assert isinstance(model, PreTrainedModel)
-        header["kind"] = "transformers"
-        if implementation_of(model) == SOFTMAX1:  # Transformers records no attention function
-            header["attention"] = SOFTMAX1
+    decoder, layers = as_decoder(model), quantized_layers(model)
+    # Transformers records no attention function.
+    softmax1 = isinstance(model, PreTrainedModel) and implementation_of(model) == SOFTMAX1
+    header = Header(
+        format=FORMAT, wakeful=__version__, name=name,
+        kind="transformers" if decoder is None else "decoder",
+        model=None if decoder is None else to_table(decoder.config),
+        attention=SOFTMAX1 if softmax1 else "", scheme=scheme.definition, scales=scheme.scales,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),  # pyright: ignore[reportArgumentType]
+        context=context, bos=bos, layers=tuple(layers),
+        others={name: (each.scheme.definition, each.scheme.scales)
+                for name, each in layers.items() if each.scheme != scheme},
+    )  # fmt: skip
+    if isinstance(model, PreTrainedModel):
         config = config_of(model)
         if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
             delattr(config, "quantization_config")
         QuantizedConfig(inner=config.to_dict()).save_pretrained(folder)
     with disk_errors(folder):
         save_tensors(_tensors(model, stored), folder / WEIGHTS, {"format": "pt"})
-        (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+        (folder / HEADER).write_text(json.dumps(to_table(header), indent=2) + "\n", "utf-8")
 
 
 def load_quantized(
     folder: Path, *, device: torch.device, arithmetic: Arithmetic = "integer",
     dtype: torch.dtype | None = None,
-) -> tuple[nn.Module, dict[str, Any]]:  # fmt: skip
+) -> tuple[nn.Module, Header]:  # fmt: skip
     """Return the model of a folder, in evaluation mode, and its header; `dtype` is of what stayed,
     None as saved.
 
@@ -148,24 +184,23 @@ def load_quantized(
         WakefulError: a file is missing or damaged, or does not fit the others.
     """
     header = read_header(folder)
-    scheme = parse_scheme(header["scheme"], header["scales"])
-    others = {name: parse_scheme(*each) for name, each in header["others"].items()}
-    if bool(header["layers"]) != (scheme.weights is not None):
-        raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
-    saved = getattr(torch, header["dtype"])
-    model = prepared_as(converted(_architecture(folder, header), saved), header["layers"])
-    modules = dict(model.named_modules())
-    replaced: dict[int, QuantizedLinear] = {}
-    for name in header["layers"]:
-        layer = modules.get(name)
-        if layer is None or not is_linear(layer):
-            raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
-        replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
-    if scheme.cache is not None:
-        check_cache(model)
-    model = with_cache(exchanged(model, replaced), scheme)
-    _fill(model, folder / WEIGHTS)
-    _check_codes(model, folder / WEIGHTS)
+    scheme = header.quantized_as
+    others = {name: parse_scheme(*each) for name, each in header.others.items()}  # pyright: ignore[reportArgumentType]
+    if bool(header.layers) != (scheme.weights is not None):
+        raise WakefulError(f"{folder / HEADER}: layers do not go with the scheme {scheme}")
+    with Shards(folder) as tensors:
+        made = converted(_architecture(header, tensors), getattr(torch, header.dtype))
+        model = prepared_as(made, header.layers)
+        modules = dict(model.named_modules())
+        replaced: dict[int, QuantizedLinear] = {}
+        for name in header.layers:
+            layer = modules.get(name)
+            if layer is None or not is_linear(layer):
+                raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
+            replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
+        model = with_cache(exchanged(model, replaced), scheme)
+        _fill(model, tensors)
+    _check_codes(model, folder)
     if isinstance(model, PreTrainedModel):
         model.generation_config = read_generation(folder) or model.generation_config
     model.to(device)  # pyright: ignore[reportArgumentType]
@@ -190,41 +225,9 @@ def converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def read_header(folder: Path) -> dict[str, Any]:
+def read_header(folder: Path) -> Header:
     """Return what quantized.json says, checked."""
-    path = folder / HEADER
-    header = read_json(path)
-    for key, kind in _FIELDS.items():
-        if type(header.get(key)) is not kind:
-            raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
-    if type(header.setdefault("bos", None)) not in (int, type(None)):
-        raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
-    others = header.setdefault("others", {})
-    if not isinstance(others, dict) or not all(map(_is_scheme, others.values())):
-        raise WakefulError(f"{path}: others must be layers with a scheme and its scales each")
-    if header.setdefault("attention", "") not in ("", SOFTMAX1):
-        raise WakefulError(f"{path}: attention cannot be {header['attention']!r}")
-    if header["format"] != FORMAT:
-        raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")
-    allowed = {"kind": ("decoder", "transformers"), "dtype": ("float32", "float64", "bfloat16",
-               "float16"), "scales": ("dynamic", "static")}  # fmt: skip
-    for key, values in allowed.items():
-        if header[key] not in values:
-            raise WakefulError(f"{path}: {key} is one of {', '.join(values)}, not {header[key]!r}")
-    if not all(isinstance(name, str) for name in header["layers"]):
-        raise WakefulError(f"{path}: layers must be a list of names")
-    return header
-
-
-def _is_scheme(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2 or value[1] not in ("dynamic", "static"):
-        return False
-    return isinstance(value[0], str)
-
-
-def quantized_as(header: dict[str, Any]) -> str:
-    """Return the short name of the scheme that a header tells of."""
-    return str(parse_scheme(header["scheme"], header["scales"]))
+    return read_record(Header, folder / HEADER)
 
 
 def file_bytes(folder: Path) -> int:
@@ -242,7 +245,7 @@ def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
 
 def _tensors(model: nn.Module, stored: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return the state by name, a shared tensor under its first name only."""
-    quantized, seen = _prefixes(model), set[int]()
+    quantized, seen = quantized_layers(model), set[int]()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -252,83 +255,58 @@ def _tensors(model: nn.Module, stored: torch.dtype | None = None) -> dict[str, T
     return tensors
 
 
-def _prefixes(model: nn.Module) -> tuple[str, ...]:
-    return tuple(f"{name}." for name in quantized_layers(model))
-
-
-def _is_of(name: str, quantized: tuple[str, ...]) -> bool:
+def _is_of(name: str, quantized: Collection[str]) -> bool:
     """Whether a tensor is one of a quantized layer's numbers or scales, whose types are set."""
-    return name.startswith(quantized) and not name.endswith(".bias")
+    owner, _, leaf = name.rpartition(".")
+    return owner in quantized and leaf != "bias"
 
 
-def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
-    if header["kind"] == "decoder":
-        table = header.get("model")
-        if not isinstance(table, dict):
-            raise WakefulError(f"{folder / HEADER}: model must be a table")
-        config = config_from_table({"model": table, "train": {"length": 1}}).model
-        _check_bytes(skeleton(config, _num_tensors(folder / WEIGHTS), folder), folder)
+def _architecture(header: Header, tensors: Shards) -> nn.Module:
+    folder, size = tensors.folder, tensors.num_bytes
+    if header.kind == "decoder":
+        config = config_from_table({"model": header.model, "train": {"length": 1}}).model
+        numbers = skeleton(config, len(tensors), folder).num_parameters()["total"]
+        if numbers > 2 * size:  # no scheme takes less than half a byte for one
+            raise WakefulError(
+                f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
+            )
         return Decoder(config)
     config = read_config(folder)
     if isinstance(config, QuantizedConfig):
         config = config.whole(folder)
     with hushed():
-        check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
-        dtype = getattr(torch, header["dtype"])
+        check_bounds(config, len(tensors), size, folder)
         return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=False,
-            attn_implementation=header["attention"] or attention_of(config),
+            config, dtype=getattr(torch, header.dtype), trust_remote_code=False,
+            attn_implementation=header.attention or attention_of(config),
         )  # fmt: skip
 
 
-def _check_bytes(decoder: Decoder, folder: Path) -> None:
-    """Raise `WakefulError` where the weights' file is too small for the decoder described."""
-    numbers, size = decoder.num_parameters()["total"], file_bytes(folder)
-    if numbers > 2 * size:  # no scheme takes less than half a byte for one
-        raise WakefulError(
-            f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
-        )
-
-
-def _num_tensors(path: Path) -> int:
-    with _reading(path), safe_open(path, framework="pt") as file:
-        return len(file.keys())
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
-
-
 @torch.no_grad()
-def _fill(model: nn.Module, path: Path) -> None:
-    """Copy a file's tensors into the model after checking that each fits."""
-    wanted = _tensors(model)
+def _fill(model: nn.Module, tensors: Shards) -> None:
+    """Copy a folder's tensors into the model after checking that each fits."""
+    path, names, wanted = tensors.folder / WEIGHTS, set(tensors), _tensors(model)
     state = model.state_dict(keep_vars=True)
-    quantized = _prefixes(model)
-    with _reading(path), safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
-        if missing or unknown:
-            what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
-            raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
-        for name in sorted(names):
-            tensor, place = file.get_tensor(name), state[name]
-            if not _is_of(name, quantized):
-                tensor, place.data = _wider(tensor, place.data)
-            found, expected = (
-                (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+    quantized = quantized_layers(model)
+    missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
+    if missing or unknown:
+        what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
+        raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
+    for name in sorted(names):
+        tensor, place = tensors[name], state[name]
+        of_layer = _is_of(name, quantized)
+        if not of_layer:
+            tensor, place.data = _wider(tensor, place.data)
+        found, expected = (
+            (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+        )
+        if found != expected:
+            raise WakefulError(
+                f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
+                f"{expected[1]} {expected[0]}"
             )
-            if found != expected:
-                raise WakefulError(
-                    f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
-                    f"{expected[1]} {expected[0]}"
-                )
-            _check_values(path, name, tensor, scales=name.startswith(quantized))
-            place.copy_(tensor)
+        _check_values(path, name, tensor, scales=of_layer)
+        place.copy_(tensor)
 
 
 def _wider(tensor: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,18 +328,15 @@ def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> Non
     """
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
-    if (
-        scales
-        and name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale", "divisor")
-        and not (tensor > 0).all()
-    ):
+    of_grid = scales and name.rpartition(".")[2] in QuantizedLinear.kept
+    if of_grid and not (tensor > 0).all():
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")
 
 
-def _check_codes(model: nn.Module, path: Path) -> None:
+def _check_codes(model: nn.Module, folder: Path) -> None:
     """Raise `WakefulError` where a code of a floating point format stands for no number."""
     for name, layer in quantized_layers(model).items():
         if layer.grid.emulated:
             scales = layer.operands.scales.scale
             if not (scales > 0).all() or not torch.isfinite(layer.dequantized()).all():
-                raise WakefulError(f"{path} is damaged: {name} has a code that is not a number")
+                raise WakefulError(f"{folder} is damaged: {name} has a code that is not a number")

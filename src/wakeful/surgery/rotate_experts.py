@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
+from wakeful.model.evaluating import evaluating
 from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
 from wakeful.paged import like
 from wakeful.surgery.rotate import Turning, check_same
@@ -93,11 +94,12 @@ def rotate_experts(
             steps.append((0, torch.ones_like))
         if steps:
             _put(turned, name, parameter, steps)
-    check_same(
-        lambda tokens: model(tokens).logits, lambda tokens: turned(tokens).logits, table.weight,
-        model.dtype, f"the logits of this {type(model).__name__}",
-        f"under {kind}: it does more with them than the names of its parameters say",
-    )  # fmt: skip
+    with evaluating(model):
+        check_same(
+            lambda tokens: model(tokens).logits, lambda tokens: turned(tokens).logits,
+            table.weight, model.dtype, f"the logits of this {type(model).__name__}",
+            f"under {kind}: it does more with them than the names of its parameters say",
+        )  # fmt: skip
     return turned
 
 

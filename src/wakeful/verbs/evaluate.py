@@ -210,7 +210,7 @@ def _is_ours(source: Source) -> bool:
         return code_of(module) == OURS
     place = place_of(source)
     if place.kind == "quantized":
-        return read_header(place.path)["kind"] == "decoder"
+        return read_header(place.path).kind == "decoder"
     return place.kind in ("run", "export") or is_own_gguf(place)
 
 

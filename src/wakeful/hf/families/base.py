@@ -119,25 +119,15 @@ def written(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
-def field(config: PreTrainedConfig, name: str) -> object:
-    """Return a field of a configuration.
-
-    Raises:
-        WakefulError: it has none of that name.
-    """
-    try:
-        return getattr(config, name)
-    except AttributeError:
-        raise WakefulError(f"the {config.model_type} configuration has no {name}") from None
-
-
 def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
     """Check a field that our decoder has only some values for.
 
     Raises:
-        WakefulError: it has another value.
+        WakefulError: it has another value, or no such field.
     """
-    value = field(config, name)
+    if not hasattr(config, name):
+        raise WakefulError(f"the {config.model_type} configuration has no {name}")
+    value = getattr(config, name)
     if value not in allowed:
         shown = " or ".join(map(repr, allowed))
         raise cannot(config, f"{name} = {value!r}, and only {shown} can be represented")
@@ -201,13 +191,16 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 def canonical(config: ModelConfig) -> ModelConfig:
     """Return the same model described in full, so that equal models have equal descriptions.
 
-    A constant sink is a learned one that says so with its values.
+    A constant sink is a learned one that says so with its values; layers whose RoPE and window are
+    those of all others are not local.
     """
     normalizer = build("normalizers", config.normalizer)
     if isinstance(normalizer, Softmax1):
         normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
+    apart = config.rope != "plain" or config.local_theta != config.rope_theta
+    local = config.local_layers if apart or config.narrowed else ()
     biases: dict[tuple[bool, bool], AttentionBias] = {
         (True, True): "all", (True, False): "qkv", (False, False): "none",
     }  # fmt: skip
@@ -221,7 +214,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
         rope=str(build("ropes", config.rope)),
         embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
-        local_theta=config.local_theta if config.local_layers else 0.0,
+        local_layers=local,
+        local_theta=config.local_theta if local else 0.0,
         window=config.window if config.narrowed else 0,
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,

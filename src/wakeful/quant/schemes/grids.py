@@ -147,6 +147,7 @@ class Grid(FieldVariant, ABC):
         elif self.per != "tensor":
             found = x.aminmax(dim=1, keepdim=True)
         else:
+            x = x if x.numel() else x.new_zeros(1, 1)  # of no token
             found = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
         return found.min, found.max
 

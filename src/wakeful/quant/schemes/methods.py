@@ -219,6 +219,7 @@ def shrunk(
         return grid.shared_sum(away.square() * importance)
 
     best, least = scales, error(scales)
+    # From 1 on: the largest number may become 6 there where it became 4 in `scales`.
     for share in torch.linspace(1, 0.5, 26).tolist():
         low, high = (share * each for each in bounds)
         tried = grid.scales_between(low, high, scales.outer)
