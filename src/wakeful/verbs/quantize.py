@@ -26,7 +26,6 @@ from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mixed
-from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
@@ -214,7 +213,7 @@ class _Each:
             models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
             source=name_of(source), damage=damage,
             method=_method(loaded, wanted, text, len(layers), length, self.extra, machine),
-            layers=tuple(layers), command=command_of("quantize", wanted, name_of(source)),
+            layers=tuple(layers), options=wanted,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
         )  # fmt: skip
