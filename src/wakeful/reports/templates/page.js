@@ -26,18 +26,9 @@ function configuration(theme, width, spec) {
   return config;
 }
 
-// How many of the longest name stand side by side in a legend: letters of 8 pixels, a symbol of 40.
+// How many of the longest name stand side by side in a legend.
 function columns(spec, width) {
-  return Math.max(1, Math.min(4, Math.floor(width / (8 * longest(spec) + 40))));
-}
-
-// The letters of the longest name in any legend.
-function longest(part) {
-  if (!part || typeof part !== "object") return 0;
-  const told = part.legend === null ? [] : part.scale?.domain || [];
-  const names = told.filter?.((name) => typeof name === "string") || [];
-  const inside = Object.entries(part).filter(([key]) => key !== "datasets");
-  return Math.max(0, ...names.map((name) => name.length), ...inside.map(([, each]) => longest(each)));
+  return Math.max(1, Math.min(themes.light.legend.columns, Math.floor(width / spec.usermeta.nameWidth)));
 }
 
 let usual;
@@ -186,19 +177,12 @@ function asText(text) {
   return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
 }
 
-// A picture has the legends that the page has once for all charts, as `_legended` of charts.py says.
+// A picture has the legends that the page has once for all charts.
 function addLegends(spec) {
-  if (!spec.params?.some((each) => each.name === "hidden")) return;
-  const legends = {};
-  const layers = (spec.layer || [spec]).map((each) => each.encoding || {});
-  for (const [name, symbol] of [["strokeDash", { symbolType: "stroke" }], ["shape", {}]]) {
-    for (const { [name]: channel } of layers) {
-      if (channel?.legend !== null || channel.scale.domain.length < 2) continue;
-      legends[channel.field] = { ...symbol, symbolOpacity: 1 };
-    }
-  }
-  for (const { color, shape, strokeDash } of layers) {
-    for (const channel of [color, shape, strokeDash]) {
+  const { legends } = spec.usermeta;
+  for (const { encoding } of spec.layer || [spec]) {
+    for (const name of ["color", "shape", "strokeDash"]) {
+      const channel = encoding?.[name];
       if (channel?.field in legends) channel.legend = legends[channel.field];
     }
   }
