@@ -438,9 +438,10 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     if best == Candidate():
         return choice, wanted
     prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
+    sinks = best.first == "sinks"
     return choice, replace(
         wanted, for_=(), rotate=str(best.rotate), rotate_inner=best.inner, rotate_keys=best.keys,
-        prefix=prefix, sinks=best.first == "sinks",
+        prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
     )  # fmt: skip
 
 

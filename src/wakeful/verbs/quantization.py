@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,18 @@ class Quantization(Measured):
         return {"folder": str(folder), "bytes": file_bytes(path), "stock": False}
 
     def _card(self, *, stock: bool) -> str:
-        scheme = scheme_of(self.model.module)
+        module = self.model.module
+        scheme = scheme_of(module)
         assert scheme is not None
+        apart: dict[str, list[str]] = {}
+        for name, layer in quantized_layers(module).items():
+            if (own := replace(layer.scheme, cache=None)) != replace(scheme, cache=None):
+                apart.setdefault(own.definition, []).append(name)
         done = [
             f"Quantized by {scheme.definition}"
             + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
             self._layers,
+            *(f"Of these by {each}: {', '.join(names)}" for each, names in apart.items()),
         ]
         figures = () if self.damage is None else before_and_after(self.damage)
         command = command_of("quantize", self.options, self.source)

@@ -148,33 +148,18 @@ function then(work) {
 // What a picture is saved as: a light one of a paper's width, under its title.
 function offer(place, element) {
   if (place.nextElementSibling.className === "save") return;
-  place.after(buttons(place, ["SVG", "PNG", "CSV"], (kind) => save(place, element, kind)));
-}
-
-function buttons(place, kinds, work) {
   const row = document.createElement("div");
   row.className = "save";
-  for (const kind of kinds) {
+  for (const kind of ["SVG", "PNG", "CSV"]) {
     const one = document.createElement("button");
     one.type = "button";
     one.textContent = kind;
     one.title = `Save as ${kind}`;
     one.setAttribute("aria-label", `Save ${place.dataset.title} as ${kind}`);
-    one.addEventListener("click", () => work(kind));
+    one.addEventListener("click", () => save(place, element, kind));
     row.append(one);
   }
-  return row;
-}
-
-function download(place, kind, address) {
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
-  link.click();
-}
-
-function asText(text) {
-  return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  place.after(row);
 }
 
 // A picture has the legends that the page has once for all charts.
@@ -198,7 +183,7 @@ async function save(place, element, kind) {
   const spec = unpacked(element);
   let address;
   if (kind === "CSV") {
-    address = asText(csv(spec));
+    address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
   } else {
     const signals = drawn.get(element)?.view.getState().signals || {};
     if (spec.width === "container") spec.width = PAPER;
@@ -214,7 +199,10 @@ async function save(place, element, kind) {
     address = await result.view.toImageURL(kind.toLowerCase(), 3);
     result.finalize();
   }
-  download(place, kind, address);
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
+  link.click();
 }
 
 /* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
