@@ -33,9 +33,10 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
 def test_speed_is_asked_for_where_the_context_has_room() -> None:
     contexts = {4096: " --speed 512", 128: " --speed 95", 34: " --speed 1", 33: ""}
     for context, speed in contexts.items():
-        assert after_saving("a", "b", context, stock=False)[0].command == (
-            f"wakeful evaluate a b{speed}"
-        )
+        compare, write = after_saving("a", "b", context, stock=False)
+        assert compare.command == f"wakeful evaluate a b{speed}"
+        fewer = {4096: "", 128: " --num_tokens 64"}.get(context, " --num_tokens ")
+        assert write.command.partition('time"')[2].startswith(fewer)
 
 
 def test_a_stock_folder_is_served() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, QuantizeOptions
+from wakeful.config.verbs import LENGTH, GenerateOptions, QuantizeOptions
 from wakeful.estimates import with_error
 from wakeful.evaluation.costs import longest_prompt
 from wakeful.evaluation.damage import (
@@ -298,17 +298,19 @@ def _command(
 def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
-    Its speed is asked for as far as `context` leaves room for a prompt, and vLLM's command where
-    the folder is `stock`.
+    Its speed and a text are asked for as far as `context` leaves room, and vLLM's command where the
+    folder is `stock`.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
     serve = [Step("serve it", f"vllm serve {small}")] if stock else []
-    prompt = min(512, longest_prompt(context))
+    usual, prompt = GenerateOptions.num_tokens, min(512, longest_prompt(context))
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    fewer = f" --num_tokens {context // 2}" if context < 2 * usual else ""
     return [
         *serve,
         Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
-        Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
+        Step("see what it generates",
+             f'wakeful generate {small} --prompt "Once upon a time"{fewer}'),
     ]  # fmt: skip
 
 

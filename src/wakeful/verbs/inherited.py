@@ -90,5 +90,6 @@ def _models(place: Path) -> Iterator[str]:
 
 def _last_heir(summary: Summary, place: Path) -> str:
     """Return the folder of a later seed's last heir, which parity may have come to elsewhere."""
-    depths = [int(each.name.removeprefix("heir-")) for each in place.glob("heir-*")]
+    named = (each.name.removeprefix("heir-") for each in place.glob("heir-*"))
+    depths = [int(depth) for depth in named if depth.isdecimal()]  # beside what is made of them
     return f"heir-{(min if summary.recipe.drops > 1 else max)(depths)}"

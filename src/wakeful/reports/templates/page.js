@@ -145,7 +145,7 @@ function then(work) {
   drawing = drawing.then(work);
 }
 
-// What a picture is saved as: a light one of a paper's width, under its title.
+// Buttons to save a chart: as a light picture of a paper's width, under its title, or its rows.
 function offer(place, element) {
   if (place.nextElementSibling.className === "save") return;
   const row = document.createElement("div");
