@@ -273,7 +273,7 @@ def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
         small.group = _SMALL
         finer.append(Scheme(weights=small, method=Gptq()))
     if not finer:
-        return ", in groups as small as help: take more bits", [NAMED["fine"]]
+        return ", with a method and small groups already: take more bits", [NAMED["fine"]]
     return " and rounds weights alone: GPTQ or smaller groups may help", finer
 
 
