@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,8 @@ class Quantization(Measured):
         assert scheme is not None
         apart: dict[str, list[str]] = {}
         for name, layer in quantized_layers(module).items():
-            if (own := replace(layer.scheme, cache=None)) != replace(scheme, cache=None):
-                apart.setdefault(own.definition, []).append(name)
+            if layer.scheme != scheme:
+                apart.setdefault(layer.scheme.definition, []).append(name)
         done = [
             f"Quantized by {scheme.definition}"
             + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
