@@ -51,6 +51,7 @@ def test_importing_the_library_imports_nothing_heavy() -> None:
 def test_training_waits_for_transformers_only_where_it_is_needed() -> None:
     program = (
         "import sys, wakeful.verbs.train, wakeful.verbs.compare, wakeful.training.cluster\n"
+        "import wakeful.verbs.report\n"
         "print('transformers' in sys.modules)"
     )
     assert in_fresh_process(program) == "False\n"

@@ -105,9 +105,9 @@ def perplexity(loss: float) -> float:
     return math.inf if loss > _LARGEST_EXPONENT else math.exp(loss)
 
 
-def finite(value: float) -> float | None:
-    """Return the number, or None where it is NaN or infinite, which JSON cannot hold."""
-    return value if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """Return the number, or None where it is NaN or infinite, which JSON cannot hold, or none."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

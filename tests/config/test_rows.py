@@ -1,9 +1,11 @@
 """Changes meant for all rows of a table, where rows differ on purpose."""
 
+from pathlib import Path
+
 import pytest
 
 from wakeful.cli.parsing import named_rows
-from wakeful.config.rows import flat, rescaled
+from wakeful.config.rows import flat, rescaled, rows_of
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import merged
 from wakeful.errors import WakefulError
@@ -28,6 +30,14 @@ def test_numbers_keep_their_ratios_and_the_rest_follows() -> None:
     sgd = again["sgd"]
     assert (sgd.name, sgd.optimizer.name) == ("sgd", "sgd")
     assert (sgd.train.steps, sgd.train.length, sgd.optimizer.lr) == (800, 64, 2.0)
+
+
+def test_a_preset_with_a_point_in_its_name_keeps_all_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "rate-0.5.toml"
+    file.write_text("[train]\nsteps = 1\n")
+    found = rows_of([file, "activation-gpt2-1.4b"])
+    assert found.name == "rate-0.5"
+    assert [*found.variants] == ["rate-0.5", "activation-gpt2-1.4b"]
 
 
 def test_nothing_asked_changes_nothing_and_whole_numbers_stay_whole() -> None:

@@ -268,6 +268,8 @@ def test_several_texts_and_the_costs_stand_in_one_table(
     assert times["weights, MB"]["ratio"] == 1
     assert times["weights, MB"]["standard_error"] is None
     assert times["prefill of 8, tokens/s"]["standard_error"] > 0
+    # What is timed apart has no paired difference.
+    assert {each["task"] for each in summary["differences"]} == {"000", "001"}
     assert "001.txt" in page
     assert f"then {DECODED} greedy tokens with the cache" in page
 

@@ -7,8 +7,10 @@ import polars as pl
 import pytest
 
 from pages.synthetic import damage
+from wakeful.config.verbs import QuantizeOptions
 from wakeful.quant.schemes import parse_scheme
 from wakeful.reports.quantization import after_saving, next_step
+from wakeful.reports.quantization_matrix import matrix_report
 
 
 def test_the_scheme_that_is_saved_can_be_typed() -> None:
@@ -29,8 +31,12 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
 
 
 def test_speed_is_asked_for_where_the_context_has_room() -> None:
-    asked = [after_saving("a", "b", context, stock=False)[0].command for context in (4096, 128, 32)]
-    assert [command.partition(" --")[2] for command in asked] == ["speed 512", "speed 96", ""]
+    contexts = {4096: " --speed 512", 128: " --speed 95", 34: " --speed 1", 33: ""}
+    for context, speed in contexts.items():
+        compare, write = after_saving("a", "b", context, stock=False)
+        assert compare.command == f"wakeful evaluate a b{speed}"
+        fewer = {4096: "", 128: " --num_tokens 64"}.get(context, " --num_tokens ")
+        assert write.command.partition('time"')[2].startswith(fewer)
 
 
 def test_a_stock_folder_is_served() -> None:
@@ -63,3 +69,71 @@ def test_what_helps_follows_from_the_outliers_and_the_grid(
         seconds={str(scheme): 1.0},
     )  # fmt: skip
     assert next_step(found, "a").command == asked
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked"),
+    [
+        (["kv4"], "wakeful quantize a --scheme kv8"),
+        (["kv8"], "wakeful cure a --for kv8"),
+        (["fine"], "wakeful cure a --for fine"),
+        (["w4"], """wakeful quantize a --scheme 'w4(method=gptq)' 'w4(weights=zeropoint(bits=4, """
+         """per="channel", group=32), method=gptq)'"""),
+        (["scheme(weights=zeropoint(bits=4, per='channel', group=32), method=gptq)"],
+         "wakeful quantize a --scheme fine"),
+        (["scheme(weights=zeropoint(bits=4, per='channel', group=32), method=gptq)", "fine"],
+         "wakeful cure a --for"),
+    ],
+)  # fmt: skip
+def test_what_was_measured_is_not_proposed_again(measured: list[str], asked: str) -> None:
+    found = damage("a", lost=0.5, schemes=measured)  # inputs with a kurtosis near 5
+    told = next_step(found, "a")
+    proposed = [parse_scheme(each) for each in shlex.split(asked.partition("--scheme ")[2])]
+    assert [parse_scheme(each) for each in shlex.split(told.command.partition("--scheme ")[2])] == (
+        proposed
+    )
+    assert told.command.startswith(asked.partition("'")[0])
+    assert ("GPTQ" in told.words) == (measured == ["w4"])
+
+
+def test_a_command_asks_for_all_that_was_asked_for_into_another_folder() -> None:
+    options = QuantizeOptions(
+        text="a book.txt", skip=("*head",), scales=("dynamic", "static"), num_sequences=2,
+        out="runs/quantize-a",
+    )  # fmt: skip
+    begin = ["wakeful", "quantize", "x/a", "--text", "a book.txt", "--scheme", "fine"]
+    end = ["--skip", "*head", "--out", "runs/quantize-a-2"]
+    found = damage("a", lost=0.0)
+    words = shlex.split(next_step(found, "x/a", options).command)
+    assert words == [*begin, "--num_sequences", "2", "--save", "x/a-quantized", *end]
+    assert (matrix_report([found], sources=["x/a"], options=options).steps[0].command) == (
+        shlex.join(words)
+    )
+    totals = dataclasses.replace(found.measurement.schemes["fine"], nll=[3.3, 3.8])
+    measurement = dataclasses.replace(found.measurement, schemes={"fine": totals})
+    unsure = next_step(dataclasses.replace(found, measurement=measurement), "x/a", options)
+    assert "does not tell" in unsure.words
+    assert shlex.split(unsure.command) == [*begin, *end]  # 8, the usual number, and not 2
+
+
+def test_the_mixed_model_is_saved_as_it_was_measured() -> None:
+    options = QuantizeOptions(scheme=("w4a16",), sensitivity=True, budget=10**6)
+    found = damage("a", lost=0.5, schemes=("w4a16",))
+    harmless = dataclasses.replace(
+        found.measurement.schemes["w4a16"], nll=found.measurement.full.nll
+    )
+    mixed = "w4a16 mixed"
+    measurement = dataclasses.replace(
+        found.measurement, schemes=found.measurement.schemes | {mixed: harmless}
+    )
+    scheme = parse_scheme("w4a16")
+    found = dataclasses.replace(
+        found, measurement=measurement, schemes={"w4a16": scheme, mixed: scheme},
+        bytes={"w4a16": 2, mixed: 3}, seconds={"w4a16": 1.0, mixed: 1.0},
+    )  # fmt: skip
+    assert next_step(found, "a", options).command == (
+        "wakeful quantize a --scheme w4a16 --save a-quantized --sensitivity --budget 1000000"
+    )
+    both = dataclasses.replace(measurement, schemes=dict.fromkeys(["w4a16", mixed], harmless))
+    plain = next_step(dataclasses.replace(found, measurement=both), "a", options)
+    assert plain.command == "wakeful quantize a --scheme w4a16 --save a-quantized"

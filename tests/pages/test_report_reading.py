@@ -29,6 +29,7 @@ from wakeful.reports.comparison import caveat, comparison_report, headline, next
 from wakeful.reports.comparison_charts import difference_chart, relative_loss_chart
 from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Facts
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -102,6 +103,21 @@ def test_runs_of_one_name_and_different_configurations_are_not_seeds_of_it(tmp_p
     message = "b/seed-1 and .*b/seed-0 are not seeds of one variant: they differ in optimizer.lr"
     with pytest.raises(WakefulError, match=message):
         read_comparison(folder)
+
+
+def test_the_method_says_whose_training_it_tells(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, name) for name in ("x", "y")]
+
+    def method() -> dict[str, str]:
+        report = comparison_report(read_comparison(runs, baseline="y"))
+        facts = report.sections[-1].parts[0]
+        assert isinstance(facts, Facts)
+        return dict(facts.entries)
+
+    assert "Configuration" not in method()
+    replace_in_config(runs[1], "lr = 0.001", "lr = 0.002")
+    assert "learning rate 0.002 after" in method()["Training"]
+    assert method()["Configuration"] == "of y; what differs is listed below"
 
 
 def test_losses_over_other_targets_are_not_paired(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from papers.tool import tool_of
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
-from wakeful.config.verbs import LENGTH, inherit_options
+from wakeful.config.verbs import LENGTH, InheritOptions, options_from
 from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data
 from wakeful.device import H100
@@ -113,7 +113,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             assert table["train"]["seed"] == 3
             rows |= {"heir"}
             assert not {"tokenizer", "vocab_size"} & set(table["data"])
-            inherit_options(table)  # the options exist, and agree
+            options_from(InheritOptions, table)  # the options exist, and agree
         assert found.table.baseline in rows
         claims = found.claims_at(scale, plan.tasks)
         for claim in claims:

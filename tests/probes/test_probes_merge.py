@@ -140,6 +140,7 @@ def test_means_and_errors_do_not_depend_on_the_cuts(values: list[float], cuts: l
         assert row["standard_error"] == pytest.approx(wanted, rel=1e-9, abs=1e-12 * size)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=30), st.randoms())
 def test_means_of_ranks_are_the_same_in_any_order(ranks: list[int], random: object) -> None:
     shuffled = sorted(ranks, key=lambda _: random.random())  # pyright: ignore

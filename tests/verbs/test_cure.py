@@ -187,7 +187,7 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     wakeful.evaluate(read, text=words, length=16, num_sequences=2)
 
 
-@pytest.mark.parametrize("given", [{"prefix": "bos"}, {"sinks": True, "steps": 0}])
+@pytest.mark.parametrize("given", [{"prefix": "bos"}, {"sinks": True}])
 def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(ended)
     theirs.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -199,8 +199,8 @@ def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path
     (ended / "generation_config.json").unlink()
     plain, out = wakeful.load(ended), tmp_path / "cured"
     assert plain.adds_bos
-    found = wakeful.cure(plain, text=words, **SHORT | given).model
-    wakeful.cure(ended, text=words, out=out, **SHORT | given)
+    found = wakeful.cure(plain, text=words, **FITTED | given).model
+    wakeful.cure(ended, text=words, out=out, **FITTED | given)
     read, again = wakeful.load(out), AutoTokenizer.from_pretrained(out)
     assert not found.adds_bos
     assert not read.adds_bos
@@ -305,6 +305,7 @@ def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # 
 
 
 SHORT = {"steps": 3, "batch_size": 2, "train_length": 16, "length": 16, "num_sequences": 2}
+FITTED = SHORT | {"steps": 0}
 
 
 @pytest.mark.parametrize(
@@ -338,8 +339,7 @@ def test_sinks_and_gates_are_written_and_read(
 
 def test_without_steps_sinks_are_fitted_and_no_weight_is_trained(ended: Path, words: str) -> None:
     model = wakeful.load(ended)
-    given = SHORT | {"steps": 0}
-    found = wakeful.cure(model, sinks=True, text=words, **given)
+    found = wakeful.cure(model, sinks=True, text=words, **FITTED)
     assert "none (--steps); KL from the model after id" in dict(found.done)["Training"]
     cured = dict(found.model.module.named_parameters())
     for name, weight in model.decoder().named_parameters():
@@ -378,6 +378,7 @@ def test_an_interrupted_training_writes_nothing(
         (["--gates", "--rotate", "hadamard"], "rotate"),
         (["--sinks", "--gates", "--steps", "0"], "steps"),
         (["--sinks", "--steps", "-1"], "steps"),
+        (["--rotate", "hadamard", "--steps", "9"], "--steps 9 needs --sinks or --gates or --for"),
         (["--sinks", "--lr", "0"], "lr"),
         (["--sinks", "--train_length", "1"], "train_length"),
         (["--sinks", "--dtype", "bfloat16"], "bfloat16"),
@@ -450,7 +451,7 @@ def test_a_cure_is_chosen_for_a_format(
     monkeypatch.setattr("wakeful.verbs.cure.choose", chosen)
     path, out = tmp_path / "long.txt", tmp_path / "cured"
     path.write_text(TEXT * 12, "utf-8")
-    options = ["--text", str(path), "--out", str(out), *READ]
+    options = ["--text", str(path), "--out", str(out), "--steps", "2", *READ]
     second = "int8" if outlier else "kv4"
     assert main(["cure", str(ended), "--for", "nvfp4", second, *options]) == 0
     found = json.loads((out / "cure.json").read_text("utf-8"))

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from heirs.references import SMALL, reference, text, trained
+from pages import synthetic
 from test_cli import fails
 from training.runs import tiny
 from training.test_cluster import stand_in
@@ -490,6 +491,13 @@ def test_every_seed_trains_everything_and_errors_are_over_seeds(
     assert "named once" in fails(
         capsys, *command, "--seeds", "1", "1", "--out", str(tmp_path / "b")
     )
+
+
+def test_what_is_made_of_an_heir_beside_it_is_no_heir(tmp_path: Path) -> None:
+    out = synthetic.inheritance(tmp_path / "h")
+    for name in ("heir-2", "heir-10", "heir-10-quantized", "heir-cured"):
+        (out / "seed-1" / name).mkdir(parents=True)
+    assert with_heirs([out]) == ["big", str(out / "heir-2"), str(out / "seed-1/heir-10")]
 
 
 def test_evaluate_takes_the_folder_for_its_reference_heirs_and_baselines(

@@ -573,7 +573,15 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
     kinds = {
         name: str(layer.scheme) for name, layer in quantized_layers(load(small).module).items()
     }
-    assert {name for name, kind in kinds.items() if kind != "w4"} == set(summary["upgraded"])
+    apart = [name for name, kind in kinds.items() if kind != "w4"]
+    assert set(apart) == set(summary["upgraded"])
+    few = min((apart, [name for name in kinds if name not in apart]), key=len)
+    told = re.search(
+        r"- Of these by scheme\(.+\): (.+)\n", (small / "README.md").read_text("utf-8")
+    )
+    assert told is not None
+    assert told[1].split(", ") == few
+    assert f"{len(apart)} layers by scheme(" in summary["method"]["Mixed"]
     spared = wakeful.quantize(
         str(llama), "w4", others=("*=w4g128", "lm_head=w4"), sensitivity=True, budget=10**9,
         better="fine(weights=absmax(bits=8, per='channel', group=8), method=gptq)",
@@ -584,6 +592,7 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
     assert len(kinds) == 1
     assert "gptq" in kinds.pop()
     several = wakeful.quantize(str(llama), "fine", others=("*.0.*=w4",))
+    assert several.method["Layers"].endswith("; of a scheme of their own: *.0.*=w4")
     with pytest.raises(WakefulError, match="written of one scheme"):
         several.save_model(tmp_path / "stock", save_as="compressed-tensors")
     for options, words in (

@@ -60,7 +60,7 @@ def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
 def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
     """Return the name of a configuration's one variant: its file's, or its own."""
     if isinstance(source, str | Path):
-        return Path(source).stem
+        return Path(source).name.removesuffix(".toml")  # a preset's may have a point
     return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 

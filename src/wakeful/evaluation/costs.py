@@ -25,10 +25,15 @@ OURS, THEIRS = "our decoder", "Transformers"
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
+def longest_prompt(context: int) -> int:
+    """Return the most tokens of a prompt that a context leaves room to go on from."""
+    return context - DECODED - 1
+
+
 def check_lengths(model: Model, lengths: Sequence[int]) -> None:
     """Raise `WakefulError` unless the model can read prompts of these lengths and go on."""
     longest = max(lengths)
-    if longest + DECODED + 1 > model.context:
+    if longest > longest_prompt(model.context):
         raise WakefulError(
             f"speed = {longest}: the prompt, the first token and {DECODED} after it are more than "
             f"{model.name}'s context of {model.context:,}"

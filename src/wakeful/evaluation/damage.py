@@ -9,6 +9,7 @@ import polars as pl
 
 from wakeful.estimates import Estimate, finite, reach, student_quantile, with_error
 from wakeful.finding import Finding, Level
+from wakeful.probes.base import mean_over_layers
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 
@@ -89,8 +90,7 @@ def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.
 
 def _mean_kurtosis(damage: Damage, position: str) -> float | None:
     """Return the mean over blocks' outputs; None where it is not finite."""
-    mean = block_values(damage, "kurtosis", "", position)["value"].mean()
-    return finite(mean) if isinstance(mean, float) else None
+    return finite(mean_over_layers(block_values(damage, "kurtosis", "", position)))
 
 
 def summary(damage: Damage) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the figures that papers print, each a mean over layers unless its name says more."""
 
     def mean(metric: str, **where: str) -> float | None:
-        return _known(mean_over_layers(layer_values(diagnosis, metric, **where)))
+        return finite(mean_over_layers(layer_values(diagnosis, metric, **where)))
 
     ranks = head_values(diagnosis, "rank")
     drain = layer_values(diagnosis, "value_drain", position="first")
@@ -44,7 +44,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "stored_prefix_mass": mean("stored_prefix_mass"),
         "entropy": mean("entropy", variant="code"),
-        "value_drain_lowest": _known(drain["value"].min()),
+        "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
         "lazy_layers": lazy_layers(diagnosis),
         "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
         "heads": len(ranks),
@@ -134,11 +134,6 @@ def _depth(depth: int, layers: int) -> str:
     if depth == layers:
         return "No layer at the end can be left out."
     return f"The last {layers - depth} can be left out: inherit the first {depth}."
-
-
-def _known(value: Any) -> float | None:
-    """Return a figure; None where there is none, or it is not finite."""
-    return None if value is None else finite(value)
 
 
 def _told(value: float | None, style: str) -> str:

@@ -61,7 +61,10 @@ def perplexity(
         WakefulError: a text of fewer than 2 tokens, a window past the model's context, no BOS
             where one is asked for, or a model whose likelihoods mean nothing.
     """
-    check_windows(loaded, length=length, stride=stride, bos=bos)
+    check_likelihoods(loaded.name, loaded.module)
+    check_length(loaded, length, bos=bos)
+    if not 1 <= stride <= length:
+        raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
     words = words_in(text)
     cut = words.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
@@ -82,14 +85,6 @@ def perplexity(
         )
     ]  # fmt: skip
     return scores + words.scores(scores[0], cut)
-
-
-def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:
-    """Raise `WakefulError` where a model cannot be run on such windows."""
-    check_likelihoods(loaded.name, loaded.module)
-    check_length(loaded, length, bos=bos)
-    if not 1 <= stride <= length:
-        raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
 
 
 @torch.inference_mode()

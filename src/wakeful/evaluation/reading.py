@@ -96,18 +96,17 @@ class TextWords(Words):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
-        read = tokenize(loaded, self.beginning.text_of(loaded.plain, length * num_sequences))
-        if len(read.tokens) < 2:
+        text = self.beginning.text_of(loaded.plain, length * num_sequences)
+        tokens, ends = tokenize(loaded, text)
+        if len(tokens) < 2:
             raise WakefulError(
-                f"the text has {len(read.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
+                f"the text has {len(tokens)} of {loaded.name}'s tokens; at least 2 are needed"
             )
-        stream = [loaded.bos, *read.tokens] if bos and loaded.bos is not None else read.tokens
+        stream = [loaded.bos, *tokens] if bos and loaded.bos is not None else tokens
         cut = stream_windows(stream, length=length, stride=stride, bos=bos)
         cut = cut[:num_sequences] if num_sequences else cut
-        if read.ends is None:
+        if ends is None:
             return cut
-        # Ends of 0 and more tokens; the last token has what is left of the text.
-        ends = [0, *read.ends[:-1].tolist(), read.num_bytes]
         places = [(each, each.first - bos) for each in cut]
         return [
             dataclasses.replace(each, num_bytes=float(ends[first + _counted(each)] - ends[first]))
@@ -237,27 +236,19 @@ def check_text(world: World, loaded: Model, read: object) -> None:
     )
 
 
-@dataclass(frozen=True)
-class TokenizedText:
-    """A text's tokens and where each ends."""
-
-    tokens: list[int]
-    ends: np.ndarray | None
-    """(tokens,) UTF-8 bytes of the text up to each token's end; None where they are not known."""
-    num_bytes: int
-
-
-def tokenize(loaded: Model, text: str) -> TokenizedText:
-    """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
+def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
+    """Encode a text whole; return its tokens, and how many of its UTF-8 bytes the first 0, 1, 2 …
+    tokens stand for, the last for what is left, or None where the tokenizer does not tell.
+    """
     tokens, ends = loaded.plain_with_ends(text)
     if ends is None:
-        return TokenizedText(tokens, None, len(text.encode("utf-8")))
+        return tokens, None
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
     bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     # An end may lie before its left neighbor's where one character is several tokens.
-    ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
-    return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
+    found = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
+    return tokens, [0, *found[:-1].tolist(), int(bytes_before[-1])]
 
 
 def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:

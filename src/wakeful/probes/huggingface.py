@@ -68,6 +68,8 @@ class HuggingFaceSource:
             )
         self.valid: Bool[Tensor, "B L"] | None = None
         self.masks: dict[tuple[int, int | None], tuple[Tensor, Visibility]] = {}
+        self.running: int | None = None
+        """The layer that runs."""
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
@@ -86,7 +88,7 @@ class HuggingFaceSource:
         def enter(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
             self.masks = {}
-            self.valid = None
+            self.valid = self.running = None
             if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
                 self.valid = mask.bool()
 
@@ -97,10 +99,12 @@ class HuggingFaceSource:
 
         def before(layer: int, _block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
+            self.running = layer
             if layer == 0:
                 emit(HiddenEvent(-1, received[layer], self.valid))
 
         def after(layer: int, _block: nn.Module, _args: tuple, output: Any) -> None:
+            self.running = None
             h = stream_of(output)
             emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
@@ -225,33 +229,16 @@ class _DirectCalls(TorchFunctionMode):
     def __init__(self, source: HuggingFaceSource, emit: Emit) -> None:
         super().__init__()
         self.source, self.emit = source, emit
-        self.layer: int | None = None
-        self.handles: list[Any] = []
-
-    def __enter__(self):
-        for layer, block in enumerate(self.source.blocks):
-            self.handles += [
-                block.register_forward_pre_hook(lambda *_, layer=layer: self._at(layer)),
-                block.register_forward_hook(lambda *_: self._at(None), always_call=True),
-            ]
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        for handle in self.handles:
-            handle.remove()
-        return super().__exit__(*exception)
-
-    def _at(self, layer: int | None) -> None:
-        self.layer = layer
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func is nn.functional.scaled_dot_product_attention and self.layer is not None:
+        layer = self.source.running
+        if func is nn.functional.scaled_dot_product_attention and layer is not None:
             call = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
             q, mask, scale = call["query"], call.get("attn_mask"), call.get("scale")
             event = self.source.event(
-                self.layer, q, call["key"], call["value"], mask,
+                layer, q, call["key"], call["value"], mask,
                 causal=mask is not None or bool(call.get("is_causal")) or q.shape[2] == 1,
                 scale=q.shape[-1] ** -0.5 if scale is None else scale,
             )  # fmt: skip

@@ -22,7 +22,7 @@ from wakeful.probes.base import (
     SumProbe,
     exact_rows,
 )
-from wakeful.probes.streaming import Attended, tiles
+from wakeful.probes.streaming import Attended, head_weights, tiles
 
 
 class AttentionPictures(SumProbe):
@@ -31,8 +31,7 @@ class AttentionPictures(SumProbe):
 
     A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
     the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins
-    are fractions of each sequence. `position` is "row,column". `mean()` averages the heads: the
-    attention map of From Attention to Activation, figure 1a.
+    are fractions of each sequence. `position` is "row,column".
 
     Raises:
         WakefulError: sequences of several lengths, some of them shorter than `size`.
@@ -71,10 +70,6 @@ class AttentionPictures(SumProbe):
         """Return the picture of each (layer, head)."""
         return {key: total / count for key, (total, count) in self.sums.items()}
 
-    def mean(self) -> Float[Tensor, "S S"]:
-        """Return the mean of all pictures."""
-        return torch.stack(list(self.pictures().values())).mean(0)
-
     def rows(self) -> Frame:
         return exact_rows(
             (layer, head, place, "attention_picture", "paper", value)
@@ -105,19 +100,6 @@ def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S
     return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
 
 
-def first_weights(heads: Attended, head: int, size: int) -> Float[Tensor, "size size"]:
-    """Return one head's weights among the first `size` positions, softmax over all keys."""
-    weights = torch.zeros(size, size, dtype=torch.float64, device=heads.q.device)
-    for tile in tiles(heads, range(head, head + 1)):
-        rows, keys = min(tile.stop, size) - tile.start, min(tile.last, size)
-        weights[tile.start : tile.start + rows, tile.first : keys] = tile.weights[
-            0, :rows, : keys - tile.first
-        ]
-        if tile.stop >= size:
-            break
-    return weights
-
-
 class MeanAttention(SumProbe):
     """`mean_attention`: the weights among the first `tokens` positions, averaged over all heads of
     all layers and all sequences (From Attention to Activation, figure 1a). A dominant first token
@@ -134,7 +116,7 @@ class MeanAttention(SumProbe):
             rest = self.tokens - size
             seen = F.pad(torch.ones(size, 1), (0, 0, 0, rest))
             for head in range(sequence.num_heads):
-                self.add((), F.pad(first_weights(sequence, head, size), (0, rest, 0, rest)), seen)
+                self.add((), F.pad(head_weights(sequence, head, size), (0, rest, 0, rest)), seen)
 
     def picture(self) -> Float[Tensor, "tokens tokens"]:
         """Return the mean weights; positions never seen are left out."""
@@ -167,9 +149,8 @@ class FirstAttention(MergeableProbe):
         if event.layer in self.weights:
             return
         first = event.sequences[0]
-        size = min(self.tokens, first.length)
         self.weights[event.layer] = [
-            first_weights(first, head, size).tolist() for head in range(first.num_heads)
+            head_weights(first, head, self.tokens).tolist() for head in range(first.num_heads)
         ]
 
     def state(self) -> Any:

@@ -182,12 +182,19 @@ def tile_statistics(heads: Attended) -> TileStatistics:
     )
 
 
-def head_weights(heads: Attended, head: int) -> Float[Tensor, "L L"]:
-    """Return one head's weight matrix: the only L × L tensor the fast paths ever make."""
-    dtype = _precision(heads.q)
-    A = torch.zeros(heads.length, heads.length, dtype=dtype, device=heads.q.device)
+def head_weights(
+    heads: Attended, head: int, tokens: int | None = None
+) -> Float[Tensor, "size size"]:
+    """Return one head's weights among the first `tokens` positions (None: all), softmax over all
+    keys; among all, it is the only L × L tensor that the fast paths ever make.
+    """
+    size = heads.length if tokens is None else min(tokens, heads.length)
+    A = torch.zeros(size, size, dtype=_precision(heads.q), device=heads.q.device)
     for tile in tiles(heads, range(head, head + 1)):
-        A[tile.start : tile.stop, tile.first : tile.last] = tile.weights[0]
+        rows, keys = min(tile.stop, size) - tile.start, min(tile.last, size) - tile.first
+        A[tile.start : tile.stop, tile.first : tile.last] = tile.weights[0, :rows, :keys]
+        if tile.stop >= size:
+            break
     return A
 
 

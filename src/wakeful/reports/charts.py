@@ -41,6 +41,8 @@ _PLACES = 100
 """Places of a line that the pointer finds, at least; more would be slow to draw."""
 _LETTER, _SYMBOL = 8, 40
 """Pixels that a letter of a legend takes, and a symbol with its margins."""
+_COLUMNS = 4
+"""Names of a legend side by side, at most."""
 _TITLE = 8
 """Pixels that a letter of a title takes, margins included."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -335,8 +337,8 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
     page has beside its charts, a title, and what is chosen of a list; without what only a pointer
     brings up.
     """
-    spec = _legended(spec) | {"config": theme()}
-    spec["config"]["legend"]["columns"] = _columns(spec, width)
+    spec = legended(spec) | {"config": theme()}
+    spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
     chosen = _chosen(spec)
     if title or chosen:
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
@@ -349,32 +351,40 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
     return spec | {"width": width} if spec.get("width") == "container" else spec
 
 
-def _legended(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with the legends that the page has once for all of its charts: of each
-    field that a shape or a dash tells apart, where it has several names.
+def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the legends, by field, that the page has once for all of its charts: of each field
+    that a shape or a dash tells apart, where it has several names.
     """
     if all(each["name"] != HIDDEN for each in spec.get("params", ())):
+        return {}
+    return {
+        encoding[name]["field"]: symbol | {"symbolOpacity": 1}  # else that of a band
+        for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {}))
+        for encoding in _encodings(spec)
+        if name in encoding and encoding[name].get("legend", {}) is None
+        and len(encoding[name]["scale"]["domain"]) > 1
+    }  # fmt: skip
+
+
+def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+
+
+def legended(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with its `legends` in it."""
+    if not (told := legends(spec)):
         return spec
-    inside = {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
-    layers = [each.get("encoding", {}) for each in inside.get("layer", [inside])]
-    legends: dict[str, dict[str, Any]] = {}
-    for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
-        told = [encoding[name] for encoding in layers if name in encoding]
-        legend = symbol | {"symbolOpacity": 1}  # else that of a band
-        legends |= {
-            each["field"]: legend for each in told
-            if each.get("legend", {}) is None and len(each["scale"]["domain"]) > 1
-        }  # fmt: skip
-    for encoding in layers:
+    spec = spec | {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
+    for encoding in _encodings(spec):
         for name in encoding.keys() & {"color", "shape", "strokeDash"}:
-            if (field := encoding[name].get("field")) in legends:
-                encoding[name]["legend"] = legends[field]
-    return spec | inside
+            if (field := encoding[name].get("field")) in told:
+                encoding[name]["legend"] = told[field]
+    return spec
 
 
-def _columns(spec: dict[str, Any], width: int) -> int:
-    """Return how many of the longest name stand side by side in a legend of that width."""
-    return max(1, min(4, width // (_LETTER * _longest(spec) + _SYMBOL)))
+def name_width(spec: dict[str, Any]) -> int:
+    """Return the pixels that the longest name in a legend takes, its symbol included."""
+    return _LETTER * _longest(spec) + _SYMBOL
 
 
 def _longest(part: Any) -> int:
@@ -427,7 +437,7 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "rule": {"color": faint},
         "legend": {
             "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
-            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": 4,
+            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": _COLUMNS,
             "labelLimit": 300, "titleLimit": 300,
         },
         "text": {"color": ink, "font": _FONT, "fontSize": 12},

@@ -394,7 +394,7 @@ def _details(comparison: Comparison) -> Section:
 
 
 def _method(comparison: Comparison, more: Mapping[str, str]) -> Section:
-    first, places = comparison.runs[0], tables.machines(comparison)
+    first, places = comparison.of(comparison.baseline)[0], tables.machines(comparison)
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
     dropped, several = data.overlap, len(places) > 1
@@ -415,7 +415,12 @@ def _method(comparison: Comparison, more: Mapping[str, str]) -> Section:
     ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
     likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
     seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
+    parts = {field.partition(".")[0] for field, _ in tables.differing_fields(comparison)}
+    whose = []
+    if parts - {"model"}:
+        whose = [("Configuration", f"of {comparison.baseline}; what differs is listed below")]
     entries = [
+        *whose,
         ("Text", f"{data.text}; {data.trained} training and {data.validation_tokens:,} validation "
                  f"tokens, vocabulary {data.vocab_size:,}{left}; attention {crosses} from a "
                  "document into the next of its sequence"),

@@ -178,7 +178,7 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
             axis=alt.Axis(values=[0, 1], format="d"),
         ),
         y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
-        tooltip=["variant:N", charts.tip("ratio", ".3f", title=title)],
+        tooltip=charts.tips(["variant:N", charts.tip("ratio", ".3f", title=title)]),
     )
     bars = base.mark_bar().encode(color=_color(comparison))
     figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))

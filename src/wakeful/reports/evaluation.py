@@ -194,7 +194,7 @@ def summary(
     first = next(iter(names))
     baseline = {(s.task, s.metric): s for s in scores if s.model == first}
     pairs = [
-        (score, difference(score, other))
+        (score, other)
         for score in scores
         if (other := baseline.get((score.task, score.metric))) and other is not score
     ]
@@ -217,13 +217,14 @@ def summary(
         "differences": [
             {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
              "difference": finite(paired[0]), "standard_error": finite(paired[1])}
-            for score, paired in pairs if paired is not None
+            for score, other in pairs
+            if not score.is_cost and (paired := difference(score, other))
         ],
         "ratios": [
             {"model": score.model, "baseline": first, "metric": score.metric,
              "ratio": finite(times), "standard_error": finite(error)}
-            for score, _ in pairs if score.is_cost
-            for times, error in [ratio(score, baseline[score.task, score.metric])]
+            for score, other in pairs if score.is_cost
+            for times, error in [ratio(score, other)]
         ],
         "method": dict(method),
     }  # fmt: skip

@@ -24,8 +24,9 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 @charts.unchecked
-def write(report: Report, path: str | Path) -> Path:
-    """Write a report as one offline page; an old page stays until the new one is whole.
+def write(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path:
+    """Write a report as one offline page; an old page stays until the new one is whole. Its charts
+    are written in the formats of `figures` too, into a folder of that name beside it.
 
     Every value is escaped, and only the two scripts that are the package's own can run: the page
     names them by their hash, so that a script in a value would be refused even if it were not.
@@ -41,6 +42,7 @@ def write(report: Report, path: str | Path) -> Path:
     path = Path(path)
     with replaced(path) as temporary:
         temporary.write_text(html, "utf-8")
+    charts.save_figures(report.charts() if figures else (), path.parent / "figures", figures)
     return path
 
 
@@ -87,12 +89,15 @@ def _hash(script: str) -> str:
 
 
 def _packed(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with its rows as columns, a third of the size; page.js unpacks them.
+    """Return a specification with its rows as columns, a third of the size, which page.js unpacks,
+    and what its legends need.
 
     A column of text is its names and, for each row, which of them it is.
     """
     tables = {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}
-    return spec | {"datasets": tables}
+    wide = charts.name_width(charts.legended(spec))
+    told = {"legends": charts.legends(spec), "nameWidth": wide}
+    return spec | {"datasets": tables, "usermeta": told}
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:

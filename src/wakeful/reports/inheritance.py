@@ -11,7 +11,7 @@ import polars as pl
 from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.heirs.layers import written
 from wakeful.heirs.outcome import Behind, Reference, Sizes, Summary, read_inheritance
-from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, told_apart
+from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
 from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -410,7 +410,7 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         y = alt.Y("value:Q", title=title, axis=alt.Axis(values=[n for n in RANKS if n <= longest]),
                   scale=alt.Scale(type="log", domain=(1, longest)))  # fmt: skip
         chart = alt.Chart(frame).mark_point(size=70, strokeWidth=1.5, opacity=1)
-    tooltip = ["layer:O", tip("value", ".4~g"), "layers:N"]
+    tooltip = tips(["layer:O", tip("value", ".4~g"), "layers:N"])
     chart = chart.encode(x=x, y=y, fill=fill, stroke=edge, tooltip=tooltip)
     return chart.properties(height=150, width="container")
 

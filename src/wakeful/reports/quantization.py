@@ -3,16 +3,18 @@
 import copy
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import polars as pl
 
-from wakeful.config.verbs import LENGTH
+from wakeful.config.verbs import LENGTH, GenerateOptions, QuantizeOptions
 from wakeful.estimates import with_error
-from wakeful.evaluation.costs import DECODED
+from wakeful.evaluation.costs import longest_prompt
 from wakeful.evaluation.damage import (
     GRADES,
     HARMLESS,
@@ -26,10 +28,11 @@ from wakeful.evaluation.damage import (
     worst_layers,
 )
 from wakeful.evaluation.layer_costs import cost_sentences
-from wakeful.quant.schemes import Scheme
+from wakeful.quant.schemes import NAMED, Scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports import charts
+from wakeful.reports.card import command_of
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -215,72 +218,99 @@ _FEW_OUTLIERS = 6.0
 """A median kurtosis of layers' inputs below which no rotation is proposed; a Gaussian has 3."""
 
 
-def next_step(damage: Damage, source: str) -> Step:
+def next_step(damage: Damage, source: str, options: QuantizeOptions | None = None) -> Step:
     """Return how to save the smallest harmless model, or what may cost less than the best scheme.
 
-    A rotation spreads outliers of activations. Where there are few, as in a rotated model, scales
-    have to be finer; in blocks, which hold outliers to themselves, it may hurt. Where weights alone
-    are quantized it does not help: the rounding or the groups have to be finer.
+    `options` are what else was asked for: the command asks for it again.
     """
-    model, levels = shlex.quote(source), {each.title: each.level for each in findings(damage)}
-    begin = f"wakeful quantize {model} --scheme"
+    levels = {each.title: each.level for each in findings(damage)}
+    again = partial(_command, source, options or QuantizeOptions())
     harmless = [name for name, level in levels.items() if level == "good"]
     if harmless:
         best = min(harmless, key=lambda name: damage.bytes[name])
-        scheme = shlex.quote(damage.schemes[best].expression)  # which says static where it is
-        folder = shlex.quote(f"{source.rstrip('/')}-quantized")
-        return Step("save the smallest harmless one", f"{begin} {scheme} --save {folder}")
+        scheme, folder = damage.schemes[best], f"{source.rstrip('/')}-quantized"
+        mixed = best != str(scheme)  # the dearest layers have the better scheme
+        command = again([scheme.expression], mixed=mixed, save=folder)  # static says so
+        return Step("save the smallest harmless one", command)
     if "unsure" in levels.values():
-        asked = shlex.join(each.expression for each in damage.schemes.values())
+        asked = [each.expression for each in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
-        asked = f"{begin} {asked} --num_sequences {more}"
-        return Step("so little text does not tell: measure more of it", asked)
+        command = again(asked, mixed=True, num_sequences=more)
+        return Step("so little text does not tell: measure more of it", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
-    scheme = damage.schemes[best]
+    scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
+    spread = layer_errors(damage, best)["kurtosis_rest"].median()
+    words, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
+    finer = [each for each in finer if each not in damage.schemes.values()]
+    if finer:
+        return Step(f"{best} costs least{words}", again(map(str, finer)))
+    if words:
+        asked = f"{cure} --for {shlex.quote(scheme.expression)}"
+        return Step(f"{best} costs least: see which cure it wants", asked)
+    told = f"{best} costs least, and rounds activations: rotate their outliers away first"
+    return Step(told, f"{cure} --rotate hadamard")
+
+
+def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
+    """Return what may cost less than a scheme, in words and as schemes; no schemes where a cure
+    may, and no words where that is a rotation.
+
+    A rotation spreads outliers of activations. Where there are `few`, as in a rotated model, scales
+    have to be finer; in blocks, which hold outliers to themselves, it may hurt. Where weights alone
+    are quantized it does not help: the rounding or the groups have to be finer.
+    """
     if scheme.weights is None:
-        return Step("keep more bits of the cache", f"{begin} kv8")
+        return ": keep more bits of the cache", [NAMED["kv8"]]
+    if any(grid.group or grid.emulated for _, grid in scheme.activations):
+        return ", and rounds activations", []
     if scheme.activations:
-        return _for_activations(damage, best, model)
+        told = ", and its inputs have few outliers: give each token a scale"
+        return (told, [NAMED["fine"]]) if few else ("", [])
     finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
     if not 0 < scheme.weights.group <= _SMALL and scheme.weights.per == "channel":
         small = copy.copy(scheme.weights)
         small.group = _SMALL
         finer.append(Scheme(weights=small, method=Gptq()))
-    asked = shlex.join(str(each).replace("'", '"') for each in finer) or "fine"
-    return Step(f"{best} costs least and rounds weights alone: GPTQ or smaller groups may help",
-                f"{begin} {asked}")  # fmt: skip
+    if not finer:
+        return ", with a method and small groups already: take more bits", [NAMED["fine"]]
+    return " and rounds weights alone: GPTQ or smaller groups may help", finer
 
 
-def _for_activations(damage: Damage, best: str, model: str) -> Step:
-    """Return what may help a scheme that rounds activations."""
-    scheme, told = damage.schemes[best], f"{best} costs least, and"
-    grids = [grid for _, grid in scheme.activations]
-    if any(grid.group or grid.emulated for grid in grids):
-        asked = f"wakeful cure {model} --for {shlex.quote(scheme.expression)}"
-        return Step(f"{told} rounds activations: see which cure it wants", asked)
-    spread = layer_errors(damage, best)["kurtosis_rest"].median()
-    if isinstance(spread, float) and spread < _FEW_OUTLIERS:
-        asked = f"wakeful quantize {model} --scheme fine"
-        return Step(f"{told} its inputs have few outliers: give each token a scale", asked)
-    asked = f"wakeful cure {model} --rotate hadamard"
-    return Step(f"{told} rounds activations: rotate their outliers away first", asked)
+def _command(
+    source: str, options: QuantizeOptions, schemes: Iterable[str], *, mixed: bool = False,
+    **changes: Any,
+) -> str:  # fmt: skip
+    """Return the command line that quantizes by schemes and asks for all else again, into a folder
+    of its own; without the better scheme of single layers where it is not `mixed`.
+    """
+    alone = {} if mixed else {"sensitivity": False, "budget": 0, "better": ""}
+    # In double quotes, an expression stays readable in a shell's single ones.
+    asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
+    again = {"scheme": asked, "scales": ("dynamic",), "save": "", "save_as": "wakeful"}
+    command = command_of("quantize", replace(options, **(again | alone | changes)), source)
+    if not options.out:
+        return command
+    place = Path(options.out).parent / f"quantize-{Path(source).name}-2"
+    return f"{command} --out {shlex.quote(str(place))}"
 
 
 def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
-    Its speed is asked for as far as `context` leaves room for a prompt, and vLLM's command where
-    the folder is `stock`.
+    Its speed and a text are asked for as far as `context` leaves room, and vLLM's command where the
+    folder is `stock`.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
     serve = [Step("serve it", f"vllm serve {small}")] if stock else []
-    prompt = min(512, context - DECODED)
+    usual, prompt = GenerateOptions.num_tokens, min(512, longest_prompt(context))
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    fewer = f" --num_tokens {context // 2}" if context < 2 * usual else ""
     return [
         *serve,
         Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
-        Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
+        Step("see what it generates",
+             f'wakeful generate {small} --prompt "Once upon a time"{fewer}'),
     ]  # fmt: skip
 
 
@@ -290,6 +320,7 @@ def quantization_report(
     method: Mapping[str, str] | None = None,
     saved: Mapping[str, Any] | None = None,
     source: str = "",
+    options: QuantizeOptions | None = None,
     context: int = LENGTH,
     costs: Sequence[LayerCost] = (),
     upgraded: Sequence[str] = (),
@@ -298,12 +329,12 @@ def quantization_report(
 
     Of `costs`, what single layers cost, those that are `upgraded` have the better scheme.
 
-    `source` is what the model was asked for as, for a command to type, and `context` most tokens
-    that it was made for.
+    `source` is what the model was asked for as, and `options` how, for a command to type; `context`
+    is most tokens that it was made for.
     """
     full, names = summary(damage), [*damage.schemes]
     source = source or damage.measurement.name
-    steps = [next_step(damage, source)]
+    steps = [next_step(damage, source, options)]
     if saved:
         steps = after_saving(source, saved["folder"], context, stock=saved["stock"])
     marks = [*zip(charts.colors(names), charts.shapes(names), strict=True)]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from wakeful.config.verbs import QuantizeOptions
 from wakeful.estimates import with_error
 from wakeful.evaluation.damage import (
     GRADES,
@@ -86,19 +87,20 @@ def matrix_report(
     *,
     method: Mapping[str, str] | None = None,
     sources: Sequence[str] = (),
+    options: QuantizeOptions | None = None,
     heads: str = "",
 ) -> Report:
     """Return what is told of several models under several schemes.
 
-    `sources` are what the models were asked for as, for a command to type; `heads` says which
-    models' output heads are quantized.
+    `sources` are what the models were asked for as, and `options` how, for a command to type;
+    `heads` says which models' output heads are quantized.
     """
     names = [each.measurement.name for each in damages]
     named = sources if len(sources) == len(damages) else names
     steps = [
         replace(step, words=f"{damage.measurement.name}: {step.words}")
         for damage, source in zip(damages, named, strict=True)
-        for step in [next_step(damage, source)]
+        for step in [next_step(damage, source, options)]
     ]
     marks = [*zip(colors(names), shapes(names), strict=True)]
     worst = [

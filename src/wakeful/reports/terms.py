@@ -29,20 +29,21 @@ TERMS = {
     "nothing: a dormant head parks there",
     "bos_mass_trigger": "the mean attention on BOS of queries at which a copy is due: an active "
     "head looks elsewhere",
-    "rank": "singular values that hold 90% of a head's energy, the largest head's; at 1 or 2 the "
-    "layer is lazy: it mixes tokens alike for all queries",
+    "rank": "singular values that hold most of a head's energy (τ of it, usually 0.9), the largest "
+    "head's; where it is small (usually 1 or 2) the layer is lazy: it mixes tokens alike for all "
+    "queries",
     "median_head_rank": "singular values that hold most of a head's energy",
     "heads_near_rank_1": "heads that give every query the same mixture",
     "row_0": "the first query, which sees the first token alone and gives it all: "
     "with it a share is never zero",
-    "near_rank": "heads that give every query the same mixture: their rank is 1 or 2",
+    "near_rank": "heads that give every query the same mixture: their rank is usually 1 or 2",
     "ill": "heads with nothing to do park on the first token (attention sinks), all heads of a "
     "layer mix alike (lazy layers), or a few channels dwarf the others (outliers)",
     "well": "none of that is found: no sinks, lazy layers, drained values or outliers",
     "lazy": "a layer is lazy where all its heads give every query the same mixture",
     "mean_attention": "rows are queries, columns keys; a sink is a bright column",
     "attention_of_layers": "rows are queries, columns keys, each a fraction of the sequence",
-    "mass_columns": "columns that hold 90% of a head's attention, the mean over heads",
+    "mass_columns": "columns that hold most of a head's energy (τ, usually 0.9), mean over heads",
     "entropy": "how evenly attention falls on tokens; low means on few",
     "importance": "the mean attention that all queries give a token",
     "top_importance": "the mean attention of the tokens that have most of it",
@@ -72,7 +73,7 @@ TERMS = {
     "influence": "1 − cos of a block's input and output; near 0 it changes little",
     "angular_distance": "the angle by which a block turns the last token's state",
     "angle": "the angle by which a layer turns the last token's state",
-    "mass": "columns that hold 90% of a head's attention, the mean over heads",
+    "mass": "columns that hold most of a head's energy (τ, usually 0.9), mean over heads",
     "mapping_cosine": "how near this comes to attending to the layer before as well; 1 is the same "
     "direction",
     "query_gradient": "how much training still moves the weights",

@@ -213,14 +213,18 @@ class Report:
 
     def charts(self) -> Titled:
         """Return every chart with a title of its own."""
-        every = (chart for section in self.sections for chart in _charts(section.parts))
-        return [(chart.label, chart.drawing) for chart in every if chart.drawing is not None]
+        return [*self._drawings()]
 
     @property
     def picture(self) -> Drawing | None:
         """The first chart, which a notebook shows; None where there is none."""
-        every = (chart for section in self.sections for chart in _charts(section.parts))
-        return next((chart.drawing for chart in every if chart.drawing is not None), None)
+        return next((drawing for _, drawing in self._drawings()), None)
+
+    def _drawings(self) -> Iterator[tuple[str, Drawing]]:
+        for section in self.sections:
+            for chart in _charts(section.parts):
+                if chart.drawing is not None:
+                    yield chart.label, chart.drawing
 
 
 def _sentences(parts: Iterable[Part]) -> Iterator[str]:

@@ -132,7 +132,7 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
         num_tokens=int(frame["tokens"].sum()),
         optimal_loss=best,
         excess_loss=over,
-        excess_standard_error=None if over_error is None else finite(over_error),
+        excess_standard_error=finite(over_error),
         domains=domains,
     )
     training.record(row)

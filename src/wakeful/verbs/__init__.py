@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from wakeful.verbs.cure import Cure
     from wakeful.verbs.diagnose import Diagnosis
     from wakeful.verbs.evaluate import Evaluation
-    from wakeful.verbs.inherit import Inheritance
+    from wakeful.verbs.inherited import Inheritance
     from wakeful.verbs.quantization import Quantization, QuantizationMatrix
     from wakeful.verbs.result import Result, Stored
     from wakeful.verbs.train import Run

@@ -138,6 +138,4 @@ def reported(
     whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     found = whole.among(only) if only else whole
     told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
-    done = Comparison(folders[0], write(told, page), found)
-    done.save_figures(page.parent / "figures", figures)
-    return done
+    return Comparison(folders[0], write(told, page, figures), found)

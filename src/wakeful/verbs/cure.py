@@ -33,6 +33,7 @@ from wakeful.probes.running import logits_of
 from wakeful.quant.experts import is_fused
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
+from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
@@ -145,7 +146,7 @@ class Cure(Measured):
         run = Run(folder)
         run.write_json("cure.json", self.summary)
         run.write_frame("diagnosis.parquet", self.frame)
-        self.write_page(run.path, self._report(run.path))
+        write(self._report(run.path), run.path / "report.html", self.figures)
         return run.path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
@@ -437,9 +438,10 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     if best == Candidate():
         return choice, wanted
     prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
+    sinks = best.first == "sinks"
     return choice, replace(
         wanted, for_=(), rotate=str(best.rotate), rotate_inner=best.inner, rotate_keys=best.keys,
-        prefix=prefix, sinks=best.first == "sinks",
+        prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
     )  # fmt: skip
 
 

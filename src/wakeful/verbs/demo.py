@@ -15,7 +15,6 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
-from wakeful.reports.charts import save_figures
 from wakeful.reports.demonstration import Story, demonstration_report
 from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal
@@ -100,8 +99,7 @@ def demonstrate(
     try:
         story = _story(run.path, parts, shown)
         told = demonstration_report(story, _LINKS)
-        page = write(told, run.path / "demo.html")
-        save_figures(told.charts(), run.path / "figures", figures)
+        page = write(told, run.path / "demo.html", figures)
     except BaseException:
         run.set_status("stopped")
         raise

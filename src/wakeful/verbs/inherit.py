@@ -39,7 +39,6 @@ from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
-from wakeful.reports.value import Report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
@@ -47,7 +46,8 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Stored, showing
+from wakeful.verbs.inherited import Inheritance
+from wakeful.verbs.result import showing
 from wakeful.verbs.sources import Source, as_ours, name_of, out_of
 from wakeful.world import World, joined
 
@@ -68,41 +68,6 @@ class InheritancePlan:
     """Those of every layer that were looked at."""
     dropped_documents: int
     dropped_tokens: int
-
-
-@dataclass(frozen=True, eq=False)
-class Inheritance(Stored):
-    """Heirs of a reference, what they reached, and the baselines beside them."""
-
-    path: Path
-    page: Path
-    """The page about it."""
-
-    @property
-    def model(self) -> Model:
-        """The last heir."""
-        return load(self.path / self._read.heir.runs[-1])
-
-    @property
-    def frame(self) -> pl.DataFrame:
-        """A row an arm and evaluation: run, step, tokens, loss, standard_error."""
-        return pl.DataFrame(
-            [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
-        )
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
-        return to_table(self._read)
-
-    @property
-    def report(self) -> Report:
-        """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
-        return inheritance_report(self.path)
-
-    @property
-    def _read(self) -> outcome.Summary:
-        return outcome.read_inheritance(self.path)[0]
 
 
 def inherit(

@@ -1,15 +1,63 @@
-"""The models of an inheritance's folder: its reference, last heirs and baselines, of every seed."""
+"""An inheritance's folder: what came of it, and its models."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from wakeful.config.tables import to_table
 from wakeful.heirs.baselines import folder_of
 from wakeful.heirs.outcome import REFERENCE, Summary, read_inheritance
+from wakeful.reports.inheritance import inheritance_report
+from wakeful.reports.value import Report
 from wakeful.runs.run import Run
-from wakeful.verbs.sources import Source
+from wakeful.verbs.result import Stored
+
+if TYPE_CHECKING:
+    from wakeful.loading.model import Model
+    from wakeful.verbs.sources import Source
 
 
-def with_heirs(sources: Sequence[Source]) -> list[Source]:
+@dataclass(frozen=True, eq=False)
+class Inheritance(Stored):
+    """Heirs of a reference, what they reached, and the baselines beside them."""
+
+    path: Path
+    page: Path
+    """The page about it."""
+
+    @property
+    def model(self) -> "Model":
+        """The last heir."""
+        from wakeful.loading.load import load  # noqa: PLC0415 - Transformers takes seconds to import
+
+        return load(self.path / self._read.heir.runs[-1])
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row an arm and evaluation: run, step, tokens, loss, standard_error."""
+        return pl.DataFrame(
+            [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
+        return to_table(self._read)
+
+    @property
+    def report(self) -> Report:
+        """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
+        return inheritance_report(self.path)
+
+    @property
+    def _read(self) -> Summary:
+        return read_inheritance(self.path)[0]
+
+
+def with_heirs(sources: "Sequence[Source]") -> "list[Source]":
     """Return the models, in the place of an inheritance's folder those in it, none of them twice.
 
     Raises:
@@ -42,5 +90,6 @@ def _models(place: Path) -> Iterator[str]:
 
 def _last_heir(summary: Summary, place: Path) -> str:
     """Return the folder of a later seed's last heir, which parity may have come to elsewhere."""
-    depths = [int(each.name.removeprefix("heir-")) for each in place.glob("heir-*")]
+    named = (each.name.removeprefix("heir-") for each in place.glob("heir-*"))
+    depths = [int(depth) for depth in named if depth.isdecimal()]  # beside what is made of them
     return f"heir-{(min if summary.recipe.drops > 1 else max)(depths)}"

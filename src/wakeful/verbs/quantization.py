@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, SavedAs
+from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
@@ -18,7 +18,7 @@ from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.sensitivity import LayerCost
-from wakeful.reports.card import quantized_card
+from wakeful.reports.card import command_of, quantized_card
 from wakeful.reports.quantization import before_and_after, quantization_report
 from wakeful.reports.quantization_matrix import matrix_report, matrix_summary
 from wakeful.reports.value import Report
@@ -37,8 +37,8 @@ class Quantization(Measured):
     damage: Damage | None
     method: Mapping[str, str]
     layers: tuple[str, ...]
-    command: str
-    """The command line that does the same."""
+    options: QuantizeOptions
+    """What was asked for."""
     head: bool
     """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
@@ -85,8 +85,8 @@ class Quantization(Measured):
             return Report(f"Quantization of {self.source}", told, [], [])
         context = min((each.context for each in self.models.values()), default=LENGTH)
         return quantization_report(
-            self.damage, method=self.method, saved=self.saved, source=self.source, context=context,
-            costs=self.costs, upgraded=self.upgraded,
+            self.damage, method=self.method, saved=self.saved, source=self.source,
+            options=self.options, context=context, costs=self.costs, upgraded=self.upgraded,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -130,16 +130,23 @@ class Quantization(Measured):
         return {"folder": str(folder), "bytes": file_bytes(path), "stock": False}
 
     def _card(self, *, stock: bool) -> str:
-        scheme = scheme_of(self.model.module)
+        module = self.model.module
+        scheme = scheme_of(module)
         assert scheme is not None
+        apart: dict[str, list[str]] = {}
+        for name, layer in quantized_layers(module).items():
+            if layer.scheme != scheme:
+                apart.setdefault(layer.scheme.definition, []).append(name)
         done = [
             f"Quantized by {scheme.definition}"
             + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
             self._layers,
+            *(f"Of these by {each}: {', '.join(names)}" for each, names in apart.items()),
         ]
         figures = () if self.damage is None else before_and_after(self.damage)
+        command = command_of("quantize", self.options, self.source)
         return quantized_card(
-            self.model.name, self.source, self.command, stock=stock, done=done, figures=figures
+            self.model.name, self.source, command, stock=stock, done=done, figures=figures
         )
 
     @property
@@ -187,6 +194,7 @@ class QuantizationMatrix(Measured):
         return matrix_report(
             self._damages, method=method, heads=self._heads,
             sources=[one.source for one in self.each.values()],
+            options=next(iter(self.each.values())).options,
         )  # fmt: skip
 
     @property

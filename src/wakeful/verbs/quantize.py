@@ -26,7 +26,6 @@ from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mixed
-from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
@@ -54,7 +53,8 @@ def quantize(
         wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
         wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
 
-    The models themselves stay as they are. One without `text`, `data` or `out` is not measured.
+    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
+    measured.
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
@@ -210,11 +210,16 @@ class _Each:
         if self.count:
             damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
         machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
+        method = _method(loaded, wanted, text, len(layers), length, self.extra, machine)
+        if upgraded:
+            method["Mixed"] = (
+                f"{len(upgraded)} layers by {self.better}, those with the most KL a byte that fit "
+                f"into {wanted.budget:,} bytes"
+            )
         return Quantization(
             models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
-            source=name_of(source), damage=damage,
-            method=_method(loaded, wanted, text, len(layers), length, self.extra, machine),
-            layers=tuple(layers), command=command_of("quantize", wanted, name_of(source)),
+            source=name_of(source), damage=damage, method=method,
+            layers=tuple(layers), options=wanted,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
         )  # fmt: skip
@@ -365,10 +370,12 @@ def _method(
     machine: Environment,
 ) -> dict[str, str]:
     skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
+    others = f"; of a scheme of their own: {', '.join(wanted.others)}" if wanted.others else ""
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",
         "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
         + skipped
+        + others
         if layers
         else "none: keys and values are rounded as attention reads them",
         "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "

@@ -11,7 +11,7 @@ from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run
 from wakeful.verbs.compare import Comparison, reported
-from wakeful.verbs.inherit import Inheritance
+from wakeful.verbs.inherited import Inheritance
 
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
@@ -58,9 +58,7 @@ def report(
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        done = Inheritance(places[0], write(inheritance_report(places[0]), page))
-        done.save_figures(page.parent / "figures", figures)
-        return done
+        return Inheritance(places[0], write(inheritance_report(places[0]), page, figures))
     if kinds != ["compare"] and set(kinds) != {"train"}:
         told = ", ".join(
             f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"

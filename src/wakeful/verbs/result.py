@@ -98,15 +98,10 @@ class Measured(Result):
             run.write_json("environment.json", machine)
             run.write_json("summary.json", self.summary)
             for name, content in files.items():
-                write = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
-                write(name, content)  # pyright: ignore[reportArgumentType]
-        self.write_page(Path(folder), self.report)  # drawn when all else is saved
+                put = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
+                put(name, content)  # pyright: ignore[reportArgumentType]
+        write(self.report, Path(folder) / "report.html", self.figures)  # when all else is saved
         return Path(folder)
-
-    def write_page(self, folder: Path, told: Report) -> None:
-        """Write a page into a folder, and the charts that were asked for into `figures` there."""
-        write(told, folder / "report.html")
-        save_figures(told.charts(), folder / "figures", self.figures)  # drawn once, for the page
 
 
 @contextlib.contextmanager

@@ -56,14 +56,14 @@ def _front(comparison: Comparison, front: Front) -> charts.Drawing:
         axis=alt.Axis(tickCount=5),
     )  # fmt: skip
     error = "its standard error"
-    tips = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
+    told = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
             charts.tip("x_error", ".2g", title=error), charts.tip("loss", ".4f"),
             charts.tip("loss_error", ".4f", title=error)]  # fmt: skip
     shape = charts.told_apart(
         alt.Shape, "place", ["here", "beyond"], ["circle", "triangle-up"], legend=None
     )
     points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)
-    points = points.encode(x=x, y=y, color=_KIND, shape=shape, tooltip=tips)
+    points = points.encode(x=x, y=y, color=_KIND, shape=shape, tooltip=charts.tips(told))
     on_front = frame.filter("front").sort("x")
     step = "step-after" if front.column.better == "lower" else "step-before"
     line = alt.Chart(on_front).mark_line(strokeWidth=1.5, opacity=0.6, interpolate=step)

@@ -15,7 +15,7 @@ import transformers
 
 from wakeful.comparison.reading import TrainedRun, read_run
 from wakeful.config.schema import DataConfig
-from wakeful.config.verbs import LENGTH, inherit_options, with_shots
+from wakeful.config.verbs import LENGTH, with_shots
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
@@ -261,10 +261,9 @@ def _check_text(run: TrainedRun, other: TrainedRun) -> None:
 def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) -> None:
     """Do what is missing of an inheritance from `source`; `table` has its options, as tables."""
     if not (path / "run.json").is_file():
-        options = inherit_options({**table, "out": str(path)})
-        inherit(source, options=options, shown=shown)
+        inherit(source, shown=shown, **{**table, "out": path})
     elif not is_done(path):
-        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
+        inherit(resume=path, shown=shown)
 
 
 def _inherited(

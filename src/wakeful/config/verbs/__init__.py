@@ -16,7 +16,6 @@ from wakeful.config.verbs.inherit import (
     GrowFrom,
     InheritOptions,
     Until,
-    inherit_options,
     inherit_table,
 )
 from wakeful.config.verbs.prepare import PrepareOptions
@@ -39,5 +38,5 @@ __all__ = [
     "FigureFormat",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
     "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
-    "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "with_shots",
+    "ScaleKind", "Until", "inherit_table", "options_from", "with_shots",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.refusals import AtLeast, Excludes, Within
+from wakeful.config.refusals import AtLeast, Excludes, Needs, Within
 from wakeful.config.verbs.reading import Reading, Stored
 from wakeful.errors import WakefulError
 
@@ -56,6 +56,7 @@ class CureOptions(Reading):
             "rotate rotate_values rotate_inner rotate_keys prefix sinks gates",
             "it chooses what is best for the formats",
         ),
+        Needs("steps", "sinks gates for_", "these are what is trained"),
         Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
         Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
         Excludes("rotate", "rotate_values", "it turns them with the residual stream"),

@@ -17,7 +17,7 @@ from wakeful.config.schema import (
     TrainConfig,
     WidthConfig,
 )
-from wakeful.config.tables import from_table, merged, nested, to_table
+from wakeful.config.tables import merged, nested, to_table
 from wakeful.config.verbs.reading import Bos, Drawn
 from wakeful.errors import WakefulError
 
@@ -223,8 +223,3 @@ def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
             other, over = _IMPLIED[name]
             implied = merged(implied, nested(other, value / over if over > 1 else value))
     return merged(implied, long)
-
-
-def inherit_options(given: Mapping[str, Any]) -> InheritOptions:
-    """Return the options that a table with long or short names describes."""
-    return from_table(InheritOptions, merged(to_table(InheritOptions()), inherit_table(given)))

@@ -26,18 +26,9 @@ function configuration(theme, width, spec) {
   return config;
 }
 
-// How many of the longest name stand side by side in a legend: letters of 8 pixels, a symbol of 40.
+// How many of the longest name stand side by side in a legend.
 function columns(spec, width) {
-  return Math.max(1, Math.min(4, Math.floor(width / (8 * longest(spec) + 40))));
-}
-
-// The letters of the longest name in any legend.
-function longest(part) {
-  if (!part || typeof part !== "object") return 0;
-  const told = part.legend === null ? [] : part.scale?.domain || [];
-  const names = told.filter?.((name) => typeof name === "string") || [];
-  const inside = Object.entries(part).filter(([key]) => key !== "datasets");
-  return Math.max(0, ...names.map((name) => name.length), ...inside.map(([, each]) => longest(each)));
+  return Math.max(1, Math.min(themes.light.legend.columns, Math.floor(width / spec.usermeta.nameWidth)));
 }
 
 let usual;
@@ -154,51 +145,29 @@ function then(work) {
   drawing = drawing.then(work);
 }
 
-// What a picture is saved as: a light one of a paper's width, under its title.
+// Buttons to save a chart: as a light picture of a paper's width, under its title, or its rows.
 function offer(place, element) {
   if (place.nextElementSibling.className === "save") return;
-  place.after(buttons(place, ["SVG", "PNG", "CSV"], (kind) => save(place, element, kind)));
-}
-
-function buttons(place, kinds, work) {
   const row = document.createElement("div");
   row.className = "save";
-  for (const kind of kinds) {
+  for (const kind of ["SVG", "PNG", "CSV"]) {
     const one = document.createElement("button");
     one.type = "button";
     one.textContent = kind;
     one.title = `Save as ${kind}`;
     one.setAttribute("aria-label", `Save ${place.dataset.title} as ${kind}`);
-    one.addEventListener("click", () => work(kind));
+    one.addEventListener("click", () => save(place, element, kind));
     row.append(one);
   }
-  return row;
+  place.after(row);
 }
 
-function download(place, kind, address) {
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
-  link.click();
-}
-
-function asText(text) {
-  return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-}
-
-// A picture has the legends that the page has once for all charts, as `_legended` of charts.py says.
+// A picture has the legends that the page has once for all charts.
 function addLegends(spec) {
-  if (!spec.params?.some((each) => each.name === "hidden")) return;
-  const legends = {};
-  const layers = (spec.layer || [spec]).map((each) => each.encoding || {});
-  for (const [name, symbol] of [["strokeDash", { symbolType: "stroke" }], ["shape", {}]]) {
-    for (const { [name]: channel } of layers) {
-      if (channel?.legend !== null || channel.scale.domain.length < 2) continue;
-      legends[channel.field] = { ...symbol, symbolOpacity: 1 };
-    }
-  }
-  for (const { color, shape, strokeDash } of layers) {
-    for (const channel of [color, shape, strokeDash]) {
+  const { legends } = spec.usermeta;
+  for (const { encoding } of spec.layer || [spec]) {
+    for (const name of ["color", "shape", "strokeDash"]) {
+      const channel = encoding?.[name];
       if (channel?.field in legends) channel.legend = legends[channel.field];
     }
   }
@@ -214,7 +183,7 @@ async function save(place, element, kind) {
   const spec = unpacked(element);
   let address;
   if (kind === "CSV") {
-    address = asText(csv(spec));
+    address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
   } else {
     const signals = drawn.get(element)?.view.getState().signals || {};
     if (spec.width === "container") spec.width = PAPER;
@@ -230,7 +199,10 @@ async function save(place, element, kind) {
     address = await result.view.toImageURL(kind.toLowerCase(), 3);
     result.finalize();
   }
-  download(place, kind, address);
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
+  link.click();
 }
 
 /* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
