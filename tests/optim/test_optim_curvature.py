@@ -156,18 +156,6 @@ def test_the_state_of_a_single_number_goes_on(name: str) -> None:
     assert found[-1] < found[-2] < found[0]
 
 
-def test_a_state_of_another_shape_is_refused() -> None:
-    pytest.importorskip("pytorch_optimizer")
-    weight = nn.Parameter(torch.ones(5, 3))
-    optimizer = build_optimizer("soap", [("w", weight)])
-    weight.grad = torch.ones(5, 3)
-    optimizer.step()
-    state = optimizer.state_dict()
-    state["state"][0]["GG_1"] = torch.ones(5, 5)
-    with pytest.raises(ValueError, match=r"GG of a side of 3 has shape \(5, 5\)"):
-        optimizer.load_state_dict(state)
-
-
 def test_what_they_cannot_do_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = nn.Parameter(torch.ones(8193, 2))
     with pytest.raises(WakefulError, match="embed is 8193 wide, more than 8192: use soap"):
