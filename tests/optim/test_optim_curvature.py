@@ -100,17 +100,22 @@ def test_soaps_basis_turns_by_a_power_iteration() -> None:
     assert (other - weight).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["soap(every=2)", "shampoo(every=2)"])
-def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("widths", [(4, 6, 3), (8, 6, 9), (6, 16, 11)])
+@pytest.mark.parametrize("name", ["soap(every=2)", "shampoo", "shampoo(every=2)"])
+def test_a_checkpoint_goes_on_to_the_bit(
+    name: str, widths: tuple[int, int, int], tmp_path: Path
+) -> None:
     pytest.importorskip("pytorch_optimizer")
+    width, hidden, out = widths
 
     def begun() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        model = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, out))
         return model, build_optimizer(name, model.named_parameters(), lr=LR)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
-        x, loss = torch.arange(20.0).view(5, 4) / 20, torch.zeros(())
+        generator = torch.Generator().manual_seed(1)
+        x, loss = torch.randn(5, width, generator=generator), torch.zeros(())
         for _ in range(number):
             optimizer.zero_grad()
             loss = model(x).square().mean()

@@ -1,8 +1,6 @@
 """SOAP and Shampoo by pytorch-optimizer: what Adam does in the basis of a matrix's own gradients.
 
-The library takes parameters without names, and its optimizers cannot be copied: what is here names
-the parameters in their groups, so that a checkpoint of others or in another order is refused, and
-copies all that an optimizer has.
+The library's optimizers cannot be copied: what is here copies all that one has.
 """
 
 from collections.abc import Callable
@@ -28,15 +26,11 @@ class Curved(torch.optim.Optimizer):
                         f"{name.lower()} needs whole matrices, and {known} is in shares: use "
                         "train.parallel = 'ddp'"
                     )
-        plain = [
-            {**g, "params": [p for _, p in g["params"]], "param_names": [n for n, _ in g["params"]]}
-            for g in groups
-        ]
         package = optional(
             "pytorch-optimizer", extra="optimizers", wants=f"optimizer.name = {name.lower()}",
             otherwise=", or leave it out of a comparison with --only",
         )  # fmt: skip
-        self._theirs = getattr(package, name)(plain, **options)
+        self._theirs = getattr(package, name)(groups, **options)
         super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
         self._link()
 

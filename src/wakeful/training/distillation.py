@@ -343,7 +343,7 @@ class StoredDistillation:
         """Return the distillation loss of a batch; gradients reach the student alone."""
         return _fastest(top_k_loss, top_k_in_rows)(
             self.student(tokens, documents=documents),
-            self.predicted(tokens, documents),
+            self.predicted(tokens, documents),  # pyright: ignore[reportAttributeAccessIssue]
             _counted(self.student, self._teachers_prefix, targets),
             alpha=self.lesson.alpha,
             temperature=self.store.about.temperature,
