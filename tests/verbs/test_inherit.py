@@ -1039,7 +1039,7 @@ def test_training_text_that_overlaps_validation_is_refused_or_left_out(
     assert main([*command, *held_out, "--steps", "1"]) == 0
     assert "left out of validation" in capsys.readouterr().out
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert summary["data"]["dropped_documents"] > 0
+    assert summary["data"]["overlap"]["documents"] > 0
     assert "left out" in (tmp_path / "out/report.html").read_text()
 
 

@@ -4,6 +4,7 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -218,7 +219,8 @@ class Seed:
     def _resumable(self) -> Iterator[None]:
         """Say how to go on where a signal ends a run."""
         starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-        again = f"continue with: {starter} inherit --resume {self.resume or self.out}"
+        place = shlex.quote(str(self.resume or self.out))
+        again = f"continue with: {starter} inherit --resume {place}"
         try:
             yield
         except Interrupted:
