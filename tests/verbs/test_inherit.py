@@ -612,14 +612,14 @@ def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(
     assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
     shutil.rmtree(out / "seed-4")
     stopped = iter([True])
-    whole = Seed.train_baseline
+    whole = Seed.train_arm
 
     def once(*given: Any, **named: Any) -> None:
         if next(stopped, False):
             raise Interrupted("stopped", "go on")
         whole(*given, **named)
 
-    monkeypatch.setattr(Seed, "train_baseline", once)
+    monkeypatch.setattr(Seed, "train_arm", once)
     Run(out).set_status("stopped")
     assert main(["inherit", "--resume", str(out)]) == 0
     assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out

@@ -39,11 +39,7 @@ def train_arm(place: str, number: int, baseline: str) -> Ended:
         name, seeded = recipe.of_seeds()[number]
         loss, _ = mean_loss(read_windows(out / "reference.parquet"))
         reference = read_decoder(recipe.reference).decoder()
-        seed = Seed(seeded, reference, loss, out / name, usual, out)
-        if baseline:
-            seed.train_baseline(baseline)
-        else:
-            seed.train_heirs()
+        Seed(seeded, reference, loss, out / name, usual, out).train_arm(baseline)
 
     return ended_of(work)
 

@@ -65,24 +65,18 @@ class Seed:
             )
         return FinishedStages(rounds, baselines)
 
-    def train_heirs(self) -> None:
-        """Do the part of `carry_out` that is the heirs'."""
-        with self._resumable():
-            for _ in self._rounds():
-                pass
+    def train_arm(self, baseline: str) -> None:
+        """Do the part of `carry_out` that is one baseline's, or the heirs' where none is named.
 
-    def train_baseline(self, name: str) -> None:
-        """Do the part of `carry_out` that is one baseline's.
-
-        Of several heirs the last decides its depth and steps, so those must be trained; a single
-        one need not be.
+        Of several heirs the last decides a baseline's depth and steps, so those must be trained; a
+        single one need not be.
         """
         with self._resumable():
-            if self.recipe.most_heirs > 1:
+            if self.recipe.most_heirs > 1 or not baseline:
                 heirs = [each.stage for each in self._rounds()]
             else:
                 heirs = [self._round(0, None)]
-            for stage in self._stages(name, heirs):
+            for stage in self._stages(baseline, heirs) if baseline else ():
                 self._finished(stage)
 
     def _rounds(self) -> Iterator[FinishedStage]:
