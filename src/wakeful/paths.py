@@ -14,6 +14,11 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "wakeful"
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home folder in the place of `~`; that of a user unknown here stays."""
+    return Path(os.path.expanduser(path))
+
+
 def part_beside(path: Path) -> Path:
     """Return a hidden path beside `path`, free to write what is to take its place.
 

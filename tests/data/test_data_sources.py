@@ -193,6 +193,9 @@ def test_what_is_not_there(tmp_path):
     assert "no source" in failure("")
     assert "neither a file nor a folder" in failure("/dev/null")
     assert "File name too long" in failure("x" * 10_000)
+    assert "no such file or folder: ~nobody/texts" in failure("~nobody/texts")
+    for task in ("backcopy", "backcopy(triggers=2)", "backcopy(text='*.txt')"):
+        assert f"{task} is a task, whose tokens are drawn, and text is needed" in failure(task)
 
 
 def test_empty_text(tmp_path):

@@ -248,9 +248,6 @@ class Coin(Task):
     def losses(self, rows):
         return -np.log(np.where(rows[:, 1:] == 1, self.heads, 1 - self.heads))
 
-    def entropies(self, rows):
-        return np.full(rows.shape, np.log(2.0))
-
     def is_trigger(self, rows):
         return np.zeros(rows.shape, bool)
 """

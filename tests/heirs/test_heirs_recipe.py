@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -33,6 +34,7 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
+from wakeful.heirs import plan, reading
 from wakeful.heirs.baselines import BASELINES
 from wakeful.heirs.bridge import bridge
 from wakeful.heirs.inherit import inherit
@@ -47,7 +49,15 @@ from wakeful.heirs.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.heirs.plan import ArmCost, doubts, make_recipe, measure_costs, steps_within, with_steps
+from wakeful.heirs.plan import (
+    ArmCost,
+    doubts,
+    foreseen,
+    make_recipe,
+    measure_costs,
+    steps_within,
+    with_steps,
+)
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStage, FinishedStages, check_stages, half_way
@@ -253,6 +263,7 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
 ) -> None:  # fmt: skip
     recipe, whole = uncut
     real, seen = Batches.batch, [0]
+    out = tmp_path / "b c"
 
     def batch(self: Batches, step: int) -> torch.Tensor:
         seen[0] += 1
@@ -265,10 +276,10 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "batch", batch)
         with pytest.raises((Killed, Interrupted)) as ended:
-            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, shown=quietly)
     if not stop % 2:
-        assert f"wakeful inherit --resume {tmp_path / 'b'}" in str(ended.value)
-    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+        assert f"wakeful inherit --resume '{out}'" in str(ended.value)
+    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, shown=quietly)
     same(whole, cut)
 
 
@@ -435,6 +446,41 @@ def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Mod
     measure_costs(dataclasses.replace(recipe, baselines=("distillation",)), module, data)
     assert module.training
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_growing_students_baselines_are_foreseen_with_the_steps_of_all_its_rounds(
+    reference: Run, text: Path, known: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "evaluation_seconds", lambda *_: 0.5)
+
+    def training(*baselines: str, **over: Any) -> float:
+        recipe = recipe_for(reference, text, grow=1, rounds=2, baselines=baselines, **over)
+        options = InheritOptions(choose="first", layers=2, grow=1, train=recipe.train)
+        data = PreparedData.open(recipe.data.source)
+        return foreseen(options, recipe, known.decoder(), data)["training"]
+
+    once = training("random") - training()
+    twice = training("random", grow_from="student") - training(grow_from="student")
+    assert twice == pytest.approx(2 * once)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(999, (8, 4)), (32, (2, 4))])
+def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said(
+    reference: Run, text: Path, known: Model, tokens: int, rows: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(reading, "SOLVED_ON", 128)
+    monkeypatch.setattr(reading, "MEASURED_ON", 64)
+    tried = Mock(return_value={1: 1.0})
+    monkeypatch.setattr(reading, "bridged_losses", tried)
+    options = InheritOptions(
+        choose="bridge", layers=2, bridge=BridgeConfig(tokens=tokens), diagnose_length=16,
+        diagnose_sequences=1, train=TrainConfig(length=16, device="cpu"),
+    )  # fmt: skip
+    data = PreparedData.open(recipe_for(reference, text).data.source)
+    reading.diagnosed_layers(options, known, data, Silent())
+    measured = tried.call_args.kwargs["held_out"]
+    assert (len(tried.call_args.args[1]) - measured, measured) == rows
 
 
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:

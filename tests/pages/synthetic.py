@@ -24,7 +24,6 @@ from wakeful.heirs.outcome import (
     Reference,
     Sizes,
     Summary,
-    Text,
 )
 from wakeful.heirs.recipe import Recipe
 from wakeful.probes.base import SCHEMA
@@ -33,6 +32,7 @@ from wakeful.quant import parse_scheme
 from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
 from wakeful.reports.html import write
 from wakeful.runs.run import Run, environment
+from wakeful.training.records import DataFacts
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.figures import SeenRow
@@ -193,9 +193,9 @@ def inheritance(folder: Path) -> Path:
         recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
         planned_by_time=False,
         sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
-        data=Text(
-            source="book.txt", train_tokens=9000, validation_tokens=1000, dropped_documents=0,
-            dropped_tokens=0,
+        data=DataFacts(
+            source="book.txt", corpus_sha256="", tokenizer="", train_tokens=9000,
+            validation_tokens=1000, vocab_size=280, train_sha256="", validation_sha256="",
         ),
         over_seeds=(seeds("heir-2", 3.2), seeds("random", 3.1)),
     )  # fmt: skip

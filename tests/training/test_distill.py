@@ -1,16 +1,20 @@
 """Distillation: the formula by hand, both forms, and what it refuses."""
 
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.config.schema import config_from_table
+from wakeful.config.schema import DistillConfig, config_from_table
+from wakeful.config.tables import merged
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import read_record
+from wakeful.training import objective
 from wakeful.training.distillation import (
     Distillation,
     Over,
@@ -20,6 +24,7 @@ from wakeful.training.distillation import (
 )
 from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.stored import About, Store
+from wakeful.world import World
 
 TOKENS = some_tokens(2, 9)
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [1] * 2])
@@ -84,7 +89,7 @@ def predictions(*decoders: Decoder, documents: torch.Tensor | None) -> list[np.n
 @pytest.mark.parametrize("over", ["sum", "mean"])
 def test_the_loss_is_the_formula_of_what_both_models_predict(over: Over) -> None:
     student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
-    made = Distillation(student, teacher, alpha=0.3, temperature=2.5, over=over)
+    made = Distillation(student, teacher, DistillConfig(alpha=0.3, temperature=2.5, over=over))
     for documents in (DOCUMENTS, None):
         ours, theirs = predictions(student, teacher, documents=documents)
         expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, over)
@@ -99,7 +104,9 @@ def test_the_stored_loss_is_the_formula_of_what_both_models_predict(
     student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
     kind = About(teacher="x", vocabulary=29, top_k=KEPT, temperature=2.5, length=9,
                  dtype="float64", end_of_text=0)  # fmt: skip
-    made = StoredDistillation(student, teacher, Store(kind, tmp_path), alpha=0.3, rest=rest)
+    made = StoredDistillation(
+        student, teacher, Store(kind, tmp_path), DistillConfig(alpha=0.3, rest=rest)
+    )
     ours, theirs = predictions(student, teacher, documents=DOCUMENTS)
     expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, rest)
     made.predicted(TOKENS[:1], DOCUMENTS[:1])
@@ -123,7 +130,7 @@ def test_a_student_that_is_its_teacher_pays_only_cross_entropy() -> None:
     teacher = tiny_decoder()
     student = tiny_decoder()
     for over in ("sum", "mean"):
-        made = Distillation(student, teacher, alpha=0.6, temperature=1.0, over=over)
+        made = Distillation(student, teacher, DistillConfig(over=over))
         loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
         plain = student.loss(TOKENS[:, :-1], TOKENS[:, 1:])
         assert loss.item() == pytest.approx(0.6 * plain.item(), rel=1e-6)
@@ -134,7 +141,7 @@ def test_a_student_that_is_its_teacher_pays_only_cross_entropy() -> None:
 
 def test_the_gradient_points_to_the_teacher() -> None:
     teacher, student = tiny_decoder(seed=1), tiny_decoder(seed=2)
-    made = Distillation(student, teacher, alpha=0.0, temperature=1.0, over="sum")
+    made = Distillation(student, teacher, DistillConfig(alpha=0.0))
     before = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     before.backward()
     with torch.no_grad():
@@ -146,7 +153,7 @@ def test_the_gradient_points_to_the_teacher() -> None:
 def test_a_relaxed_prefix_is_left_out() -> None:
     teacher = tiny_decoder(relaxed_prefix=4)
     student = tiny_decoder(relaxed_prefix=4, seed=3)
-    made = Distillation(student, teacher, alpha=1.0, temperature=1.0, over="sum")
+    made = Distillation(student, teacher, DistillConfig(alpha=1.0))
     loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     assert loss.item() == pytest.approx(student.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
 
@@ -159,13 +166,13 @@ def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
     left[:, :3] = -100
     with torch.no_grad():
         wanted = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
-        live = Distillation(student, teacher, over="sum", **options).loss(inputs, targets)
+        live = Distillation(student, teacher, DistillConfig(**options)).loss(inputs, targets)
         kind = About(
             teacher="x", vocabulary=29, top_k=29, temperature=1.0, length=inputs.shape[1],
             dtype="float64", end_of_text=-1,
         )  # fmt: skip
         store = Store(kind, tmp_path)
-        stored = StoredDistillation(student, teacher, store, alpha=0.3, rest="bucket")
+        stored = StoredDistillation(student, teacher, store, DistillConfig(alpha=0.3))
         assert stored.loss(inputs, targets).item() == pytest.approx(wanted.item())
     assert live.item() == pytest.approx(wanted.item())
 
@@ -174,7 +181,7 @@ def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
 def test_what_is_refused() -> None:
     student = tiny_decoder()
     with pytest.raises(WakefulError, match="of 28 tokens is smaller than the student's of 29"):
-        Distillation(student, tiny_decoder(vocab_size=28), alpha=0.6, temperature=1.0, over="sum")
+        Distillation(student, tiny_decoder(vocab_size=28), DistillConfig())
 
 
 def streams_apart(student: Decoder, teacher: Decoder, layers: tuple[int, ...]) -> torch.Tensor:
@@ -197,9 +204,9 @@ def test_streams_are_matched_behind_the_layers_named() -> None:
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.add_(0.01)
-    options = {"alpha": 0.3, "temperature": 2.0, "over": "sum"}
-    plain = Distillation(student, teacher, **options).loss(TOKENS, TOKENS)
-    made = Distillation(student, teacher, hidden=0.7, layers=(1, 3), **options)
+    options = {"alpha": 0.3, "temperature": 2.0}
+    plain = Distillation(student, teacher, DistillConfig(**options)).loss(TOKENS, TOKENS)
+    made = Distillation(student, teacher, DistillConfig(hidden=0.7, layers=(1, 3), **options))
     found = made.loss(TOKENS, TOKENS)
     expected = streams_apart(student, teacher, (1, 3))
     torch.testing.assert_close(found, plain + 0.7 * expected)
@@ -241,6 +248,26 @@ def test_a_configurations_stored_loss_has_its_numbers_and_documents(
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("train", "place"),
+    [({}, "cpu"), ({"parallel": "ddp"}, "meta"), ({"distill": {"top_k": 4}}, "meta")],
+)
+def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
+    train: dict, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock()
+    read.return_value.decoder.return_value = tiny_decoder(seed=1)
+    monkeypatch.setattr(import_module("wakeful.loading.load"), "read_decoder", read)
+    shared = Mock(side_effect=lambda teacher, *_: teacher)
+    monkeypatch.setattr(objective, "in_shares", shared)
+    lesson = {"teacher": "read", "store": str(tmp_path)}
+    config = config_from_table({"train": merged({"distill": lesson}, train)})
+    device = torch.device("meta")  # in the place of an accelerator
+    make_loss(config, tiny_decoder(seed=2), device, World(size=2), end_of_text=0)
+    assert read.call_args.kwargs["device"].type == place
+    assert shared.called == (place == "cpu")
+
+
 @pytest.mark.parametrize("over", ["sum", "mean", "bucket", "renormalize"])
 def test_a_teachers_padded_rows_are_left_out(over: str, tmp_path: Path) -> None:
     """A teacher of 40 tokens says to a student of 29 what it would with the 29 first alone."""
@@ -279,12 +306,13 @@ def test_fields_that_would_do_nothing_are_refused() -> None:
 
 
 def test_streams_that_cannot_be_matched_are_refused() -> None:
-    options = {"alpha": 0.0, "temperature": 1.0, "over": "sum", "hidden": 1.0}
     teacher = tiny_decoder(num_layers=4)
     for layers in ((), (0,), (0, 4)):
         with pytest.raises(WakefulError, match=r"distill\.layers"):
             Distillation(
-                tiny_decoder(num_layers=5 - len(layers)), teacher, layers=layers, **options
+                tiny_decoder(num_layers=5 - len(layers)),
+                teacher,
+                DistillConfig(hidden=1.0, layers=layers),
             )
     with pytest.raises(WakefulError, match="channels"):
-        Distillation(tiny_decoder(width=64), tiny_decoder(), **options)
+        Distillation(tiny_decoder(width=64), tiny_decoder(), DistillConfig(hidden=1.0))

@@ -11,6 +11,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from training.runs import tiny
+from wakeful.config.schema import DistillConfig
 from wakeful.data.order import Batches
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
@@ -184,7 +185,7 @@ def test_a_teacher_computes_only_what_is_missing_and_is_let_go(tmp_path: Path) -
             return teacher
 
         made = StoredDistillation(
-            student, teacher, Store(kind, tmp_path), alpha=0.0, rest="bucket", again=again
+            student, teacher, Store(kind, tmp_path), DistillConfig(alpha=0.0), again=again
         )
         made.read = read  # pyright: ignore
         return made
@@ -214,7 +215,7 @@ def test_the_teacher_is_let_go_once_all_windows_have_been_there(tmp_path: Path) 
 
     kind = about(vocabulary=tiny_decoder().config.vocab_size, dtype="float64")
     made = StoredDistillation(
-        tiny_decoder(), again(), Store(kind, tmp_path), alpha=0.0, rest="bucket", again=again
+        tiny_decoder(), again(), Store(kind, tmp_path), DistillConfig(alpha=0.0), again=again
     )
 
     def held_after(*rows: int) -> bool:
@@ -269,7 +270,7 @@ def test_documents_are_the_teachers_too(tmp_path: Path) -> None:
     kind = about(vocabulary=teacher.config.vocab_size, dtype="float64")
     documents = (torch.arange(9) > 4).long().expand(2, 9)
     made = StoredDistillation(
-        tiny_decoder(), teacher, Store(kind, tmp_path), alpha=0.0, rest="bucket"
+        tiny_decoder(), teacher, Store(kind, tmp_path), DistillConfig(alpha=0.0)
     )
     found = made.predicted(tokens, documents)
     expected = top_k(teacher(tokens, documents=documents), 4, 1.0)

@@ -26,7 +26,7 @@ from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train
 from wakeful.training.records import HeadWeights, rows
-from wakeful.training.watching import FOLLOWED, WATCHED, watched, whole_windows
+from wakeful.training.watching import FOLLOWED, WATCHED, figures, observed, whole_windows
 
 
 class Weights(Probe):
@@ -82,8 +82,7 @@ def test_the_last_step_is_diagnosed_once(
         seen.append(figures(rows))
         return seen[-1]
 
-    figures = watching._figures
-    monkeypatch.setattr(watching, "_figures", counted)
+    monkeypatch.setattr(watching, "figures", counted)
     asked = {"diagnose": {"every": every, "heads": True}}
     run = train(tiny(text, train=asked), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
@@ -97,7 +96,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     config = tiny(text)
     trained = read_decoder(train(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
-    found = watched(trained.decoder(), windows, 3)
+    found = figures(observed(trained.decoder(), windows, 3))
     probe, hidden = Weights(), Hiddens()
     inputs = torch.cat([batch[0] for batch in windows])[:3]
     with torch.no_grad(), watch(trained.decoder(), probe, hidden):

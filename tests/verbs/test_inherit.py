@@ -620,14 +620,14 @@ def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(
     assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
     shutil.rmtree(out / "seed-4")
     stopped = iter([True])
-    whole = Seed.train_baseline
+    whole = Seed.train_arm
 
     def once(*given: Any, **named: Any) -> None:
         if next(stopped, False):
             raise Interrupted("stopped", "go on")
         whole(*given, **named)
 
-    monkeypatch.setattr(Seed, "train_baseline", once)
+    monkeypatch.setattr(Seed, "train_arm", once)
     Run(out).set_status("stopped")
     assert main(["inherit", "--resume", str(out)]) == 0
     assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out
@@ -1047,7 +1047,7 @@ def test_training_text_that_overlaps_validation_is_refused_or_left_out(
     assert main([*command, *held_out, "--steps", "1"]) == 0
     assert "left out of validation" in capsys.readouterr().out
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert summary["data"]["dropped_documents"] > 0
+    assert summary["data"]["overlap"]["documents"] > 0
     assert "left out" in (tmp_path / "out/report.html").read_text()
 
 

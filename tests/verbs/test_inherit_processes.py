@@ -62,7 +62,8 @@ def test_two_processes_make_the_heirs_of_one(reference: Run, text: Path, tmp_pat
     for arm, other in zip(mine.arms, theirs.arms, strict=True):
         assert arm.curve[-1].loss == pytest.approx(other.curve[-1].loss, rel=1e-5)
     assert Run.open(two).header.status == "done"
-    assert Run.open(two / "heir-2").read_json("environment.json")["processes"] == 2
+    for place in (two, two / "heir-2"):
+        assert Run.open(place).read_json("environment.json")["processes"] == 2
     assert list((two / "figures").glob("*.svg"))
 
 

@@ -26,7 +26,7 @@ class Rows:
     """That of the first configuration."""
     variants: dict[str, Config]
     layouts: tuple[str, ...]
-    """The published tables that the page sets the figures beside."""
+    """The names of layouts that add to the page."""
     asked: frozenset[tuple[int, ...]]
     """The seeds that each configuration asks for."""
 

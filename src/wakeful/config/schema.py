@@ -445,7 +445,7 @@ def seeds_of(table: Table) -> list[int]:
 
 
 def layouts_of(table: Table) -> list[str]:
-    """Return the published tables that a table asks the report to be laid out as."""
+    """Return the names of the layouts that a table asks the report to be laid out as too."""
     layouts = table.get("layouts", [])
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")

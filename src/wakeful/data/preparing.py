@@ -39,7 +39,7 @@ from wakeful.data.tokens import (
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.display import Silent
 from wakeful.errors import WakefulError
-from wakeful.paths import default_cache_dir, moved_in
+from wakeful.paths import default_cache_dir, expanded, moved_in
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
@@ -92,7 +92,7 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = Path(folder).expanduser().absolute(), progress or Silent().stage
+    folder, progress = expanded(folder).absolute(), progress or Silent().stage
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
@@ -331,7 +331,7 @@ def _chosen_tokenizer(
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
     for one in single_sources(source):
-        path = Path(one).expanduser()
+        path = expanded(one)
         # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
         if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
             raise WakefulError(

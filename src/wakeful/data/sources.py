@@ -32,6 +32,7 @@ from wakeful.data.readers import (
 )
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
+from wakeful.paths import expanded
 from wakeful.plain_text import PACKED_ENDINGS
 from wakeful.plugins import optional
 from wakeful.variants import variants
@@ -148,7 +149,7 @@ def _is_stdlib(source: str) -> bool:
 
 
 def _find(source: str) -> list[tuple[str, Path]]:
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
@@ -170,8 +171,14 @@ def _find(source: str) -> list[tuple[str, Path]]:
         return found
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
+    tasks = variants("data.tasks")
+    if source.partition("(")[0].strip() in tasks:
+        raise WakefulError(
+            f"{source} is a task, whose tokens are drawn, and text is needed here: name a file, a "
+            f"folder, hf:owner/name or {PYTHON_STDLIB}"
+        )
     if not glob.has_magic(source):
-        known = [PYTHON_STDLIB, *variants("data.tasks")]
+        known = [PYTHON_STDLIB, *tasks]
         raise WakefulError(
             f"no such file or folder: {source}{nearest(source, known) or nearest_path(source)}: "
             f"check the path, or use {PYTHON_STDLIB}"

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from wakeful.data.encoding import Encoder, check_growth, pieces
 from wakeful.errors import WakefulError
 from wakeful.hub import hub_or_cache
+from wakeful.paths import expanded
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
@@ -131,7 +132,7 @@ class Tokenizer:
             WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
                 cannot be reached.
         """
-        file = _fetched(str(path)) if str(path).startswith(HUB) else Path(path)
+        file = _fetched(str(path)) if str(path).startswith(HUB) else expanded(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
@@ -354,15 +355,14 @@ class StreamDecoder:
     """Pieces of text from ids that come one at a time; joined they are `tokenizer.decode` of all.
 
     That holds for every sequence of ids of byte-level tokenizers, broken UTF-8 included, and of
-    others where the ids came from text. Special tokens are left out unless `special`. The library's
+    others where the ids came from text. Special tokens are left out. The library's
     `tokenizers.decoders.DecodeStream` cannot serve: what is unfinished at the end it never gives
     out, and with byte fallback it raises ("Invalid prefix") where a byte makes those before it
     invalid that were decoded already, as a model may well have it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = special
         self._held: list[int] = []  # the ids whose text is still in the window
         self._num_old = 0  # how many of them are out
         self._emitted = 0  # and how many characters of the window's text
@@ -371,26 +371,23 @@ class StreamDecoder:
         """Return the text that is certain after one more id: none, or one or more characters."""
         # How an id decodes may depend on the one before (a leading space, a run of bytes), so the
         # window keeps the ids of the last piece that came out beside those still unfinished.
-        if not self._special and token in self._tokenizer.special_tokens:
+        if token in self._tokenizer.special_tokens:
             return ""
         self._held.append(token)
-        text = self._text()
+        text = self._tokenizer.decode(self._held)
         if text.endswith("\ufffd") or len(text) <= self._emitted:  # bytes not a character (yet)
             return ""
         new = text[self._emitted :]
         self._held = self._held[self._num_old :]
         self._num_old = len(self._held)
-        self._emitted = len(self._text())
+        self._emitted = len(self._tokenizer.decode(self._held))
         return new
 
     def flush(self) -> str:
         """Return the rest, unfinished characters as U+FFFD; the decoder is then as new."""
-        rest = self._text()[self._emitted :]
+        rest = self._tokenizer.decode(self._held)[self._emitted :]
         self._held, self._num_old, self._emitted = [], 0, 0
         return rest
-
-    def _text(self) -> str:
-        return self._tokenizer.decode(self._held, special=self._special)
 
 
 def _fetched(name: str) -> Path:

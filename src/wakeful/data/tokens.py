@@ -31,7 +31,7 @@ from wakeful.data.order import Tokens
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
-from wakeful.paths import part_beside
+from wakeful.paths import expanded, part_beside
 
 FORMAT, VERSION = "wakeful.tokens", 1
 TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -107,7 +107,7 @@ class PreparedData(Data):
         Raises:
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
-        folder = Path(folder).expanduser()
+        folder = expanded(folder)
         try:
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
@@ -145,7 +145,7 @@ class PreparedData(Data):
         return tokenizer
 
     def given(self, source: str) -> bool:
-        return self.folder == Path(source).expanduser()
+        return self.folder == expanded(source)
 
     def first(self, config: DataConfig, length: int) -> TokenFile:
         if config.max_tokens < length + 1:
@@ -285,8 +285,8 @@ def token_dtype(vocab_size: int) -> str:
 def is_prepared(folder: Path) -> bool:
     """Return whether `folder` claims to be ours; `PreparedData.open` says whether it is whole."""
     try:
-        info = json.loads((folder.expanduser() / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, RuntimeError):  # the last: of a user unknown here
+        info = json.loads((expanded(folder) / "data.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(info, dict) and info.get("format") == FORMAT
 

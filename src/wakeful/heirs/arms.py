@@ -32,19 +32,16 @@ def arms_of(recipe: Recipe, out: Path) -> Iterator[Work]:
 
 def train_arm(place: str, number: int, baseline: str) -> Ended:
     """Train one seed's heirs or one of its baselines, or go on."""
-    return ended_of(lambda: _train_arm(Path(place), number, baseline))
 
+    def work() -> None:
+        out = Path(place)
+        recipe = read_recipe(out)
+        name, seeded = recipe.of_seeds()[number]
+        loss, _ = mean_loss(read_windows(out / "reference.parquet"))
+        reference = read_decoder(recipe.reference).decoder()
+        Seed(seeded, reference, loss, out / name, usual, out).train_arm(baseline)
 
-def _train_arm(place: Path, number: int, baseline: str) -> None:
-    recipe = read_recipe(place)
-    name, seeded = recipe.of_seeds()[number]
-    loss, _ = mean_loss(read_windows(place / "reference.parquet"))
-    reference, out = read_decoder(recipe.reference).decoder(), place / name
-    seed = Seed(seeded, reference, loss, out, usual, place)
-    if baseline:
-        seed.train_baseline(baseline)
-    else:
-        seed.train_heirs()
+    return ended_of(work)
 
 
 def read_recipe(place: Path) -> Recipe:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from wakeful.data.mixture import source_in_words
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
 from wakeful.heirs.baselines import baseline_of
@@ -23,7 +22,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes
 from wakeful.runs.run import Environment, Run, read_windows
-from wakeful.training.records import Evaluation, Step, rows
+from wakeful.training.records import DataFacts, Evaluation, Step, rows
 
 REFERENCE = "reference"
 """The folder that a reference in memory is exported to."""
@@ -182,23 +181,6 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """The text that everything was trained and measured on."""
-
-    source: str | tuple[str, ...]
-    corpus_sha256: str = ""
-    train_tokens: int
-    validation_tokens: int
-    dropped_documents: int
-    dropped_tokens: int
-
-    @property
-    def text(self) -> str:
-        """The source in words."""
-        return source_in_words(self.source)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Summary:
     """summary.json of an inheritance."""
 
@@ -213,7 +195,8 @@ class Summary:
     departures: tuple[str, ...] = field(default=())
     """Reasons why the heir computed otherwise than the inherited blocks, before any training."""
     sizes: Sizes
-    data: Text
+    data: DataFacts
+    """The text that everything was trained and measured on."""
     over_seeds: tuple[OverSeeds, ...] = ()
     """Where there are several; everything else is of the first."""
 

@@ -287,20 +287,16 @@ def measure_costs(
     `progress` hears of every arm. Later rounds are counted at the first's cost a layer, and all the
     rounds that may be needed.
     """
-    depth, arms = len(recipe.layers), 1 + len(recipe.baselines)
+    total = reference.config.num_layers
+    shares = _shares(recipe, total)
+    arms = len(shares)
     progress(0, arms)
     thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
-    grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
-    total = reference.config.num_layers
     layers = recipe.layer_map(0)
     setting = setting_of(recipe, reference, layers)
     heir = timed_heir(recipe, setting, layers)
-    share = sum(grown)
-    if recipe.drops > 1:
-        left_out = (total - depth) / depth  # at an even pace
-        share = 1 + left_out * (1 - 1 / recipe.drops) / 2
-    lesson = recipe.healing(layers, total)
+    lesson, share = recipe.healing(layers, total), shares["heir"]
     cost = _cost(recipe, reference, "heir", heir, data, share, lesson, recipe.heal.lora)
     costs = [dataclasses.replace(cost, parts=recipe.drops)]
     for name in recipe.baselines:
@@ -308,10 +304,7 @@ def measure_costs(
         baseline = baseline_of(name)
         start = baseline.stand_in(setting)
         lesson, lora = learning(recipe, baseline, setting)
-        # A student that grows goes through every round, and its baselines take as many steps.
-        whole = recipe.grow_from == "student" or baseline.all_rounds
-        share = (len(grown) if whole else 1) * grown[-1] * baseline.times
-        cost = _cost(recipe, reference, name, start, data, share, lesson, lora)
+        cost = _cost(recipe, reference, name, start, data, shares[name], lesson, lora)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
@@ -323,6 +316,23 @@ def measure_costs(
     for name, parameter in reference.named_parameters():
         parameter.requires_grad_(name in thawed)
     return costs
+
+
+def _shares(recipe: Recipe, total: int) -> dict[str, float]:
+    """Return each arm's steps over those of a round, a step being one of the first heir's depth.
+
+    `total` is the number of the reference's layers.
+    """
+    depth = len(recipe.layers)
+    grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
+    left_out = (total - depth) / depth  # at an even pace
+    shares = {"heir": sum(grown) + left_out * (1 - 1 / recipe.drops) / 2}
+    for name in recipe.baselines:
+        baseline = baseline_of(name)
+        # A student that grows goes through every round, and its baselines take as many steps.
+        whole = recipe.grow_from == "student" or baseline.all_rounds
+        shares[name] = (len(grown) if whole else 1) * grown[-1] * baseline.times
+    return shares
 
 
 def _cost(
@@ -401,19 +411,17 @@ def _trained(
     options: InheritOptions, recipe: Recipe, total: int, one: float, evaluation: float
 ) -> float:
     """Return the seconds of one seed's training, with its evaluations; 0 of one by the minute."""
-    steps, train = options.train.steps, recipe.train
-    each = one * train.batch_size * train.length
-    heirs = [recipe.depth(number) / total for number in range(recipe.rounds)]
-    taught = recipe.heal.by != "text"
-
-    def run(share: float, steps: int, *, teacher: bool) -> float:
-        evaluations = 2 + (steps - 1) // train.eval_every  # at the start, between, at the end
-        return steps * each * (3 * share + teacher) + evaluations * share * evaluation
-
-    seconds = sum(run(share, steps, teacher=taught) for share in heirs)
-    for name in recipe.baselines:
-        baseline = baseline_of(name)
-        rounds = len(heirs) if baseline.all_rounds else 1
-        teacher = bool(baseline.distil) or (baseline.heals and taught)
-        seconds += run(heirs[-1], steps * baseline.times * rounds, teacher=teacher)
-    return seconds if steps else 0.0
+    steps, train, depth = options.train.steps, recipe.train, len(recipe.layers) / total
+    if not steps:
+        return 0.0
+    baselines = {name: baseline_of(name) for name in recipe.baselines}
+    taught = {name for name, each in baselines.items() if each.distil}
+    if recipe.heal.by != "text":
+        taught |= {"heir", *(name for name, each in baselines.items() if each.heals)}
+    batch = one * train.batch_size * train.length
+    costs = [
+        ArmCost(name, batch * (3 * depth + (name in taught)), depth * evaluation, share)
+        for name, share in _shares(recipe, total).items()
+    ]
+    fixed, step = _fixed_and_step(costs, train.eval_every)
+    return fixed + steps * step

@@ -109,8 +109,9 @@ def diagnosed_layers(
         return found
     length = options.train.length
     rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)
-    tokens = beginning(data, rows + max(1, MEASURED_ON // length), length, options.data)
-    held_out = max(1, len(tokens) * MEASURED_ON // (SOLVED_ON + MEASURED_ON))
+    measured = max(1, MEASURED_ON // length)
+    tokens = beginning(data, rows + measured, length, options.data)
+    held_out = max(1, len(tokens) * measured // (rows + measured))
     device = choose_device(options.train.device)
     decoder = reference.decoder().to(device)
     losses = bridged_losses(

@@ -4,6 +4,7 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,24 +65,18 @@ class Seed:
             )
         return FinishedStages(rounds, baselines)
 
-    def train_heirs(self) -> None:
-        """Do the part of `carry_out` that is the heirs'."""
-        with self._resumable():
-            for _ in self._rounds():
-                pass
+    def train_arm(self, baseline: str) -> None:
+        """Do the part of `carry_out` that is one baseline's, or the heirs' where none is named.
 
-    def train_baseline(self, name: str) -> None:
-        """Do the part of `carry_out` that is one baseline's.
-
-        Of several heirs the last decides its depth and steps, so those must be trained; a single
-        one need not be.
+        Of several heirs the last decides a baseline's depth and steps, so those must be trained; a
+        single one need not be.
         """
         with self._resumable():
-            if self.recipe.most_heirs > 1:
+            if self.recipe.most_heirs > 1 or not baseline:
                 heirs = [each.stage for each in self._rounds()]
             else:
                 heirs = [self._round(0, None)]
-            for stage in self._stages(name, heirs):
+            for stage in self._stages(baseline, heirs) if baseline else ():
                 self._finished(stage)
 
     def _rounds(self) -> Iterator[FinishedStage]:
@@ -218,7 +213,8 @@ class Seed:
     def _resumable(self) -> Iterator[None]:
         """Say how to go on where a signal ends a run."""
         starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-        again = f"continue with: {starter} inherit --resume {self.resume or self.out}"
+        place = shlex.quote(str(self.resume or self.out))
+        again = f"continue with: {starter} inherit --resume {place}"
         try:
             yield
         except Interrupted:

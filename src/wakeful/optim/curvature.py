@@ -1,23 +1,18 @@
 """SOAP and Shampoo by pytorch-optimizer: what Adam does in the basis of a matrix's own gradients.
 
-The library keeps the squares of gradients in lists and takes parameters without names; what is here
-puts their tensors side by side, so that a checkpoint holds each by a name, and names the parameters
-in their groups, so that a checkpoint of others or in another order is refused.
+The library's optimizers cannot be copied: what is here copies all that one has.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
 from wakeful.plugins import optional
 
 _SHARED = ("param_groups", "state")
-_LISTS = ("GG", "Q")
-"""SOAP's sums of squares and bases, a list each with an entry a side of the matrix."""
 
 
 class Curved(torch.optim.Optimizer):
@@ -31,15 +26,11 @@ class Curved(torch.optim.Optimizer):
                         f"{name.lower()} needs whole matrices, and {known} is in shares: use "
                         "train.parallel = 'ddp'"
                     )
-        plain = [
-            {**g, "params": [p for _, p in g["params"]], "param_names": [n for n, _ in g["params"]]}
-            for g in groups
-        ]
         package = optional(
             "pytorch-optimizer", extra="optimizers", wants=f"optimizer.name = {name.lower()}",
             otherwise=", or leave it out of a comparison with --only",
         )  # fmt: skip
-        self._theirs = getattr(package, name)(plain, **options)
+        self._theirs = getattr(package, name)(groups, **options)
         super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
         self._link()
 
@@ -63,27 +54,7 @@ class Curved(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take a step; return the closure's loss, if there is a closure."""
-        loss = self._theirs.step(closure)
-        for entry in self.state.values():
-            # A basis lies in memory as its decomposition left it; one that is read from a file lies
-            # row by row, and products of the two differ in their last bit.
-            if entry.get("Q") is not None:
-                entry["Q"] = [each.contiguous() if len(each) else each for each in entry["Q"]]
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state with every tensor of a list under a name of its own: GG_0, Q_1."""
-        packed = super().state_dict()
-        entries = {index: _flat(entry) for index, entry in packed["state"].items()}
-        return {**packed, "state": entries}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load what `state_dict` gave, or raise `ValueError` where a side has another shape."""
-        super().load_state_dict(state_dict)
-        for parameter, entry in self.state.items():
-            _check_sides(parameter, entry)
-            for name in _LISTS if "precondition_frequency" in entry else ():
-                entry[name] = [entry.pop(f"{name}_{side}", []) for side in range(parameter.dim())]
+        return self._theirs.step(closure)
 
 
 def soap(
@@ -131,22 +102,3 @@ def shampoo(
 
 
 _WIDEST = 8192
-
-
-def _flat(entry: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in entry.items() if key not in _LISTS}
-    for name in _LISTS:
-        for side, value in enumerate(entry.get(name) or ()):
-            if isinstance(value, Tensor):
-                found[f"{name}_{side}"] = value
-    return found
-
-
-def _check_sides(parameter: Tensor, entry: dict[str, Any]) -> None:
-    for key, value in entry.items():
-        name, _, side = key.rpartition("_")
-        if not isinstance(value, Tensor) or not side.isdecimal():
-            continue
-        width = parameter.shape[int(side)]  # an IndexError says as much
-        if value.shape != (width, width):
-            raise ValueError(f"{name} of a side of {width} has shape {tuple(value.shape)}")

@@ -317,9 +317,9 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
     recipe, data, reference = summary.recipe, summary.data, summary.reference
     train, optimizer = recipe.train, recipe.optimizer
     dropped = ""
-    if data.dropped_documents:
+    if data.overlap is not None and data.overlap.documents:
         dropped = (
-            f"; {data.dropped_documents} held-out documents ({data.dropped_tokens:,} tokens) "
+            f"; {data.overlap.documents} held-out documents ({data.overlap.tokens:,} tokens) "
             "partly occur in the training text and were left out"
         )
     planned = "as many as the time allowed" if summary.planned_by_time else "as asked"

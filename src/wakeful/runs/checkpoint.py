@@ -293,9 +293,11 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
 
     def read(owner: Tensor, name: str, moved: bool = False) -> Tensor:
         placed.add(name)
+        # In its file a tensor begins anywhere, and where it lies decides the last bit of a product.
         if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
-            return _like(owner, stored.read(name, shards.cut_of(owner)))
-        return stored.read(name).to(owner.device) if moved else stored.read(name)
+            return _like(owner, stored.read(name, shards.cut_of(owner)).clone())
+        found = stored.read(name).clone()
+        return found.to(owner.device) if moved else found
 
     def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
         return together(value, functools.partial(read, owner, moved=moved))

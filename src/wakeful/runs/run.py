@@ -88,7 +88,7 @@ class Header:
     variants: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
-    """The published tables that the report sets the figures beside."""
+    """The names of layouts that add to the report."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def train_variants(
 ) -> Run:
     """Train every variant with every seed below `path`; the first variant is the baseline.
 
-    `layouts` names the published tables that the report sets the figures beside.
+    `layouts` are the names of those that add to the report.
 
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wakeful.config.schema import DistillConfig
 from wakeful.errors import WakefulError
 from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
@@ -227,7 +228,7 @@ class Distillation:
     A teacher whose embedding is padded, or has tokens that are added later, is cut to the student's
     vocabulary: p is what it says given that the token is one of those.
 
-    With `hidden` above 0 the streams are matched too: plus `hidden` times
+    With the lesson's `hidden` above 0 the streams are matched too: plus `hidden` times
 
         1/N Σ_n mean_i ‖x_ni − y_ni‖² / ‖y_ni‖²
 
@@ -240,25 +241,17 @@ class Distillation:
         self,
         student: Decoder,
         teacher: Decoder,
-        *,
-        alpha: float,
-        temperature: float,
-        over: Over,
-        hidden: float = 0.0,
-        layers: Sequence[int] = (),
+        lesson: DistillConfig,
     ) -> None:
         """Raises `WakefulError` where the two cannot see the same tokens or match streams."""
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
+        self.lesson = lesson
         self._tokens = student.config.vocab_size
         self._teachers_prefix = teacher.config.relaxed_prefix
-        self.alpha = alpha
-        self.temperature = temperature
-        self.over: Over = over
-        self.hidden = hidden
-        self.layers = layers or range(student.config.num_layers)
-        if hidden:
+        self.layers = lesson.layers or range(student.config.num_layers)
+        if lesson.hidden:
             _check_streams(student, teacher, self.layers)
 
     def loss(
@@ -272,8 +265,9 @@ class Distillation:
 
         Both see of each row what `documents` lets them see (`Decoder.forward`).
         """
+        lesson = self.lesson
         looks: Callable[[Decoder], contextlib.AbstractContextManager[Any]]
-        looks = stream_outputs if self.hidden else contextlib.nullcontext
+        looks = stream_outputs if lesson.hidden else contextlib.nullcontext
         with torch.no_grad(), looks(self.teacher) as theirs:
             wanted = self.teacher(tokens, documents=documents)[..., : self._tokens]
         with looks(self.student) as ours:
@@ -282,13 +276,13 @@ class Distillation:
             found,
             wanted,
             _counted(self.student, self._teachers_prefix, targets),
-            alpha=self.alpha,
-            temperature=self.temperature,
-            over=self.over,
+            alpha=lesson.alpha,
+            temperature=lesson.temperature,
+            over=lesson.over,
         )
-        if not self.hidden:
+        if not lesson.hidden:
             return loss
-        return loss + self.hidden * distance(ours, [theirs[layer] for layer in self.layers])
+        return loss + lesson.hidden * distance(ours, [theirs[layer] for layer in self.layers])
 
 
 def _counted(
@@ -321,9 +315,8 @@ class StoredDistillation:
         student: Decoder,
         teacher: Decoder,
         store: Store,
+        lesson: DistillConfig,
         *,
-        alpha: float,
-        rest: Rest,
         again: Callable[[], Decoder] | None = None,
     ) -> None:
         """Keep the teacher for rows that are not stored yet.
@@ -333,9 +326,7 @@ class StoredDistillation:
         which windows that all epochs cut alike (`data.fixed_windows`) do when all have been there.
         If a row is missing after all, the teacher is read again.
         """
-        self.student, self.store = student, store
-        self.alpha = alpha
-        self.rest: Rest = rest
+        self.student, self.store, self.lesson = student, store, lesson
         self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
         self._teachers_prefix = teacher.config.relaxed_prefix
         self._again = again
@@ -352,13 +343,14 @@ class StoredDistillation:
         """Return the distillation loss of a batch; gradients reach the student alone."""
         return _fastest(top_k_loss, top_k_in_rows)(
             self.student(tokens, documents=documents),
-            _uncompiled(self.predicted)(tokens, documents),
+            self.predicted(tokens, documents),  # pyright: ignore[reportAttributeAccessIssue]
             _counted(self.student, self._teachers_prefix, targets),
-            alpha=self.alpha,
+            alpha=self.lesson.alpha,
             temperature=self.store.about.temperature,
-            rest=self.rest,
+            rest=self.lesson.rest,
         )
 
+    @torch.compiler.disable  # it reads files
     @torch.no_grad()
     def predicted(self, tokens: Tensor, documents: Tensor | None = None) -> TopK:
         """Return the teacher's likeliest tokens along rows, stored now if they were not before."""
@@ -388,8 +380,3 @@ def _fastest(
 ) -> Callable[..., Tensor]:
     """Return the form in rows, or where torch.compile looks on, which fuses it, the definition."""
     return definition if torch.compiler.is_compiling() else in_rows
-
-
-def _uncompiled(function: Callable[..., TopK]) -> Callable[..., TopK]:
-    """Return a function that reads files as one that torch.compile runs as it is."""
-    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]

@@ -29,7 +29,7 @@ from wakeful.training.records import (
 )
 from wakeful.training.setup import Training
 from wakeful.training.validation import validate
-from wakeful.training.watching import logged, watched, whole_windows
+from wakeful.training.watching import logged, whole_windows
 
 
 def quantization_damage(
@@ -95,17 +95,10 @@ def finish_run(training: Training) -> None:
 
     The last two are the first process's work alone, with the whole model; the others wait.
     """
-    config, run, world = training.config, training.run, training.world
-    steps, settings = config.train.steps, config.train.diagnose
+    config, run, steps = training.config, training.run, training.config.train.steps
     run.keep_metrics_before_final(steps)
     frame, row = validate(training, steps)
-    diagnosis: dict[str, float] = {}
-    if settings.every:
-        diagnosis = world.gather(logged(run, steps) if world.first else None)[0] or watched(
-            training.parallel, training.windows, settings.num_sequences,
-            autocast=training.as_watched,
-        )  # fmt: skip
-    if not world.first:
+    if not training.world.first:
         return
     used = training_bytes(training.decoder, training.optimizer)
     decoder = _whole(training)
@@ -125,7 +118,7 @@ def finish_run(training: Training) -> None:
             perplexity=math.exp(min(row.loss, _LARGEST_EXPONENT)),
             length=config.train.length,
         ),
-        diagnosis=diagnosis,
+        diagnosis=logged(run, steps),
         quantization=quantization_damage(config, decoder, training.windows),
         bytes=used,
         samples=tuple(_samples(training, decoder)),

@@ -46,11 +46,14 @@ def make_loss(
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
         dtype = decoder.head.weight.dtype
+        shared = world.size > 1 and config.train.parallel != "ddp" and not distill.top_k
+        # What a device may be too small for is whole in the machine's memory alone.
+        place = torch.device("cpu") if shared else device
 
         def read() -> Decoder:
             from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
 
-            found = read_decoder(distill.teacher, dtype=dtype, device=device)
+            found = read_decoder(distill.teacher, dtype=dtype, device=place)
             if tokenizer is not None:
                 check_same_tokens(tokenizer, found)
             return found.decoder()
@@ -58,21 +61,13 @@ def make_loss(
         given = teacher or read()
         if distill.top_k:
             check_vocabulary(decoder.config.vocab_size, given.config.vocab_size)
-            loss = StoredDistillation(
-                decoder,
-                given,
-                open_store(config, given, end_of_text),
-                alpha=distill.alpha,
-                rest=distill.rest,
-                again=read if teacher is None else None,
-            ).loss
+            store = open_store(config, given, end_of_text)
+            again = read if teacher is None else None
+            loss = StoredDistillation(decoder, given, store, distill, again=again).loss
         else:
-            if world.size > 1 and config.train.parallel != "ddp":
+            if shared:
                 given = in_shares(given, world, device)
-            loss = Distillation(
-                decoder, given, alpha=distill.alpha, temperature=distill.temperature,
-                over=distill.over, hidden=distill.hidden, layers=distill.layers,
-            ).loss  # fmt: skip
+            loss = Distillation(decoder, given, distill).loss
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss

@@ -20,9 +20,8 @@ from wakeful.model.outside import check_outside
 from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import Run
-from wakeful.training.distillation import check_vocabulary
 from wakeful.training.events import Write, wanted_packages
-from wakeful.training.objective import check_distill, check_same_tokens, make_loss, open_store
+from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 from wakeful.training.records import Evaluation, Step, record
 from wakeful.training.rehearsal import rehearse
@@ -82,14 +81,10 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     check_parts(config)
     data.batches(config)
     data.windows(config)
-    if config.train.distill.teacher:
-        from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
-
-        teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
-        check_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
-        check_same_tokens(data.tokenizer, teacher)
-        if config.train.distill.top_k:
-            open_store(config, teacher.decoder(), data.train.end_of_text)
+    with torch.device("meta"):
+        blank = Decoder(config.model)
+    end = data.train.end_of_text
+    make_loss(config, blank, device, end_of_text=end, tokenizer=data.tokenizer)
     return config, data
 
 

@@ -24,7 +24,7 @@ from wakeful.config.tables import to_table
 from wakeful.digests import json_digest, state_sha256
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.paths import default_cache_dir
+from wakeful.paths import default_cache_dir, expanded
 from wakeful.runs.run import disk_errors, read_record, replaced
 
 _ABOUT = "about.json"
@@ -93,7 +93,7 @@ class Store:
         """Open `folder`, or the cache's of all of `about`; refuse another teacher's or form's."""
         self.about = about
         cached = default_cache_dir() / "predictions" / json_digest(to_table(about))
-        self.path = Path(folder) if folder else cached
+        self.path = expanded(folder) if folder else cached
         self._check()
         self._own = self.path / f"{uuid.uuid4().hex}.rows"
         self._places: dict[bytes, tuple[Path, int]] = {}

@@ -71,20 +71,6 @@ class _Layers(Probe):
         return self.probe.rows()
 
 
-def watched(
-    model: Decoder | Parallel,
-    windows: ValidationWindows,
-    num_sequences: int,
-    *,
-    autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
-) -> dict[str, float]:
-    """Return each figure's mean over layers, on the first whole windows of the validation set.
-
-    Every process calls it, and each looks at its share of the layers.
-    """
-    return _figures(observed(model, windows, num_sequences, autocast=autocast))
-
-
 @torch.no_grad()
 def observed(
     model: Decoder | Parallel,
@@ -95,9 +81,11 @@ def observed(
     ranks: bool = True,
     autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
 ) -> Frame:
-    """Return what the probes of `WATCHED`, and `more`, saw of each layer and head, as `watched`.
+    """Return what the probes of `WATCHED`, and `more`, saw of each layer and head, on the first
+    whole windows of the validation set.
 
-    Those of `ranks`, which take longer than all others, may be left out.
+    Those of `ranks`, which take longer than all others, may be left out. Every process calls it,
+    and each looks at its share of the layers.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
@@ -161,7 +149,8 @@ def window_rows(
     return itertools.islice(itertools.chain.from_iterable(batches), number)
 
 
-def _figures(rows: Frame) -> dict[str, float]:
+def figures(rows: Frame) -> dict[str, float]:
+    """Return the mean over layers of each figure of `WATCHED`, of those that are finite."""
     found: dict[str, float] = {}
     for name, (metric, variant, position) in WATCHED.items():
         chosen = rows.filter(
@@ -184,7 +173,7 @@ def record_diagnosis(training: Training, step: int) -> None:
     if settings.heads:
         run.append(*_followed(seen, step), log="trajectories.jsonl")
     if step:
-        row = {"kind": "diagnosis", "step": step, **_figures(seen)}
+        row = {"kind": "diagnosis", "step": step, **figures(seen)}
         run.append(row)
         training.write(row)
 

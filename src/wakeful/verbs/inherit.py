@@ -37,6 +37,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
+from wakeful.paths import expanded
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
@@ -66,8 +67,6 @@ class InheritancePlan:
     """How far the reference as our decoder is from the one of Transformers; "" of our own."""
     figures: dict[str, tuple[float, ...]]
     """Those of every layer that were looked at."""
-    dropped_documents: int
-    dropped_tokens: int
 
 
 def inherit(
@@ -192,7 +191,6 @@ class _Begun:
             {"reference": reference, "heir": heir}, prompt,
             num_tokens=min(64, context // 4, reference.config.context - least), context=context,
         )  # fmt: skip
-        facts = data_facts(self.data)
         return outcome.Summary(
             reference=outcome.Reference(
                 name=self.reference.name,
@@ -228,14 +226,7 @@ class _Begun:
                 )
             ),
             sizes=outcome.Sizes(**sizes),
-            data=outcome.Text(
-                source=facts.source,
-                corpus_sha256=facts.corpus_sha256,
-                train_tokens=facts.train_tokens,
-                validation_tokens=facts.validation_tokens,
-                dropped_documents=plan.dropped_documents,
-                dropped_tokens=plan.dropped_tokens,
-            ),
+            data=data_facts(self.data),
             over_seeds=outcome.over_seeds(outcomes, loss),
         )  # fmt: skip
 
@@ -293,8 +284,8 @@ def _begun(
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
-        new.write_json("environment.json", environment(device))
-        plan = _plan(options, data, diagnosed, costs, str(reference.agreement or ""))
+        new.write_json("environment.json", environment(device, world.size))
+        plan = _plan(options, diagnosed, costs, str(reference.agreement or ""))
         new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
@@ -399,7 +390,7 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     length = options.diagnose_length or min(LENGTH, context)
     bos = options.data.bos or reference.begins(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
-    store = str(Path(options.heal.store).absolute()) if options.heal.store else ""
+    store = str(expanded(options.heal.store).absolute()) if options.heal.store else ""
     heal = dataclasses.replace(options.heal, store=store)
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data, heal=heal)
 
@@ -432,19 +423,17 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
 
 def _plan(
     options: InheritOptions,
-    data: Data,
     diagnosed: Diagnosed | None,
     costs: list[planning.ArmCost],
     agreement: str,
 ) -> InheritancePlan:
-    text, overlap = options.data, data.info["overlap"]
+    text = options.data
     places = {n: planning.lasting(getattr(text, n)) for n in ("source", "validation_source")}
     figures = diagnosed.figures if diagnosed else {}
     return InheritancePlan(
         wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
         costs=tuple(costs), agreement=agreement,
         figures={name: tuple(values) for name, values in figures.items()},
-        dropped_documents=overlap["documents"], dropped_tokens=overlap["tokens"],
     )  # fmt: skip
 
 

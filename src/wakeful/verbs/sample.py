@@ -19,6 +19,7 @@ from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
 from wakeful.model.evaluating import evaluating
+from wakeful.paths import expanded
 from wakeful.plain_text import decoded
 from wakeful.verbs.sources import Source, in_memory, name_of
 
@@ -67,7 +68,7 @@ def sample_data(
             written is empty, or the same over and over.
     """
     wanted = options_from(SampleOptions, given, options)
-    folder = Path(wanted.out).expanduser().absolute()
+    folder = expanded(wanted.out).absolute()
     lines = _lines(Path(wanted.prompts)) if wanted.prompts else []
     with evaluating(*in_memory([model])), (shown or usual)("data generate") as show:
         show.note(f"loading {name_of(model)}")

@@ -100,6 +100,9 @@ class Backcopy(Task):
         return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
+        """Return the entropy in nats of the token after each of `rows` (n, L), given those up to
+        it, (n, L): what `losses` is in expectation over the next token.
+        """
         p = self.probabilities
         each = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
         return np.where(self.is_trigger(rows), 0.0, each[rows])

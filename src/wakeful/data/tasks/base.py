@@ -17,6 +17,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, SplitName
 from wakeful.digests import joined_sha256
 from wakeful.errors import WakefulError
+from wakeful.paths import expanded
 from wakeful.variants import Variant, build, variants
 
 BOS_TOKEN = "<bos>"
@@ -56,13 +57,6 @@ class Task(Variant):
     @abstractmethod
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats."""
-
-    @abstractmethod
-    def entropies(self, rows: np.ndarray) -> np.ndarray:
-        """Return the entropy of the token after each of `rows` (n, L), given those up to it.
-
-        (n, L), in nats: what `losses` is in expectation over the next token.
-        """
 
     @abstractmethod
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
@@ -148,7 +142,7 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
     if found is None or source.startswith(HUB_PREFIX) or found[1] == MIXTURE:
         return None
     known = found[1] in variants("data.tasks")
-    is_file = os.path.exists(os.path.expanduser(source))
+    is_file = os.path.exists(expanded(source))
     if not known and (is_file or (not found[2] and ":" not in found[1])):
         return None
     return _built(source, imports)
