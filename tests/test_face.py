@@ -20,6 +20,14 @@ from training.runs import text, tiny
 from wakeful.config import Config, config_to_table
 from wakeful.runs.run import Run
 from wakeful.training.loop import train as train_into
+from wakeful.verbs.compare import Comparison
+from wakeful.verbs.cure import Cure
+from wakeful.verbs.diagnose import Diagnosis
+from wakeful.verbs.evaluate import Evaluation
+from wakeful.verbs.inherited import Inheritance
+from wakeful.verbs.quantization import Quantization
+from wakeful.verbs.result import Result
+from wakeful.verbs.train import Run as TrainedRun
 
 __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent
@@ -121,6 +129,11 @@ def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:
     )
     names = ("wakeful.model.generate", "wakeful.loading.load", "wakeful.heirs.inherit")
     assert in_fresh_process(program, *names).splitlines() == [f"{name} 0" for name in names]
+
+
+def test_every_result_shows_its_sentences() -> None:
+    kinds = (Comparison, Cure, Diagnosis, Evaluation, Inheritance, Quantization, TrainedRun)
+    assert all(kind.__repr__ is Result.__repr__ for kind in kinds)
 
 
 def test_three_lines_diagnose_a_model_in_memory(

@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.hf.quantized import load_quantized, save_quantized, state_bytes
 from wakeful.probes.running import logits_of
-from wakeful.quant import parse_scheme, quantize, quantized_layers, walking
+from wakeful.quant import Scheme, parse_scheme, quantize, quantized_layers, walking
 from wakeful.quant.sensitivity import better_than, costs, growth, mixed, size_of
 
 W4 = "w4"
@@ -117,6 +117,12 @@ def test_what_is_better_touches_no_cache_and_no_layer_that_has_it() -> None:
     assert set(grows) == {name for name in quantized_layers(small) if not name.endswith(".key")}
     made = quantize(model, plain, others={next(iter(grows)): scheme})
     assert str(quantized_layers(made)[next(iter(grows))].scheme) == str(scheme)
+
+    class Ours(Scheme):  # whose constructor takes none of a scheme's fields
+        def __init__(self) -> None:
+            super().__init__(weights=scheme.weights)
+
+    assert not growth(model, quantize(model, Ours()), scheme)
     # A pattern all of whose layers an earlier one takes is no mistake.
     made = quantize(model, W4, others={"head": scheme, "*head": "fine"})
     assert quantized_layers(made)["head"].scheme == scheme

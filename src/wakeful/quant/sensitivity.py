@@ -7,8 +7,9 @@ on less text, so that mixed precision goes by it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -81,6 +82,10 @@ def costs(
     return sorted(found, key=lambda each: -each.alone[0])
 
 
+_OF_LAYERS = attrgetter("weights", "inputs", "outputs", "scales", "method")
+"""All of a scheme that a linear layer reads."""
+
+
 def growth(model: nn.Module, small: nn.Module, better: Scheme) -> dict[str, int]:
     """Return the bytes that each quantized layer of `small`, made of `model`, takes more under the
     `better` scheme; a layer that has it already is left out.
@@ -90,7 +95,7 @@ def growth(model: nn.Module, small: nn.Module, better: Scheme) -> dict[str, int]
     return {
         name: size_of(empty(plain.get_submodule(name), better, "reference")) - size_of(layer)
         for name, layer in layers.items()
-        if replace(layer.scheme, cache=None) != better
+        if _OF_LAYERS(layer.scheme) != _OF_LAYERS(better)
     }
 
 

@@ -24,7 +24,7 @@ from wakeful.training.comparison import train_variants
 from wakeful.verbs.result import Stored
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Stored):
     """Variants trained alike, and how they differ."""
 

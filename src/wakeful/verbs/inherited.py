@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wakeful.verbs.sources import Source
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Inheritance(Stored):
     """Heirs of a reference, what they reached, and the baselines beside them."""
 

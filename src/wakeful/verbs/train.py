@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wakeful.loading.model import Model
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run(Stored):
     """A training run."""
 
