@@ -182,6 +182,18 @@ def test_options_are_checked_by_name_and_value(llama: Path) -> None:
         wakeful.diagnose()
 
 
+@pytest.mark.parametrize(
+    ("name", "bound"), [("float16", 0.05), ("bfloat16", 0.2), ("float64", 1e-5)]
+)
+def test_weights_are_loaded_in_the_type_that_is_named(llama: Path, name: str, bound: float) -> None:
+    model = wakeful.load(llama, device="cpu", dtype=name)
+    logits = model.logits(torch.arange(9)[None])
+    kind = getattr(torch, name)
+    assert {parameter.dtype for parameter in model.decoder().parameters()} == {kind}
+    expected = wakeful.load(llama, device="cpu").logits(torch.arange(9)[None])
+    assert (logits - expected).abs().max() < bound
+
+
 def test_evaluations_are_read_and_saved(text: Path, llama: Path, tmp_path: Path) -> None:
     model = wakeful.load(llama)
     found = wakeful.evaluate(model, text=text / "000.txt", length=16, num_sequences=4)

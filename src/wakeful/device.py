@@ -11,7 +11,10 @@ import torch
 from wakeful.errors import WakefulError
 from wakeful.world import ALONE, World
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32, "float64": torch.float64,
+    "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
 PEAKS = {
     "A100": 312e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200 NVL": 835e12,
     "H200": 989e12, "B200": 2250e12, "L40S": 362e12, "MI300X": 1307e12,

@@ -251,7 +251,7 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
         return "bad", "The quantized model's loss is not finite."
     before = damage.measurement.perplexity()[0]
     told = with_error(loss, figures["loss_increase_standard_error"], "+")
-    doubt = ", which so little text does not tell from zero" if level == "unsure" else ""
+    doubt = ", which so little text cannot tell from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
     if figures["worst_layer"]:
         layers = "No layer's relative error is known."

@@ -351,8 +351,8 @@ def quantization_report(
         Section("", [
             Findings({"": findings(damage)}, GRADES),
             Text(f"Harmless: the loss rises by at most {HARMLESS} nats a token (perplexity by 2%). "
-                 f"Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval holds zero.",
-                 "note"),
+                 f"Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval includes zero "
+                 f"and reaches past {HARMLESS}.", "note"),
         ]),
         Section("Before and after", [
             _damage_table(damage, full, marks),
