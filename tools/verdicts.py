@@ -57,8 +57,8 @@ layers that so short a training does not grow, or accuracies on tasks. Learning 
 scale's, equal for all rows. Three of the arena's claims at 100 steps (MUDD, attention residuals,
 hyper-connections) do not hold after 1,000.
 
-Exhibits in which three seeds left a direction at 2.2 errors or more have five. Where all seeds
-agree exactly, as shares of a few layers may, the interval has no width and any difference counts.
+Each heading says how many seeds there are. Where all agree exactly, as shares of a few layers may,
+the interval has no width and any difference counts.
 Of this many claims one in twenty would stand out by chance. At the tiny scale the sizes of a paper
 are one model, so exhibits that differ only in size repeat each other, and runs that two share are
 trained once.

@@ -63,8 +63,8 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
         "| not applicable |"
     ) in written
     assert (
-        "Tiny scale, 1 exhibit, 2 claims: 1 confirmed and 1 not applicable; besides, 1 claim read "
-        "off a table's cells: 1 confirmed."
+        "Tiny scale, 1 exhibit, 2 claims: 1 confirmed and 1 not applicable. Counted apart: 1 claim "
+        "read off a table's cells: 1 confirmed."
     ) in written
     (kept,) = tool.read(written)
     assert kept.outcomes == [

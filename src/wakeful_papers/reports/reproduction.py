@@ -253,7 +253,8 @@ def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
         if count := sum(counts.values()):
             what = f" {basis}" if basis else ""
             sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {counts_in_words(counts)}")
-    return f"{'; besides, '.join(sentences) or 'none judged'}."
+    first, *apart = sentences or ["none judged"]
+    return f"{first}." + (f" Counted apart: {'; '.join(apart)}." if apart else "")
 
 
 def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[Step]:
