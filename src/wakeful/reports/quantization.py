@@ -239,16 +239,17 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
         return Step("so little text does not tell: measure more of it", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
+    lead = f"{best} costs {'least' if len(levels) > 1 else 'too much'}"
     scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
     spread = layer_errors(damage, best)["kurtosis_rest"].median()
     words, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
     finer = [each for each in finer if each not in damage.schemes.values()]
     if finer:
-        return Step(f"{best} costs least{words}", again(map(str, finer)))
+        return Step(f"{lead}{words}", again(map(str, finer)))
     if words:
         asked = f"{cure} --for {shlex.quote(scheme.expression)}"
-        return Step(f"{best} costs least: see which cure it wants", asked)
-    told = f"{best} costs least, and rounds activations: rotate their outliers away first"
+        return Step(f"{lead}: see which cure it wants", asked)
+    told = f"{lead}, and rounds activations: rotate their outliers away first"
     return Step(told, f"{cure} --rotate hadamard")
 
 
