@@ -112,8 +112,11 @@ def test_a_command_asks_for_all_that_was_asked_for_into_another_folder() -> None
     totals = dataclasses.replace(found.measurement.schemes["fine"], nll=[3.3, 3.8])
     measurement = dataclasses.replace(found.measurement, schemes={"fine": totals})
     unsure = next_step(dataclasses.replace(found, measurement=measurement), "x/a", options)
-    assert "does not tell" in unsure.words
+    assert unsure.words == "too little text to tell: measure on more"
     assert shlex.split(unsure.command) == [*begin, *end]  # 8, the usual number, and not 2
+    for here, there in (("runs/quantize-a-2", "runs/quantize-a-3"), ("mine", "mine-2")):
+        following = dataclasses.replace(options, out=here)
+        assert next_step(found, "x/a", following).command.endswith(f" --out {there}")
 
 
 def test_the_mixed_model_is_saved_as_it_was_measured() -> None:

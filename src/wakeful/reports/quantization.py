@@ -236,7 +236,7 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
         asked = [each.expression for each in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
         command = again(asked, mixed=True, num_sequences=more)
-        return Step("so little text does not tell: measure more of it", command)
+        return Step("too little text to tell: measure on more", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     lead = f"{best} costs {'least' if len(levels) > 1 else 'too much'}"
@@ -292,8 +292,10 @@ def _command(
     command = command_of("quantize", replace(options, **(again | alone | changes)), source)
     if not options.out:
         return command
-    place = Path(options.out).parent / f"quantize-{Path(source).name}-2"
-    return f"{command} --out {shlex.quote(str(place))}"
+    place, usual = Path(options.out), f"quantize-{Path(source).name}-"
+    number = place.name.removeprefix(usual)  # of a command that was itself followed
+    name = f"{usual}{int(number) + 1}" if number.isdigit() else f"{place.name}-2"
+    return f"{command} --out {shlex.quote(str(place.with_name(name)))}"
 
 
 def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
