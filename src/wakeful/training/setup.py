@@ -81,10 +81,11 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     check_parts(config)
     data.batches(config)
     data.windows(config)
-    with torch.device("meta"):
-        blank = Decoder(config.model)
-    end = data.train.end_of_text
-    make_loss(config, blank, device, end_of_text=end, tokenizer=data.tokenizer)
+    if config.train.distill.teacher:
+        with torch.device("meta"):
+            blank = Decoder(config.model)
+        end = data.train.end_of_text
+        make_loss(config, blank, device, end_of_text=end, tokenizer=data.tokenizer)
     return config, data
 
 
