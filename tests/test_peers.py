@@ -33,7 +33,8 @@ def job(folder: Path, tmp_path: Path, method: str, form: str, tool: str = "wakef
     item = {"start": rows[0][:8], "right": 1, "endings": [[3, 4], [5]], "sizes": [2, 1]}
     return {
         "model": str(folder), "texts": {"a": rows[:3], "b": rows[3:6]}, "calibration": rows[6:],
-        "threads": torch.get_num_threads(), "first": 1, "steps": 2,
+        "threads": torch.get_num_threads(), "device": "cpu",
+        "first": 1, "steps": 2,
         "tasks": {"choice": [item, item]},
         "tool": tool, "method": method, "format": form, "out": str(tmp_path / "found.json"),
     }  # fmt: skip

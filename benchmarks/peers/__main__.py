@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +46,43 @@ def main(arguments: Sequence[str]) -> None:
     texts, calibration = _windows(model, asked)
     shared = {
         "model": str(model.path.resolve()), "texts": texts, "calibration": calibration,
-        "threads": asked.threads, "first": model.bos, "steps": asked.steps,
+        "threads": asked.threads, "device": asked.device, "first": model.bos, "steps": asked.steps,
         "tasks": dict(_tasks(model, asked.piqa, asked.lambada, asked.items)),
     }  # fmt: skip
     del model
-    for tool, method, form in [("wakeful", "", ""), *_cells(asked)]:
-        name = f"{tool}-{method}-{form}".replace(", ", "+") if method else "plain"
-        path = out / "cells" / f"{name}.json"
-        if path.exists():
-            continue
-        python = asked.python.get(tool) or _environment(tool, out)
-        job = shared | {"tool": tool, "method": method, "format": form, "out": str(path)}
-        (out / "job.json").write_text(json.dumps(job), "utf-8")
-        print(name, flush=True)
-        with (out / "cells" / f"{name}.log").open("w") as log:
-            done = subprocess.run(
-                [python, "-m", "benchmarks.peers.cell", str(out / "job.json")],
-                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False,
-                env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": str(asked.threads)},
-            )  # fmt: skip
-        if not path.exists():
-            path.write_text(json.dumps({"failed": f"it stopped with status {done.returncode}"}))
+
+    def measure(cell: tuple[str, str, str]) -> None:
+        _measure(*cell, asked, shared, out)
+
+    for tool in ("wakeful", *asked.tools):  # before cells that run at once ask for it
+        asked.python[tool] = asked.python.get(tool) or _environment(tool, out)
+    measure(("wakeful", "", ""))
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        list(pool.map(measure, _cells(asked)))
     print(tables(out / "cells"))
+
+
+def _measure(
+    tool: str, method: str, form: str, asked: argparse.Namespace, shared: dict[str, Any], out: Path
+) -> None:
+    """Measure a cell in a process of its own, unless it is measured already."""
+    name = f"{tool}-{method}-{form}".replace(", ", "+") if method else "plain"
+    path = out / "cells" / f"{name}.json"
+    if path.exists():
+        return
+    task = out / "cells" / f"{name}.job"
+    job = shared | {"tool": tool, "method": method, "format": form, "out": str(path)}
+    task.write_text(json.dumps(job), "utf-8")
+    print(name, flush=True)
+    with path.with_suffix(".log").open("w") as log:
+        done = subprocess.run(
+            [asked.python[tool], "-m", "benchmarks.peers.cell", str(task)],
+            cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False,
+            env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": str(asked.threads)},
+        )  # fmt: skip
+    task.unlink()
+    if not path.exists():
+        path.write_text(json.dumps({"failed": f"it stopped with status {done.returncode}"}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", default=[], help="of those that a tool has")
     parser.add_argument("--steps", type=int, default=200, help="of AutoRound, a block")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--at_once", type=int, default=1, help="cells that run side by side")
     parser.add_argument("--out", default="runs/peers")
     parser.add_argument(
         "--python", nargs="+", default={}, action=_Pairs, metavar="TOOL=PYTHON",

@@ -30,10 +30,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     """Return the losses of every window of every text, seconds, bytes and peak memory."""
     torch.manual_seed(0)
     torch.set_num_threads(job["threads"])
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=torch.float32
-    ).eval()
-    calibration = [torch.tensor([window]) for window in job["calibration"]]
+    device = job["device"]
+    model: PreTrainedModel = (
+        AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval().to(device)
+    )
+    calibration = [torch.tensor([window], device=device) for window in job["calibration"]]
     form = FORMATS[job["format"]] if job["format"] else None
     found: dict[str, Any] = {"bytes": None, "seconds": 0.0, "group": 0}
     asked: nn.Module = model
@@ -50,12 +51,14 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         asked = tool.quantized(model, job["method"], form, calibration, found["group"], job)
         found["seconds"] = time.perf_counter() - start
         save = getattr(tool, "save", None)
-    logits = logits_of(asked)
+    logits = logits_of(asked, device)
     found["losses"] = {name: losses(logits, windows) for name, windows in job["texts"].items()}
     found["tasks"] = {
         name: [scores(logits, item) for item in items] for name, items in job["tasks"].items()
     }
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch.cuda.is_initialized():
+        found["peak"] = torch.cuda.max_memory_allocated()
     if save is not None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "saved"
@@ -67,11 +70,12 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def logits_of(model: nn.Module) -> Logits:
-    """Return what gives logits, whichever class a tool returned."""
+def logits_of(model: nn.Module, device: str = "cpu") -> Logits:
+    """Return what gives logits on the processor, whichever class a tool returned."""
+    model = model.to(device)  # llm-compressor leaves it elsewhere
     if isinstance(model, PreTrainedModel):  # with a cache, which some formats quantize
-        return lambda tokens: model(input_ids=tokens, use_cache=True).logits
-    return model
+        return lambda tokens: model(input_ids=tokens.to(device), use_cache=True).logits.cpu()
+    return lambda tokens: model(tokens.to(device)).cpu()
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """The kernels against the written-out definition: outputs, every gradient, masks and memory."""
 
-import importlib.util
 import math
 
 import pytest
@@ -26,13 +25,7 @@ from model.attention import (
 )
 from wakeful.errors import WakefulError
 from wakeful.model import attend as attend_module
-from wakeful.model.attend import (
-    attend,
-    causal_mask,
-    explicit_attention,
-    sink_attention,
-    sink_attention_backward,
-)
+from wakeful.model.attend import attend, causal_mask, explicit_attention, sink_attention
 
 
 def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, atol: float = 1e-10):
@@ -200,25 +193,33 @@ def test_the_log_sum_exp_is_kept_in_float32():
     torch.testing.assert_close(lse, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["grouped", "blind rows", "decoding"])
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
+@pytest.mark.parametrize("name", ["grouped", "blind rows", "decoding", "prefix"])
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_operator_keeps_its_promises(name, trained):
-    """Schema, fake kernels, autograd registration and tracing, by PyTorch's own checker."""
+def test_compiling_sees_all_of_it(name, trained):
+    """Tracing, fake kernels and the graph of the backward pass: no break, and the same values."""
     case = CASES[name]
     q, k, v, sink = heads(case)
     keep = keep_of(case)
-    causal = keep is None and case.L == case.S
-    if not trained:
-        sink = sink.detach()
-    torch.library.opcheck(sink_attention, (q, k, v, sink, keep, causal, 0.3))
-    with torch.no_grad():
-        out, lse = sink_attention(q, k, v, sink, keep, causal, 0.3)
-        inputs = tuple(x.detach() for x in (torch.randn_like(out), q, k, v, out, lse))
-    torch.library.opcheck(
-        sink_attention_backward,
-        (*inputs, keep, causal, 0.3),
-        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
-    )
+    sink = sink if trained else sink.detach()
+    inputs = (q, k, v, *([sink] if trained else []))
+
+    def run(q, k, v, sink, keep):
+        return attend(q, k, v, scale=0.3, sink=sink, prefix=case.prefix, keep=keep)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
+    out, found = run(q, k, v, sink, keep), compiled(q, k, v, sink, keep)
+    upstream = torch.randn_like(out)
+    wanted = torch.autograd.grad(out, inputs, upstream)
+    for got, want in zip(torch.autograd.grad(found, inputs, upstream), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, out, rtol=0, atol=1e-12)
+
+
+def test_the_log_sum_exp_carries_no_gradient():
+    q, k, v, sink = heads(CASES["grouped"])
+    assert not sink_attention(q, k, v, sink, None, True, 0.3)[1].requires_grad
 
 
 def test_gradcheck():
@@ -324,26 +325,6 @@ def test_what_no_kernel_can_do_is_refused():
     )
     with pytest.raises(WakefulError, match=r"float64 on cuda.*float64 runs on the CPU"):
         attend_module._stock_kernels(fake, None)
-
-
-def test_a_copy_of_this_file_leaves_the_operators_of_others_alone():
-    """Every exported model carries one, and several are loaded in one process."""
-    spec = importlib.util.spec_from_file_location("copied_attend", attend_module.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    q, k, v, sink = (torch.randn(shape, requires_grad=True) for shape in (
-        (1, 5, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), (2,)
-    ))  # fmt: skip
-    found = []
-    for module in (attend_module, copy):
-        out = module.sink_attention(q, k, v, sink, None, True, 0.5)[0]
-        found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, sink))])
-    for ours, copied in zip(*found, strict=True):
-        assert torch.equal(ours, copied)
-    names = {module.sink_attention._qualname for module in (attend_module, copy)}
-    assert len(names) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 from model.attention import CASES, SINKS, Case, d, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.errors import WakefulError
 from wakeful.model import attend as attend_module
-from wakeful.model.attend import attend, sink_attention
+from wakeful.model.attend import attend
 
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",
@@ -49,18 +50,26 @@ def test_on_a_gpu_outputs_and_gradients_are_the_definition(name, kind, dtype, to
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_on_a_gpu_the_operator_keeps_its_promises(dtype, masked):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_a_gpu_compiling_sees_all_of_it(dtype, masked):
     case = Case(7, 7, 4, 2, mask="padding" if masked else "causal")
-    q, k, v, sink = heads(case, dtype=dtype, device="cuda")
+    inputs = heads(case, dtype=dtype, device="cuda")
     keep = keep_of(case)
     keep = None if keep is None else keep.cuda()
-    torch.library.opcheck(
-        sink_attention,
-        (q, k, v, sink, keep, not masked, 0.3),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
+
+    def run(q, k, v, sink):
+        return attend(q, k, v, scale=0.3, sink=sink, keep=keep)
+
+    compiled = torch.compile(run, fullgraph=True)
+    expected, found = run(*inputs), compiled(*inputs)
+    upstream = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, upstream)
+    for got, want in zip(torch.autograd.grad(found, inputs, upstream), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.gpu
@@ -70,7 +79,12 @@ def test_on_a_gpu_the_fused_kernels_are_taken():
     odd = torch.empty(1, 4, 2, 12, device="cuda", dtype=torch.bfloat16)
     keep = torch.ones(1, 4, 4, device="cuda", dtype=torch.bool)
     kernels = attend_module._stock_kernels
-    assert kernels(q, None)[0] is attend_module._flash_forward
+    leads = attend_module._cudnn_leads(q.device.index)
+    first = attend_module._cudnn_forward if leads else attend_module._flash_forward
+    chosen = torch._fused_sdp_choice(*[q.transpose(1, 2)] * 3, None, 0.0, True)
+    assert leads == (chosen == SDPBackend.CUDNN_ATTENTION.value)
+    assert kernels(q, None)[0] is first
+    assert kernels(q[:, :1], None)[0] is attend_module._flash_forward
     assert kernels(q, keep)[0] is attend_module._efficient_forward
     assert kernels(q.float(), None)[0] is attend_module._efficient_forward
     assert kernels(wide, None)[0] is attend_module._efficient_forward

@@ -17,6 +17,7 @@ from wakeful.model.attend import attend
 
 BLOCK = 32
 KERNELS = {
+    "cudnn": (attend_module._cudnn_forward, attend_module._cudnn_backward),
     "flash": (attend_module._flash_forward, attend_module._flash_backward),
     "efficient": (attend_module._efficient_forward, attend_module._efficient_backward),
 }
@@ -76,11 +77,33 @@ class StandIns:
         assert dropout == 0.0
         assert wanted == [True, True, True, False]
         demand(grad, q, k, v, out)
+        assert out.transpose(1, 2).is_contiguous(), "it does not ask for the output's strides"
         demand_bias(bias, q, k)
         assert lse.shape[-1] % BLOCK == 0
         assert (lse[..., q.shape[2] :] == math.inf).all()
         grads = backward(grad, q, k, v, bias, out, lse[..., : q.shape[2]], causal, scale)
         return *grads, None
+
+    def _scaled_dot_product_cudnn_attention(
+        self, q, k, v, bias, compute_log_sumexp, dropout, causal, debug, *, scale
+    ):
+        assert bias is None
+        assert compute_log_sumexp
+        out, lse, *rest = self._scaled_dot_product_flash_attention(
+            q, k, v, dropout, causal, debug, scale=scale
+        )
+        return out, lse.unsqueeze(-1), *rest
+
+    def _scaled_dot_product_cudnn_attention_backward(
+        self, grad, q, k, v, out, lse, state, unused, bias, starts_q, starts_k, longest_q,
+        longest_k, dropout, causal, *, scale,
+    ):  # fmt: skip
+        assert bias is None
+        assert lse.shape == (*q.shape[:3], 1)
+        return self._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, lse.squeeze(-1), starts_q, starts_k, longest_q, longest_k,
+            dropout, causal, state, unused, scale=scale,
+        )  # fmt: skip
 
     def _scaled_dot_product_flash_attention(self, q, k, v, dropout, causal, debug, *, scale):
         assert dropout == 0.0
@@ -104,14 +127,17 @@ class StandIns:
 
 
 def runs_on(kernel: str, case: Case) -> bool:
-    """Tell whether a case comes to this kernel: flash takes no mask."""
-    return kernel == "efficient" or (case.mask == "causal" and case.L in (1, case.S))
+    """Tell whether a case comes to this kernel: the others take no mask, cuDNN no single token."""
+    if kernel == "efficient":
+        return True
+    return case.mask == "causal" and (case.L == case.S > 1 or (kernel == "flash" and case.L == 1))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SINKS if kind != "softmax"])
 @pytest.mark.parametrize(
     ("kernel", "name", "width"),
-    [(kernel, name, width) for kernel, width in (("flash", 8), ("efficient", 8), ("efficient", 6))
+    [(kernel, name, width)
+     for kernel, width in (("cudnn", 8), ("flash", 8), ("efficient", 8), ("efficient", 6))
      for name, case in CASES.items() if runs_on(kernel, case)],
 )  # fmt: skip
 def test_outputs_and_gradients_are_the_definition(monkeypatch, kernel, name, width, kind):
@@ -136,7 +162,7 @@ def test_outputs_and_gradients_are_the_definition(monkeypatch, kernel, name, wid
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(
     ("kernel", "masked", "width"),
-    [("flash", False, 64), ("efficient", False, 64), ("efficient", True, 64),
+    [("cudnn", False, 64), ("flash", False, 64), ("efficient", False, 64), ("efficient", True, 64),
      ("efficient", True, 12)],
 )  # fmt: skip
 def test_calls_fit_torchs_own_signatures(kernel, masked, width, groups, length, dtype):
@@ -152,11 +178,17 @@ def test_calls_fit_torchs_own_signatures(kernel, masked, width, groups, length, 
     assert [(x.shape, x.dtype) for x in grads] == [(x.shape, x.dtype) for x in (q, k, v)]
 
 
-@pytest.mark.parametrize(("capability", "kernel"), [((7, 5), "efficient"), ((9, 0), "flash")])
-def test_an_old_gpu_takes_the_kernel_that_it_has(monkeypatch, capability, kernel):
+@pytest.mark.parametrize(
+    ("capability", "version", "length", "width", "kernel"),
+    [((7, 5), 91900, 2, 64, "efficient"), ((8, 0), 91900, 2, 64, "flash"),
+     ((9, 0), 91900, 2, 64, "cudnn"), ((9, 0), 91900, 1, 64, "flash"),
+     ((9, 0), 91900, 2, 256, "flash"), ((9, 0), 90100, 2, 64, "flash")],
+)  # fmt: skip
+def test_a_gpu_takes_the_kernel_that_it_has(
+    monkeypatch, capability, version, length, width, kernel
+):
     with FakeTensorMode():
-        q = torch.empty(1, 4, 2, 64, device="cuda:0", dtype=torch.float16)
+        q = torch.empty(1, length, 2, width, device="cuda:0", dtype=torch.float16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    attend_module._has_flash.cache_clear()
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     assert attend_module._stock_kernels(q, None) == KERNELS[kernel]
-    attend_module._has_flash.cache_clear()

@@ -26,6 +26,7 @@ def losses(text: Path, place: Path, device: str, **over: object) -> tuple[np.nda
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu_the_loop_has_the_cpus_losses(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
@@ -50,6 +51,7 @@ def test_on_a_gpu_the_loop_has_the_cpus_losses(
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu_steps_of_orthoadam_are_the_cpus(compiled: bool) -> None:
     torch.manual_seed(0)

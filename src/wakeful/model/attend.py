@@ -12,7 +12,9 @@ log-sum-exp:
                weights as e^{x − lse'} and uses D = Σ dO ∘ out', which is softmax-1's Jacobian
                ds = − e^{s − lse'} · Σ dO ∘ out', summed over the queries that share s
 
-so it costs one more pass over the output and never makes an L × S matrix.
+so it costs one more pass over the output and never makes an L × S matrix. The kernel is the one
+that torch's own attention takes: cuDNN's on Hopper and Blackwell, else flash, else the
+memory-efficient.
 """
 
 import functools
@@ -168,22 +170,58 @@ def _kernel(
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
+    if keep is not None and q.is_cuda:  # cuDNN's gives a query that sees nothing the values' mean
+        out = out.masked_fill(~keep.any(-1)[:, None, :, None], 0.0)
     return out.transpose(1, 2)
 
 
-def _operator(name: str) -> str:
-    """Return a name for an operator that no other copy of this file has taken in this process.
+class _SinkAttention(torch.autograd.Function):
+    """The fused kernels with a sink. What is not a kernel stays in view of torch.compile."""
 
-    Exported models carry copies, and torch destroys an operator whose name is taken again.
-    """
-    number, free = 1, name
-    while hasattr(torch.ops.wakeful, free):
-        number += 1
-        free = f"{name}_{number}"
-    return f"wakeful::{free}"
+    @staticmethod
+    def forward(q, k, v, sink, keep, causal, scale):
+        ahead, _ = _stock_kernels(q, keep)
+        out, lse = ahead(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keep, causal, scale
+        )
+        sink = by_query(sink).to(lse.dtype)
+        if keep is not None:
+            # Kernels disagree about a query that sees nothing; its output is zero by definition.
+            blind = ~keep.any(-1).unsqueeze(1)
+            lse = lse.masked_fill(blind, -math.inf)
+            out = out.masked_fill(blind.unsqueeze(-1), 0.0)
+        total = torch.logaddexp(lse, sink)
+        left = torch.sigmoid(lse - sink)  # e^{lse − lse'}, where lse' is not rounded
+        if keep is not None:
+            nothing = total == -math.inf  # is left of nothing, and all e^{x − lse'} are zero
+            left, total = left.masked_fill(nothing, 0.0), total.masked_fill(nothing, math.inf)
+        out = out * left.unsqueeze(-1).to(out.dtype)
+        return out.transpose(1, 2), total
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.causal, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        q, k, v, sink, keep, out, lse = ctx.saved_tensors
+        grad = grads[0]
+        _, back = _stock_kernels(q, keep)
+        grad_heads = back(
+            grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+            out.transpose(1, 2), lse, keep, ctx.causal, ctx.scale,
+        )  # fmt: skip
+        grad_sink = None
+        if ctx.needs_input_grad[3]:
+            inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
+            shared = -torch.exp(by_query(sink).to(lse.dtype) - lse) * inner
+            grad_sink = shared.transpose(1, 2) if sink.dim() == 3 else shared.sum((0, 2))
+            grad_sink = grad_sink.to(sink.dtype)
+        return *(x.transpose(1, 2) for x in grad_heads), grad_sink, None, None, None
 
 
-@torch.library.custom_op(_operator("sink_attention"), mutates_args=())
 def sink_attention(
     q: Tensor,
     k: Tensor,
@@ -195,97 +233,23 @@ def sink_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return attention with a sink: out (B, L, H, d) and its log-sum-exp lse' (B, H, L).
 
-    `keep` is a boolean mask (1 or B, L, S). The lse is float32, float64 for float64 inputs.
+    `keep` is a boolean mask (1 or B, L, S). The lse is float32, float64 for float64 inputs, and
+    carries no gradient.
     """
-    forward, _ = _stock_kernels(q, keep)
-    out, lse = forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keep, causal, scale)
-    if keep is not None:
-        # Kernels disagree about a query that sees nothing; its output is zero by definition.
-        blind = ~keep.any(-1).unsqueeze(1)
-        lse = lse.masked_fill(blind, -math.inf)
-        out = out.masked_fill(blind.unsqueeze(-1), 0.0)
-    sink = by_query(sink).to(lse.dtype)
-    total = torch.logaddexp(lse, sink)
-    # e^{lse − lse'} = σ(lse − s), where lse' is not rounded; and nothing is left of nothing.
-    left = torch.sigmoid(lse - sink).masked_fill(total == -math.inf, 0.0)
-    out.mul_(left.unsqueeze(-1).to(out.dtype))  # the kernel's own, fresh tensor
-    total = total.masked_fill(total == -math.inf, math.inf)  # so that all e^{x − lse'} are zero
-    return out.transpose(1, 2).contiguous(), total.contiguous()
-
-
-@sink_attention.register_fake
-def _(q, k, v, sink, keep, causal, scale):
-    batch, queries, heads, _ = q.shape
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = q.new_empty((batch, heads, queries), dtype=dtype)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
-
-
-@torch.library.custom_op(_operator("sink_attention_backward"), mutates_args=())
-def sink_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    keep: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v from the stock backward kernel at (out', lse')."""
-    _, backward = _stock_kernels(q, keep)
-    grads = backward(
-        grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        out.transpose(1, 2), lse, keep, causal, scale,
-    )  # fmt: skip
-    grad_q, grad_k, grad_v = (grad.transpose(1, 2).contiguous() for grad in grads)
-    return grad_q, grad_k, grad_v
-
-
-@sink_attention_backward.register_fake
-def _(grad, q, k, v, out, lse, keep, causal, scale):
-    contiguous = torch.contiguous_format
-    return tuple(torch.empty_like(heads, memory_format=contiguous) for heads in (q, k, v))
-
-
-def _setup_context(ctx, inputs, output):
-    q, k, v, sink, keep, causal, scale = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, sink, keep, out, lse)
-    ctx.causal, ctx.scale = causal, scale
-
-
-def _backward(ctx, grad, *_):
-    q, k, v, sink, keep, out, lse = ctx.saved_tensors
-    if grad is None:
-        return (None,) * 7
-    grad_q, grad_k, grad_v = sink_attention_backward(
-        grad, q, k, v, out, lse, keep, ctx.causal, ctx.scale
-    )
-    grad_sink = None
-    if ctx.needs_input_grad[3]:
-        inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
-        share = torch.exp(by_query(sink).to(lse.dtype) - lse)
-        grads = -(share * inner)
-        grad_sink = (grads.transpose(1, 2) if sink.dim() == 3 else grads.sum((0, 2))).to(sink.dtype)
-    return grad_q, grad_k, grad_v, grad_sink, None, None, None
-
-
-sink_attention.register_autograd(_backward, setup_context=_setup_context)
+    return _SinkAttention.apply(q, k, v, sink, keep, causal, scale)  # pyright: ignore
 
 
 def _stock_kernels(q: Tensor, keep: Tensor | None):
     """Choose the stock forward and backward kernels that share a log-sum-exp."""
-    kind, dtype, width = q.device.type, q.dtype, q.shape[-1]
+    kind, dtype, length, width = q.device.type, q.dtype, q.shape[1], q.shape[-1]
     if kind == "cpu":
         return _cpu_forward, _cpu_backward
     if kind == "cuda":
         half = dtype in (torch.float16, torch.bfloat16)
-        flash = half and keep is None and width % 8 == 0 and width <= 256
-        if flash and _has_flash(q.device):
+        plain = half and keep is None and width % 8 == 0
+        if plain and width <= 128 and length > 1 and _cudnn_leads(q.device.index):
+            return _cudnn_forward, _cudnn_backward
+        if plain and width <= 256 and _has_flash(q.device.index):
             return _flash_forward, _flash_backward
         if half or dtype == torch.float32:
             return _efficient_forward, _efficient_backward
@@ -295,10 +259,23 @@ def _stock_kernels(q: Tensor, keep: Tensor | None):
     )
 
 
-@functools.cache
-def _has_flash(device: torch.device) -> bool:
+@torch.compiler.assume_constant_result
+def _cudnn_leads(index: int | None) -> bool:
+    """Whether cuDNN's kernel is the one that torch's own attention prefers on this GPU: Hopper and
+    Blackwell of data centers.
+    """
+    return (
+        torch.version.hip is None
+        and torch.cuda.get_device_capability(index) in ((9, 0), (10, 0))
+        and (torch.backends.cudnn.version() or 0) >= 91500
+        and torch.backends.cuda.cudnn_sdp_enabled()
+    )
+
+
+@torch.compiler.assume_constant_result
+def _has_flash(index: int | None) -> bool:
     """Whether torch's flash kernel runs on this GPU: Ampere or later, or AMD's."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
@@ -318,6 +295,21 @@ def _cpu_backward(grad, q, k, v, out, lse, keep, causal, scale):
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
     )
+
+
+def _cudnn_forward(q, k, v, keep, causal, scale):
+    out, lse = _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, False, scale=scale
+    )[:2]
+    return out, lse.reshape(q.shape[:3])
+
+
+def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    state = torch.zeros((), dtype=torch.int64, device=q.device)  # of a dropout that is not there
+    return _aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse.unsqueeze(-1), state, state, None, None, None, q.shape[2],
+        k.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
 
 
 def _flash_forward(q, k, v, keep, causal, scale):
@@ -349,6 +341,7 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel never asks for its strides
     state = torch.zeros((), dtype=torch.int64, device=q.device)
     blocks = -(-q.shape[2] // 32) * 32
     padded = F.pad(lse, (0, blocks - q.shape[2]), value=math.inf)

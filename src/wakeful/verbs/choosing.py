@@ -403,7 +403,7 @@ class _Choosing:
         )  # fmt: skip
         if id(text) not in self.full:
             self.full[id(text)] = _losses(self.plain, text, self.texts.opening, self.world)
-        return _losses(small, text, before, self.world) - self.full[id(text)]
+        return (_losses(small, text, before, self.world) - self.full[id(text)]).cpu()
 
 
 def opened(opening: Sequence[int], text: Tensor) -> Tensor:
