@@ -25,18 +25,30 @@ from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
 
+
+def _rotated(model: PreTrainedModel) -> SpinQuantModifier:
+    """QuaRot's rotations R1 and R2, without online ones.
+
+    By Hadamard matrices of the largest power of two that divides the widths: whole ones fit few
+    widths, and what the tool calls a random matrix is not orthogonal.
+    """
+    config = model.config
+    heads = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+    size = min(width & -width for width in (config.hidden_size, heads))
+    return SpinQuantModifier(
+        rotations=["R1", "R2"], transform_type="random-hadamard", transform_block_size=size
+    )
+
+
 PREPARED = {
     "rtn": [], "gptq": [], "autoround": [],
-    "awq": [AWQModifier],
-    "smoothquant": [lambda: SmoothQuantModifier(smoothing_strength=0.5)],
-    "smoothquant, gptq": [lambda: SmoothQuantModifier(smoothing_strength=0.5)],
-    "rotated": [lambda: SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-matrix")],
-    "rotated, gptq": [
-        lambda: SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-matrix")
-    ],
+    "awq": [lambda _: AWQModifier()],
+    "smoothquant": [lambda _: SmoothQuantModifier(smoothing_strength=0.5)],
+    "smoothquant, gptq": [lambda _: SmoothQuantModifier(smoothing_strength=0.5)],
+    "rotated": [_rotated],
+    "rotated, gptq": [_rotated],
 }  # fmt: skip
-"""What each method does before it rounds. R1 and R2 are QuaRot's rotations without online ones;
-random orthogonal matrices, since its Hadamard matrices fit few widths."""
+"""What each method does before it rounds."""
 if not torch.accelerator.is_available():  # AWQ pins memory, which torch refuses without one
     torch.Tensor.pin_memory = lambda tensor, *_: tensor
 
@@ -65,7 +77,7 @@ def quantized(
     rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
     oneshot(
         model=model, dataset=Dataset.from_dict(rows),
-        recipe=[*(make() for make in PREPARED[method]), last(**options)],
+        recipe=[*(make(model) for make in PREPARED[method]), last(**options)],
         num_calibration_samples=len(calibration), max_seq_length=calibration[0].shape[1],
     )  # fmt: skip
     return model.float()
