@@ -345,7 +345,8 @@ def _announce(training: Training, first: int) -> None:
     left, each = config.train.steps - first, config.train.batch_size * config.train.length
     size = training.decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
-    seconds = rough_seconds(6 * size * each * left / training.world.size, device)
+    operations = 6 * size * each * left / training.world.size
+    seconds = rough_seconds(operations, device, getattr(torch, config.train.dtype))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
     training.show.begin(
