@@ -44,20 +44,24 @@ def ratios() -> Iterator[Ratio]:
     device = torch.device("cuda")
     torch.set_float32_matmul_precision("high")
     yield from attention(device, (8, 2048, 12, 64))
+    yield from attention(device, (8, 2048, 12, 64), compiled=True)
     yield from against_plain(device, GPT2_SMALL, 16)
     for name, shape in SHAPES.items():
         yield from variants(device, name, shape, 8)
     yield from optimizer.ratios(SHAPES["82M"], 16, device=device, bfloat16=True)
 
 
-def attention(device: torch.device, shape: tuple[int, int, int, int]) -> Iterator[Ratio]:
+def attention(
+    device: torch.device, shape: tuple[int, int, int, int], *, compiled: bool = False
+) -> Iterator[Ratio]:
     """Yield softmax-1 over fused SDPA, forward and backward, bfloat16."""
     heads = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4)]
     *inputs, grad = heads
     for x in inputs:
         x.requires_grad_()
-    ours, plain = attention_passes(inputs, grad)
-    yield compare(f"softmax-1, {shape}", ours, "fused SDPA", plain, warmup=5, target="<= 1.03")
+    ours, plain = attention_passes(inputs, grad, compiled=compiled)
+    name = f"softmax-1, {shape}{', compiled' if compiled else ''}"
+    yield compare(name, ours, "fused SDPA", plain, warmup=5, target="<= 1.03")
 
 
 def against_plain(device: torch.device, shape: Shape, batch: int) -> Iterator[Ratio]:

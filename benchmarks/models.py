@@ -169,21 +169,24 @@ def training_step(
 
 
 def attention_passes(
-    inputs: list[Tensor], grad: Tensor
+    inputs: list[Tensor], grad: Tensor, *, compiled: bool = False
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return forward and backward of softmax-1 and of fused SDPA on q, k and v (B, L, H, d)."""
     sink = torch.zeros(grad.shape[2], device=grad.device)
     scale = grad.shape[-1] ** -0.5
 
-    def softmax1() -> object:
-        return torch.autograd.grad(attend(*inputs, scale=scale, sink=sink), inputs, grad)
+    def softmax1(*heads: Tensor) -> Tensor:
+        return attend(*heads, scale=scale, sink=sink)
 
-    def fused() -> object:
-        q, k, v = (x.transpose(1, 2) for x in inputs)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        return torch.autograd.grad(out, inputs, grad)
+    def fused(*heads: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in heads)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    return softmax1, fused
+    def passes(run: Callable[..., Tensor]) -> Callable[[], object]:
+        run = torch.compile(run) if compiled else run
+        return lambda: torch.autograd.grad(run(*inputs), inputs, grad)
+
+    return passes(softmax1), passes(fused)
 
 
 def greedy(model: nn.Module, prompt: Tensor, num_tokens: int) -> Tensor:
