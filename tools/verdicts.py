@@ -85,11 +85,6 @@ class Section:
         return [(_basis(line), line.rpartition(" | ")[2].removesuffix(" |")) for line in rows]
 
     @property
-    def old(self) -> bool:
-        """Whether it was judged without premises, and heirs beside less training."""
-        return self.lines[2] != COLUMNS
-
-    @property
     def claims(self) -> list[str]:
         """What each claim says: the table's first column."""
         return [line.partition(" | ")[0] for line in self.lines[4:-1]]
@@ -120,12 +115,6 @@ def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
     for one in headline:
         yield from one.lines
     yield APPENDIX
-    if old := sum(one.old for one in others):
-        yield (
-            f"{old} of these {len(others)} tables are from before 2026-11-25: they know three "
-            "verdicts, set heirs beside references and random starts with less training, and count "
-            "directions that are read off cells with the others.\n"
-        )
     claims = {(one.paper, words) for one in others if one.scale == "tiny" for words in one.claims}
     yield (
         f"{day}. {_told(others)} {len(claims)} of the tiny scale's differ in paper or wording: the "
@@ -149,6 +138,7 @@ def read(page: str) -> Iterator[Section]:
         if not line and len(block) > 2:  # the heading is followed by one too
             found = HEADING.fullmatch(block[0])
             assert found, block[0]
+            assert block[2] == COLUMNS, block[0]  # of three verdicts: none is left
             yield Section(paper, found["exhibit"], found["scale"], tuple(block))
             block = []
 
