@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import tomli_w
 import torch
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, options_from
+from wakeful.config.verbs import LENGTH, REFERENCES, FigureFormat, InheritOptions, options_from
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
@@ -117,12 +118,8 @@ def inherit(
         else:
             world.meet()  # while the first plans
             begun = _resumed(out, shown, world)
-        begun.work(shown, world)
-        place = begun.run.path
-        done = Inheritance(place, place / "report.html")
-        if world.first:
-            done.save_figures(place / "figures", wanted.figures or begun.plan.wishes.figures)
-    return done
+        begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
+    return Inheritance(begun.run.path, begun.run.path / "report.html")
 
 
 @dataclass(frozen=True)
@@ -137,8 +134,8 @@ class _Begun:
     windows: pl.DataFrame
     """The losses that the reference has on the text."""
 
-    def work(self, shown: Shown, world: World) -> None:
-        """Do what the recipe says."""
+    def work(self, shown: Shown, world: World, figures: Sequence[FigureFormat]) -> None:
+        """Do what the recipe says, and write the page, with its charts in these formats."""
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         cluster = self.plan.wishes.cluster
@@ -158,14 +155,16 @@ class _Begun:
                     for name, seeded in self.recipe.of_seeds()
                 ]  # fmt: skip
                 if world.first:
-                    self._tell(outcomes, shown)
+                    self._tell(outcomes, shown, figures)
                 world.meet()
             except BaseException:
                 run.set_status("stopped")
                 raise
             run.set_status("done")
 
-    def _tell(self, outcomes: list[FinishedStages], shown: Shown) -> None:
+    def _tell(
+        self, outcomes: list[FinishedStages], shown: Shown, figures: Sequence[FigureFormat]
+    ) -> None:
         """Write what came of it."""
         with shown("inherit") as show:
             show.note("measuring size and speed")
@@ -175,7 +174,7 @@ class _Begun:
             bridged = self.recipe.bridge.map != "none"
             text = passthrough(merged_from(self.recipe.reference), layers, bridged=bridged)
             self.run.write_text(FILE, text)
-        write(inheritance_report(self.run.path), self.run.path / "report.html")
+        write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
 
     def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
         first, recipe, plan = outcomes[0], self.recipe, self.plan
