@@ -70,27 +70,21 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
     assert kept.outcomes == [
         ("", "not applicable"), ("read off a table's cells", "confirmed"), ("", "confirmed"),
     ]  # fmt: skip
-    assert not kept.old
-    assert "from before" not in written
 
 
-def test_the_headline_comes_first_and_older_tables_are_said_to_be_old(tool: Any) -> None:
+def test_the_headline_comes_first(tool: Any) -> None:
     def one(name: str, paper: str) -> Any:
         judged = Judged(exhibit=name, paper=paper, title="", claim="", scale="small",
                         headline="small scale: 1M", verdicts=(verdict("v"),))  # fmt: skip
         return tool.section(judged)
 
-    old = one("a/fig2", "A")
-    old = tool.Section(
-        old.paper, old.exhibit, old.scale,
-        (*old.lines[:2], "| claim | published | here | verdict |", *old.lines[3:]),
-    )  # fmt: skip
-    page = "\n".join(tool.lines([one("a/fig1", "A"), old, one("headline/values", tool.FIRST)], "d"))
+    page = "\n".join(tool.lines([one("a/fig1", "A"), one("headline/values", tool.FIRST)], "d"))
     order = [page.index(words) for words in ("**headline/values**", "## Appendix", "**a/fig1**")]
     assert order == sorted(order)
-    assert "1 of these 2 tables are from before" in page
-    assert [each.exhibit for each in tool.read(page)] == ["headline/values", "a/fig1", "a/fig2"]
-    assert tool.NO_HEADLINE in "\n".join(tool.lines([old], "d"))
+    assert [each.exhibit for each in tool.read(page)] == ["headline/values", "a/fig1"]
+    assert tool.NO_HEADLINE in "\n".join(tool.lines([one("a/fig1", "A")], "d"))
+    with pytest.raises(AssertionError, match="headline/values"):  # a table of other columns
+        list(tool.read(page.replace(tool.COLUMNS, "| claim | published | here | verdict |")))
 
 
 def test_an_unfinished_exhibit_is_said_to_be_left_out(
