@@ -83,6 +83,12 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done what it was asked, so that a clock may be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def peak_operations(gpu: str) -> float | None:
     """Return the operations a second that a GPU of this name can do in bfloat16; None: unknown."""
     return next((peak for part, peak in PEAKS.items() if part in gpu), None)

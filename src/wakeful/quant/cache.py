@@ -110,7 +110,8 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     check_cache(model)
     ours = _ours(model)
     for module in ours:
-        module.quantized = QuantizedCache(scheme, module.cached_channels)
+        device = next(model.parameters()).device
+        module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
     if not ours:
         assert isinstance(model, PreTrainedModel)
         _behind(model, scheme)

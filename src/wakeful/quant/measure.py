@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from wakeful.device import wait_for
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
@@ -155,6 +156,7 @@ def measure(
             before = time.perf_counter()
             with _hiddens(other) as found:
                 logits, _ = predicted(other, tokens)
+            wait_for(tokens.device)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
             totals[scheme].divergence.append(divergence(reference, logits))

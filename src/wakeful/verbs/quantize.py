@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from
+from wakeful.device import wait_for
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
@@ -181,6 +182,7 @@ class _Each:
         def add(name: str, scheme: Scheme, upgraded: Mapping[str, Scheme]) -> None:
             begun = time.perf_counter()
             forms[name] = self._quantized(loaded, name, scheme, given, upgraded)
+            wait_for(loaded.device)
             named[name], seconds[name] = scheme, time.perf_counter() - begun
 
         for name, each in [*named.items()]:

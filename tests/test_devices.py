@@ -1,0 +1,282 @@
+"""Main paths on the stand-in for a GPU: none mixes devices, hands its tensors to numpy, or asks for
+what CUDA lacks; results are the CPU's.
+"""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from devices import GPU, OnGpu, stand_in_gpu
+from evaluation.models import loaded_llama
+from helpers import some_tokens, tiny_decoder
+from training.runs import text, tiny
+from wakeful import surgery
+from wakeful.config.schema import BridgeConfig, DistillConfig, WidthConfig
+from wakeful.evaluation.diagnosis import diagnose
+from wakeful.heirs import plan
+from wakeful.heirs.bridge import bridge
+from wakeful.heirs.choice import bridged_losses
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import LayerMap, diagnose_layers
+from wakeful.heirs.narrow import narrow
+from wakeful.hf.quantized import load_quantized, save_quantized
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate, greedy_batch
+from wakeful.model.lora import adapt
+from wakeful.probes.gradients import query_key_gradients
+from wakeful.quant import measure as measuring
+from wakeful.quant import parse_scheme, quantize
+from wakeful.quant.measure import measure
+from wakeful.quant.sensitivity import costs
+from wakeful.surgery.learning import learned_of
+from wakeful.training.distillation import Distillation, StoredDistillation
+from wakeful.training.loop import train
+from wakeful.training.matching import Matching, match
+from wakeful.training.stored import About, Store, digest_of
+from wakeful.verbs import choosing
+
+__all__ = ["text"]
+W8A8 = "weights=absmax(bits=8, per='channel'), inputs=absmax(bits=8, per='token')"
+TOKENS = some_tokens(4, 12)
+
+
+@pytest.fixture(autouse=True)
+def gpu(as_users_run_it: None) -> Iterator[None]:
+    with stand_in_gpu():
+        yield
+
+
+def decoder(**over: Any) -> Decoder:
+    return tiny_decoder(**{"dtype": torch.float32, "num_layers": 2} | over).eval()
+
+
+def same(do: Callable[[Decoder], Any], **over: Any) -> None:
+    """Assert that what is done to a decoder on the GPU gives what it gives on the CPU."""
+    expected, found = do(decoder(**over)), do(decoder(**over).to(GPU))
+    for one, other in zip(_parts(expected), _parts(found), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
+def _parts(found: Any) -> list[Any]:
+    if isinstance(found, Decoder):
+        weight = found.embed.weight
+        assert all(isinstance(p, OnGpu) == isinstance(weight, OnGpu) for p in found.parameters())
+        with torch.no_grad():
+            return [found(TOKENS.to(weight.device)).cpu()]
+    if isinstance(found, Tensor):
+        return [found.cpu()]
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def here(model: torch.nn.Module, tokens: Tensor = TOKENS) -> Tensor:
+    return tokens.to(next(model.parameters()).device)
+
+
+def test_the_stand_in_refuses_what_a_gpu_does() -> None:
+    x = torch.ones(3, 8, device=GPU)
+    assert (x.device, (x * torch.tensor(2.0)).device, x.cpu().device.type) == (GPU, GPU, "cpu")
+    assert x[torch.tensor([0])].shape == (1, 8)
+    number = x[:, 0].long()
+    for refused in (
+        x.numpy, lambda: x + torch.ones(8), lambda: torch.ones(3)[number],
+        lambda: torch.ones(8).add_(x[0]), lambda: torch.cat([x, torch.ones(1, 8)]),
+        lambda: torch.ones(3).scatter(0, number, 1), lambda: number[None] @ number[:, None],
+        lambda: torch.rand(3, generator=torch.Generator(), device=GPU),
+        lambda: torch._int_mm(x.char(), x.char().T),
+    ):  # fmt: skip
+        with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
+            refused()
+
+
+@pytest.mark.parametrize("over", [{}, {"route": "svformer"}, {"normalizer": "softmax1"}])
+def test_generation(over: dict[str, str]) -> None:
+    same(lambda m: list(generate(m, [1, 2, 3], num_tokens=5, top_p=0.9)), **over)
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    same(lambda m: greedy_batch(m, prompts, num_tokens=5, stop={7}), **over)
+
+
+SCHEMES = [
+    "w4", "nvfp4", "coarse static", f"scheme({W8A8}, cache=absmax(bits=4, per='channel'))",
+    *(
+        f"scheme(weights=absmax(bits=4, per='channel', group=8), method={method})"
+        for method in ("gptq", "autoround(steps=2)")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantization(scheme: str, tmp_path: Path) -> None:
+    static = scheme.endswith(" static")
+    parsed = parse_scheme(scheme.removesuffix(" static"), "static" if static else "dynamic")
+
+    def do(model: Decoder) -> Decoder:
+        text = [row[None] for row in here(model)]
+        small = quantize(
+            model, parsed, arithmetic="integer", calibration=text if parsed.calibrated else ()
+        )
+        assert isinstance(small, Decoder)
+        return small
+
+    same(do)
+    small = do(decoder().to(GPU))
+    save_quantized(small, tmp_path, name="tiny", context=24, bos=None)
+    loaded, _ = load_quantized(tmp_path, device=GPU)
+    torch.testing.assert_close(loaded(TOKENS.to(GPU)).cpu(), small(TOKENS.to(GPU)).cpu())
+
+
+def test_damage_and_what_each_layer_costs() -> None:
+    def do(model: Decoder) -> list[float]:
+        small, rows = quantize(model, "w4"), [row[None] for row in here(model)]
+        damage = measure("tiny", model, {"w4": small}, rows)
+        alone = sorted(costs(model, small, rows), key=lambda each: each.name)
+        return [*damage.loss_increase("w4"), *(x for each in alone for x in each.alone)]
+
+    same(do)
+
+
+OPERATIONS: dict[str, Callable[[Decoder, Tensor], Any]] = {
+    "rotate": lambda m, t: surgery.rotate(m, "haar"),
+    "keys": lambda m, t: surgery.rotate_keys(m),
+    "prefix": lambda m, t: surgery.store_prefix(m, [3]),
+    "sinks": lambda m, t: surgery.learned_sinks(m, 3, t),
+    "gates": lambda m, t: surgery.learned_gates(m, 3, t),
+    **{
+        loss: lambda m, t, loss=loss: surgery.rotate(
+            m, learned_of(f"learned(loss={loss}, steps=2)").learn(m, t)
+        )
+        for loss in ("whip", "rounding", "loss")
+    },
+    "pca": lambda m, t: surgery.rotate(m, learned_of("learned(start='pca', steps=0)").learn(m, t)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_cures(name: str) -> None:
+    same(lambda m: OPERATIONS[name](m, here(m)))
+
+
+def test_matching() -> None:
+    def do(model: Decoder) -> list[float]:
+        plan = Matching(steps=2, batch_size=2, length=6, lr=1e-3, seed=0)
+        student = copy.deepcopy(surgery.learned_sinks(model, 3, here(model)))
+        return match(student, model, here(model).flatten(), plan)
+
+    same(do)
+
+
+def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "LEARNED", "learned(loss=whip, steps=2)")
+    rows = some_tokens(choosing.Texts.rows, 6)
+    monkeypatch.setattr(choosing, "CLIPS", (0.9,))
+
+    def do(model: Decoder) -> list[float]:
+        texts = choosing.Texts.of(here(model, rows))
+        found = choosing.choose(model, [parse_scheme(f"scheme({W8A8})")], texts, token=3)
+        return [trial.damage[0] for trial in found.trials]
+
+    same(do)
+
+
+@pytest.mark.parametrize("map", ["down", "output"])
+def test_inheriting(map: str) -> None:
+    def do(model: Decoder) -> Decoder:
+        layers = LayerMap((0, 3), "named")
+        heir = inherit(model, layers)
+        bridge(heir, model, layers, TOKENS, BridgeConfig(map=map))
+        return heir
+
+    same(do, num_layers=4)
+
+
+def test_choosing_layers_and_widths() -> None:
+    options = BridgeConfig(map="down")
+    same(lambda m: list(bridged_losses(m, some_tokens(9, 12), 1, options).values()), num_layers=4)
+    same(lambda m: diagnose_layers(m, TOKENS.tolist()).figures["angle"])
+    same(lambda m: narrow(m, WidthConfig(heads=0.5, mlp=0.5), TOKENS, options))
+
+
+def test_diagnoses(tmp_path: Path) -> None:
+    llama = loaded_llama(tmp_path, dtype=torch.float32)
+    of_llama = [values_of(llama)]
+    llama.module.to(GPU)
+    assert values_of(llama) == pytest.approx(of_llama[0], rel=1e-3, abs=1e-4)
+    same(
+        lambda m: values_of(dataclasses.replace(llama, module=m)),
+        normalizer="softmax1(learned=True)",
+    )
+    batches = [(TOKENS[:, :-1], TOKENS[:, 1:])]
+    same(lambda m: query_key_gradients(m, batches)["value"].to_list())
+
+
+def values_of(loaded: Model) -> list[float]:
+    return diagnose(loaded, TOKENS.tolist()).rows["value"].to_list()
+
+
+def test_teachers(tmp_path: Path) -> None:
+    def do(model: Decoder) -> list[float]:
+        student = adapt(copy.deepcopy(model), 2, alpha=4.0)
+        stored = Store(
+            About(
+                teacher=digest_of(model), vocabulary=29, top_k=4, temperature=1.0, length=11,
+                dtype="float32", end_of_text=-1,
+            ),
+            tmp_path / model.embed.weight.device.type,
+        )  # fmt: skip
+        inputs, targets = here(model)[:, :-1], here(model)[:, 1:]
+        lessons = [
+            Distillation(student, model, DistillConfig(teacher="x", hidden=1.0)),
+            StoredDistillation(student, model, stored, DistillConfig(teacher="x", top_k=4)),
+        ]
+        losses = [each.loss(inputs, targets) for each in lessons]
+        torch.stack(losses).sum().backward()
+        return [float(each.detach()) for each in losses]
+
+    same(do)
+
+
+def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued there counts, and loading its kernels does not."""
+    model, now = decoder().to(GPU), [0.0]
+    small, loss, takes = quantize(model, "w4"), model.loss, [100.0, 1.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (measuring, plan):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: now.append(now.pop() + 1))
+    found = measure("tiny", model, {"w4": small}, [here(model)[:1]] * 2)
+    assert found.schemes["w4"].seconds == 2
+
+    def first_slow(*args: Any, **more: Any) -> Tensor:
+        now.append(now.pop() + takes.pop(0))
+        return loss(*args, **more)
+
+    monkeypatch.setattr(model, "loss", first_slow)
+    windows: Any = SimpleNamespace(
+        batch=lambda _: (TOKENS[:, :-1], TOKENS[:, 1:]), num_windows=len(TOKENS)
+    )
+    assert plan.evaluation_seconds(model, windows, contextlib.nullcontext()) == 1
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    **{name: {"optimizer": {"name": name}} for name in ("adamw", "muon", "soap")},
+    "eigenbasis": {"optimizer": {"name": "orthoadam", "rotation": "eigenbasis"}},
+    "adapters": {
+        "train": {"lora": {"rank": 2}, "micro_batch_size": 2, "diagnose": {"every": 4}},
+        "data": {"cross_documents": False},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_is_gone_on_with(name: str, text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text, **RUNS[name]), tmp_path / "run")
+    more = train(run.config, run.path, resume=True, steps=10)
+    assert more.config.train.steps == 10
