@@ -315,7 +315,7 @@ def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
         return None
     if method.norms and not seen.of_norm:
         return torch.ones_like(seen.channels)
-    return method.divisor(seen, grid)
+    return method.divisor(seen, grid).clone()  # which layers of one input share: a file would too
 
 
 def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
