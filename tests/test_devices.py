@@ -133,6 +133,7 @@ def test_quantization(scheme: str, tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(TOKENS.to(GPU)).cpu(), small(TOKENS.to(GPU)).cpu())
 
 
+@pytest.mark.slow
 def test_damage_and_what_each_layer_costs() -> None:
     def do(model: Decoder) -> list[float]:
         small, rows = quantize(model, "w4"), [row[None] for row in here(model)]
@@ -173,6 +174,7 @@ def test_matching() -> None:
     same(do)
 
 
+@pytest.mark.slow
 def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "LEARNED", "learned(loss=whip, steps=2)")
     rows = some_tokens(choosing.Texts.rows, 6)
