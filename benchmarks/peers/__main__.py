@@ -54,26 +54,31 @@ def main(arguments: Sequence[str]) -> None:
     def measure(cell: tuple[str, str, str]) -> None:
         _measure(*cell, asked, shared, out)
 
-    for tool in ("wakeful", *asked.tools):  # before cells that run at once ask for it
+    missing = [
+        cell for cell in (("wakeful", "", ""), *_cells(asked)) if not _path(out, *cell).exists()
+    ]
+    for tool in {tool for tool, _, _ in missing}:  # before cells that run at once ask for it
         asked.python[tool] = asked.python.get(tool) or _environment(tool, out)
-    measure(("wakeful", "", ""))
     with ThreadPoolExecutor(asked.at_once) as pool:
-        list(pool.map(measure, _cells(asked)))
+        list(pool.map(measure, missing))
     print(tables(out / "cells"))
+
+
+def _path(out: Path, tool: str, method: str, form: str) -> Path:
+    """Return where a cell's figures are; without a method, those of the model in full precision."""
+    name = f"{tool}-{method}-{form}".replace(", ", "+") if method else "plain"
+    return out / "cells" / f"{name}.json"
 
 
 def _measure(
     tool: str, method: str, form: str, asked: argparse.Namespace, shared: dict[str, Any], out: Path
 ) -> None:
-    """Measure a cell in a process of its own, unless it is measured already."""
-    name = f"{tool}-{method}-{form}".replace(", ", "+") if method else "plain"
-    path = out / "cells" / f"{name}.json"
-    if path.exists():
-        return
-    task = out / "cells" / f"{name}.job"
+    """Measure a cell in a process of its own."""
+    path = _path(out, tool, method, form)
+    task = path.with_suffix(".job")
     job = shared | {"tool": tool, "method": method, "format": form, "out": str(path)}
     task.write_text(json.dumps(job), "utf-8")
-    print(name, flush=True)
+    print(path.stem, flush=True)
     with path.with_suffix(".log").open("w") as log:
         done = subprocess.run(
             [asked.python[tool], "-m", "benchmarks.peers.cell", str(task)],

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.peers.formats import FORMATS, group_of
+from benchmarks.timing import synchronize
 
 Logits = Callable[[Tensor], Tensor]
 """Token ids (1, L) to logits (1, L, vocabulary)."""
@@ -49,6 +50,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         found["group"] = group_of(widths)
         start = time.perf_counter()
         asked = tool.quantized(model, job["method"], form, calibration, found["group"], job)
+        synchronize()
         found["seconds"] = time.perf_counter() - start
         save = getattr(tool, "save", None)
     logits = logits_of(asked, device)
@@ -70,7 +72,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def logits_of(model: nn.Module, device: str = "cpu") -> Logits:
+def logits_of(model: nn.Module, device: str) -> Logits:
     """Return what gives logits on the processor, whichever class a tool returned."""
     model = model.to(device)  # llm-compressor leaves it elsewhere
     if isinstance(model, PreTrainedModel):  # with a cache, which some formats quantize

@@ -108,9 +108,8 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     if scheme.cache is None:
         return model
     check_cache(model)
-    ours = _ours(model)
+    ours, device = _ours(model), next(model.parameters()).device
     for module in ours:
-        device = next(model.parameters()).device
         module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
     if not ours:
         assert isinstance(model, PreTrainedModel)
