@@ -1,5 +1,6 @@
 """wakeful: its methods, alone and after the cure that it chooses for the format."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
 from wakeful.quant.schemes.autoround import AutoRound
 from wakeful.quant.schemes.awq import Awq
-from wakeful.quant.schemes.methods import Gptq, Method, Smooth
-from wakeful.verbs.choosing import Texts, choose
+from wakeful.quant.schemes.methods import Method, Smooth
+from wakeful.verbs.choosing import GPTQ, Texts, choose
 
 HEADS = ("*head",)
 
@@ -26,6 +27,15 @@ def quantized(
 ) -> nn.Module:  # fmt: skip
     """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
     scheme = _scheme(form, group)
+    methods: dict[str, Method] = {
+        "gptq": GPTQ, "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
+        "autoround": AutoRound(steps=job["steps"]),
+    }  # fmt: skip
+    by = methods.get(method.removeprefix("cured, "))
+    if by is not None:
+        if scheme.weights is None:
+            raise NotImplementedError(f"{method} rounds weights, and the format has none")
+        scheme = replace(scheme, method=by)
     asked: nn.Module = model
     if method.startswith("cured"):
         asked = plain = decoder_of(model).eval()
@@ -34,17 +44,6 @@ def quantized(
         asked = choice.best.made(plain, rows, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
-    methods: dict[str, Method] = {
-        "gptq": Gptq(), "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
-        "autoround": AutoRound(steps=job["steps"]),
-    }  # fmt: skip
-    by = methods.get(method.removeprefix("cured, "))
-    if by is not None:
-        if scheme.weights is None:
-            raise NotImplementedError(f"{method} rounds weights, and the format has none")
-        scheme = Scheme(
-            weights=scheme.weights, inputs=scheme.inputs, scales=scheme.scales, method=by
-        )
     return quantize(
         asked, scheme, calibration=calibration if scheme.calibrated else (),
         skip=() if form.cache else HEADS,

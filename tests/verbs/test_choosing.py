@@ -11,11 +11,12 @@ from wakeful.config.verbs import CureOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.model.decoder import Decoder
-from wakeful.quant import parse_scheme, quantize
+from wakeful.quant import parse_scheme, quantize, quantized_layers
+from wakeful.quant.schemes.methods import Smooth
 from wakeful.reports.value import Table
 from wakeful.surgery import Bases, rotate, store_prefix
 from wakeful.verbs import choosing
-from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Texts, choose
+from wakeful.verbs.choosing import CHOOSING, GPTQ, PROVING, Candidate, Texts, choose, format_of
 
 W4A4 = parse_scheme(
     "scheme(weights=absmax(bits=8, per='channel'), inputs=absmax(bits=4, per='token'))"
@@ -100,6 +101,54 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     kept = replace(choice, best=Candidate())
     assert "not sure enough to keep" in kept.headlines[0]
     assert kept.said.startswith("no cure")
+
+
+def test_a_name_leaves_the_rounding_open_and_an_expression_says_it() -> None:
+    for name in ("nvfp4", "mxfp4", "w4a8", "w4a4", "w4a16", "w4"):
+        made = format_of(name)
+        assert made.method == GPTQ
+        assert replace(made, method=None) == parse_scheme(name)
+        assert format_of(made.expression) == made
+    for name in ("int8", "w8a8", "fp8", "kv4", "w4g128_gptq", W4A4.expression):
+        assert format_of(name) == parse_scheme({"int8": "w8a8"}.get(name, name))
+    assert format_of("w4a16(method=awq)").method != GPTQ
+
+
+def test_rotations_stay_within_blocks_of_weights_too() -> None:
+    plain = lopsided()  # of width 16
+    found = {
+        name: {each.rotate for each in choosing.candidates(plain, [parse_scheme(name)], None)}
+        for name in ("w4a16(weights=absmax(bits=4, per='channel', group=8))", "w4a16", "w4", "kv4")
+    }
+    assert [sorted(map(str, each)) for each in found.values()] == [
+        ["", "block_diagonal(size=8)", "hadamard"],
+        ["", "block_diagonal(size=16)", "hadamard"],
+        ["", "hadamard"],
+        ["", "hadamard"],
+    ]
+
+
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_grid: bool) -> None:
+    """Weights on a format's grid lose nothing to nearest, and something where channels divide."""
+    nearest = parse_scheme("scheme(weights=absmax(bits=4, per='channel'))")
+    other, plain = replace(nearest, method=Smooth() if on_grid else GPTQ), lopsided()
+    if on_grid:
+        for name, layer in quantized_layers(quantize(plain, nearest, skip=["head"])).items():
+            plain.get_submodule(name).weight.data.copy_(layer.dequantized())
+    choice = choose(plain, [other], texts, token=None)
+    ways = choice.trials[:2]
+    assert {each.candidate for each in ways} == {Candidate()}
+    assert {each.scheme for each in ways} == {nearest, other}
+    assert ways[0].damage[0] <= ways[1].damage[0]
+    assert {each.scheme for each in choice.trials[2:]} == {ways[0].scheme}
+    if on_grid:
+        assert ways[0].scheme == nearest
+        assert ways[0].damage[0] == pytest.approx(0, abs=1e-5)
+    assert choice.schemes == (ways[0].scheme,)
+    tried = choice.sections[1].parts[0]
+    assert isinstance(tried, Table)
+    assert tried.cells[1][1].small == str(ways[1].scheme)
 
 
 def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:

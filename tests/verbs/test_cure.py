@@ -1,7 +1,9 @@
 """The verb cure: a model in, the same function without outliers out; and what it refuses."""
 
+import html
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -430,7 +432,8 @@ def test_a_cure_is_chosen_for_a_format(
     proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
     def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
-        assert [str(each) for each in schemes] == ["nvfp4", "w8a8" if outlier else "kv4"]
+        other = "w8a8" if outlier else "kv4"
+        assert [str(each) for each in schemes] == [rounded, other]
         assert given["token"] == (None if plain.config.stored_prefix else 256)
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
@@ -452,16 +455,18 @@ def test_a_cure_is_chosen_for_a_format(
     path, out = tmp_path / "long.txt", tmp_path / "cured"
     path.write_text(TEXT * 12, "utf-8")
     options = ["--text", str(path), "--out", str(out), "--steps", "2", *READ]
-    second = "int8" if outlier else "kv4"
+    second, rounded = "int8" if outlier else "kv4", "nvfp4(method=gptq(clip=True))"
     assert main(["cure", str(ended), "--for", "nvfp4", second, *options]) == 0
     found = json.loads((out / "cure.json").read_text("utf-8"))
     assert found["choice"]["candidates"][0] == {
-        "scheme": "nvfp4", "cure": "no cure", "damage": [0.2, 0.1]
+        "scheme": rounded, "cure": "no cure", "damage": [0.2, 0.1]
     }  # fmt: skip
     done = found["done"]
     page = (out / "report.html").read_text("utf-8")
     assert page.index("−0.100 (95% interval") < page.index("What was done")
     assert ("not sure enough to keep" in page) == (not outlier)
+    command = shlex.join(["--scheme", rounded, "w8a8" if outlier else "kv4"])
+    assert f"wakeful quantize {ended} {out} {command}" in html.unescape(page)
     config = wakeful.load(out).decoder().config
     assert config.stored_prefix == config.mlp_rotation == config.qk_rotation == outlier
     if outlier:

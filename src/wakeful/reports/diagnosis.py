@@ -283,12 +283,17 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     return None
 
 
-def after_cure(source: str, folder: str | Path) -> list[Step]:
-    """Return what to do with a cured model in a folder and the model that it was made of."""
+def after_cure(source: str, folder: str | Path, schemes: Sequence[str] = ()) -> list[Step]:
+    """Return what to do with a cured model in a folder and the model that it was made of.
+
+    `schemes` are expressions of those that it was cured for.
+    """
     before, after = shlex.quote(source), shlex.quote(str(folder))
+    told = f"wakeful quantize {before} {after}"
+    asked = f"{told} {shlex.join(['--scheme', *schemes])}" if schemes else told
     return [
         Step("compare it with the original on text", f"wakeful evaluate {before} {after}"),
-        Step("see what quantization costs each of them", f"wakeful quantize {before} {after}"),
+        Step("see what quantization costs each of them", asked),
     ]
 
 

@@ -6,8 +6,12 @@ stored prefix, sinks).
 Each is quantized as the format says and read beside the model before, on the same tokens. The best
 is kept if on further text it loses less than the uncured model in that format: the paired interval
 of the difference lies below zero. Otherwise the choice is no cure.
+
+A cure is measured with the rounding that it is for. A rotation takes weights off the grid that they
+may lie on, so that rounding to nearest costs more after it, and GPTQ less.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -21,7 +25,8 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
-from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
+from wakeful.quant.schemes import NAMED, Absmax, Grid, Scheme, parse_scheme
+from wakeful.quant.schemes.methods import Gptq
 from wakeful.reports.value import Cell, Section, Table, Text
 from wakeful.surgery.learning import learned_of
 from wakeful.world import ALONE, World
@@ -37,6 +42,8 @@ CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
 LEARNED = "learned(loss=whip, steps=50)"
 """The rotation that is learned: by rounding it takes five times as long, and gained nothing."""
+GPTQ = Gptq(clip=True)
+"""How weights of few bits are rounded in a format that is given by its name."""
 _FEW_BITS = 4
 HEAD = "head"
 _CALLED = {"int8": "w8a8"}
@@ -253,13 +260,21 @@ class Texts:
 
 
 def format_of(name: str) -> Scheme:
-    """Return the scheme that a format's name or expression, as the user wrote it, stands for."""
-    return parse_scheme(_CALLED.get(name, name), imports=True)
+    """Return the scheme that a format's name or expression, as the user wrote it, stands for.
+
+    A name leaves open how weights of few bits are rounded: by GPTQ then. An expression says it.
+    """
+    made = parse_scheme(_CALLED.get(name, name), imports=True)
+    weights = made.weights
+    if name in NAMED and made.method is None and weights and weights.bits <= _FEW_BITS:
+        return replace(made, method=GPTQ)
+    return made
 
 
 def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> list[Candidate]:
     """Return what can be done to a model about its stream and its first token, no cure first."""
-    blocks = {grid.group for each in schemes for _, grid in each.activations if grid.group}
+    grids = [grid for each in schemes for grid in (each.weights, each.inputs, each.outputs) if grid]
+    blocks = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
     turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     firsts = [""] if token is None else ["", "prefix"]
     coarse = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # `cure` fits none there
@@ -339,7 +354,8 @@ class _Choosing:
 
     def choose(self) -> Choice:
         """Return what is best, and all that was measured."""
-        for each in candidates(self.plain, self.schemes, self.token):
+        self._round()
+        for each in candidates(self.plain, self.schemes, self.token)[1:]:
             self._try(each, self.schemes)
         if (learned := self._learned(self._best[0])) is not None:
             self._try(learned, self.schemes)
@@ -365,6 +381,19 @@ class _Choosing:
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
 
+    def _round(self) -> None:
+        """Measure no cure; drop a format's method that loses more than rounding to nearest does."""
+        self.told(str(Candidate()))
+        found = list[list[Trial]]()
+        for scheme in self.schemes:
+            ways = dict.fromkeys([scheme, replace(scheme, method=None)])
+            tried = [self._trial(self.plain, Candidate(), way) for way in ways]
+            found.append(sorted(tried, key=lambda each: each.damage[0]))
+        self.schemes = tuple(ways[0].scheme for ways in found)
+        self.trials += [ways[0] for ways in found]
+        if any(len(ways) > 1 for ways in found):
+            self.trials += [ways[-1] for ways in found]
+
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         return _best_of(self.trials, len(self.schemes))
@@ -388,9 +417,11 @@ class _Choosing:
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
         made = self._make(candidate)
-        for scheme in schemes:
-            found = self._damages(made, candidate, scheme, self.texts.choosing)
-            self.trials.append(Trial(candidate, scheme, mean_and_error(found)))
+        self.trials += [self._trial(made, candidate, each) for each in schemes]
+
+    def _trial(self, made: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:
+        found = self._damages(made, candidate, scheme, self.texts.choosing)
+        return Trial(candidate, scheme, mean_and_error(found))
 
     def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
         """Return what a candidate in a format costs each sequence, in nats a token."""

@@ -117,12 +117,13 @@ class Cure(Measured):
 
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
-        models = self.diagnosis.models
+        models, choice = self.diagnosis.models, self.choice
+        schemes = [] if choice is None else [each.expression for each in choice.schemes]
         found = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
-            done=[*self.done, *moved], steps=after_cure(self.source, folder),
+            done=[*self.done, *moved], steps=after_cure(self.source, folder, schemes),
         )  # fmt: skip
-        if (choice := self.choice) is None:
+        if choice is None:
             return found
         return replace(
             found, headlines=[*choice.headlines, *found.headlines],
