@@ -308,10 +308,7 @@ def clipped(scheme: Scheme, share: float) -> Scheme:
             return replace(grid, clip=share)
         return grid
 
-    return Scheme(
-        weights=scheme.weights, inputs=clip(scheme.inputs), outputs=scheme.outputs,
-        scales=scheme.scales, method=scheme.method, cache=clip(scheme.cache),
-    )  # fmt: skip
+    return replace(scheme, inputs=clip(scheme.inputs), cache=clip(scheme.cache))
 
 
 def choose(
