@@ -10,6 +10,7 @@ from helpers import tiny_decoder
 from wakeful.config.verbs import CureOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
+from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.schemes.methods import Smooth
@@ -194,6 +195,24 @@ def test_sinks_are_tried_where_cure_fits_them() -> None:
     assert firsts == {torch.float32: {"", "prefix", "sinks"}, torch.bfloat16: {"", "prefix"}}
     with pytest.raises(WakefulError, match="--dtype bfloat16 and --sinks"):
         CureOptions(dtype="bfloat16", sinks=True)
+
+
+def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) -> None:
+    plain = lopsided()
+    tried = {
+        stock: {
+            each.candidate for each in choose(plain, [W4A4], texts, token=3, stock=stock).trials
+        }
+        for stock in (False, True)
+    }
+    names = {
+        stock: {describe(each.made(plain, texts.calibrating, 3).config)[0] for each in found}
+        for stock, found in tried.items()
+    }
+    assert names == {False: {"wakeful", "llama", "granite_swa"}, True: {"llama", "granite_swa"}}
+    assert Candidate(rotate="hadamard") in tried[True]
+    with pytest.raises(WakefulError, match="--stock needs --for"):
+        CureOptions(rotate="hadamard", stock=True)
 
 
 def test_a_format_chooses_alone() -> None:

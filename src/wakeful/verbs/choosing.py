@@ -23,6 +23,8 @@ from torch.nn.functional import cross_entropy
 from wakeful import surgery
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
 from wakeful.quant.schemes import NAMED, Absmax, Grid, Scheme, parse_scheme
@@ -317,6 +319,7 @@ def choose(
     texts: Texts,
     *,
     token: int | None,
+    stock: bool = False,
     seed: int = 0,
     told: Callable[[str], None] = lambda _: None,
     world: World = ALONE,
@@ -328,11 +331,12 @@ def choose(
         schemes: the formats; of several the least mean damage is best.
         texts: what is measured on.
         token: what a prefix stores and sinks are fitted to; None tries neither.
+        stock: whether only cures are tried that leave one of Transformers' own architectures.
         seed: of the rotations.
         told: what each candidate is told to before it is measured.
         world: the processes that share the sequences; each makes every candidate.
     """
-    return _Choosing(plain, tuple(schemes), texts, token, seed, told, world).choose()
+    return _Choosing(plain, tuple(schemes), texts, token, stock, seed, told, world).choose()
 
 
 @dataclass
@@ -343,6 +347,7 @@ class _Choosing:
     schemes: tuple[Scheme, ...]
     texts: Texts
     token: int | None
+    stock: bool
     seed: int
     told: Callable[[str], None]
     world: World
@@ -414,6 +419,8 @@ class _Choosing:
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
         made = self._make(candidate)
+        if self.stock and describe(made.config)[0] == WakefulConfig.model_type:
+            return
         self.trials += [self._trial(made, candidate, each) for each in schemes]
 
     def _trial(self, made: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:

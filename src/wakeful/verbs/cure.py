@@ -433,16 +433,17 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     token = None if plain.config.stored_prefix else _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
     choice = choose(
-        plain, schemes, texts, token=token, seed=wanted.seed, told=at.show.note, world=at.world
-    )
+        plain, schemes, texts, token=token, stock=wanted.stock, seed=wanted.seed,
+        told=at.show.note, world=at.world,
+    )  # fmt: skip
     best = choice.best
     if best == Candidate():
         return choice, wanted
     prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
     sinks = best.first == "sinks"
     return choice, replace(
-        wanted, for_=(), rotate=str(best.rotate), rotate_inner=best.inner, rotate_keys=best.keys,
-        prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
+        wanted, for_=(), stock=False, rotate=str(best.rotate), rotate_inner=best.inner,
+        rotate_keys=best.keys, prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
     )  # fmt: skip
 
 

@@ -15,6 +15,9 @@ class CureOptions(Reading):
     for_: How[tuple[str, ...]] = ()
     """Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4, w4a16, kv4,
     or any scheme of quantize."""
+    stock: How[bool] = False
+    """Choose among cures that leave one of Transformers' own architectures, which engines and
+    --save_as compressed-tensors want."""
     rotate: How[str] = ""
     """Rotate the residual stream: hadamard, haar, block_diagonal(size=64), learned. It helps 8 bits
     and int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""
@@ -57,6 +60,7 @@ class CureOptions(Reading):
             "it chooses what is best for the formats",
         ),
         Needs("steps", "sinks gates for_", "these are what is trained"),
+        Needs("stock", "for_", "it says what is chosen among"),
         Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
         Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
         Excludes("rotate", "rotate_values", "it turns them with the residual stream"),
