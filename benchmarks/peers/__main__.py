@@ -25,7 +25,7 @@ ENVIRONMENTS = {
 METHODS = {
     "wakeful": (
         "rtn", "gptq", "awq", "autoround", "smoothquant", "cured", "cured, gptq",
-        "cured, autoround",
+        "cured, autoround", "stock, gptq",
     ),
     "llmcompressor": (
         "rtn", "gptq", "awq", "autoround", "smoothquant", "smoothquant, gptq", "rotated",

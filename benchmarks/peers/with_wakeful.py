@@ -31,16 +31,16 @@ def quantized(
         "gptq": GPTQ, "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
         "autoround": AutoRound(steps=job["steps"]),
     }  # fmt: skip
-    by = methods.get(method.removeprefix("cured, "))
+    by = methods.get(method.rpartition(", ")[2])
     if by is not None:
         if scheme.weights is None:
             raise NotImplementedError(f"{method} rounds weights, and the format has none")
         scheme = replace(scheme, method=by)
     asked: nn.Module = model
-    if method.startswith("cured"):
+    if method.startswith(("cured", "stock")):
         asked = plain = decoder_of(model).eval()
-        rows = torch.cat(calibration)[: Texts.rows, :256]
-        choice = choose(plain, [scheme], Texts.of(rows), token=job["first"])
+        rows, stock = torch.cat(calibration)[: Texts.rows, :256], method.startswith("stock")
+        choice = choose(plain, [scheme], Texts.of(rows), token=job["first"], stock=stock)
         asked = choice.best.made(plain, rows, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
