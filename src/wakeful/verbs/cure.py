@@ -37,8 +37,18 @@ from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
+from wakeful.verbs.choosing import (
+    CALIBRATING,
+    CHOOSING,
+    Candidate,
+    Choice,
+    Texts,
+    candidates,
+    choose,
+    format_of,
+    opened,
+)
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
-from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of, opened
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.difference import Difference, difference, differences
 from wakeful.verbs.result import Measured
@@ -432,6 +442,12 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     rows = torch.tensor(found, device=loaded.device).view(-1, length)
     token = None if plain.config.stored_prefix else _first(at, plain, text)[0]
     texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
+    looks = sum(each.method.passes(CALIBRATING) for each in schemes if each.method)
+    foretell(
+        at.show, f"{loaded.name}: cures to try", loaded, tokens=length,
+        total=len(candidates(plain, schemes, token)),
+        passes=CHOOSING * len(schemes) + CALIBRATING * looks,
+    )  # fmt: skip
     choice = choose(
         plain, schemes, texts, token=token, stock=wanted.stock, seed=wanted.seed,
         told=at.show.note, world=at.world,
