@@ -18,7 +18,16 @@ from wakeful.quant.schemes.methods import Smooth
 from wakeful.reports.value import Table
 from wakeful.surgery import Bases, rotate, store_prefix
 from wakeful.verbs import choosing
-from wakeful.verbs.choosing import CHOOSING, GPTQ, PROVING, Candidate, Texts, choose, format_of
+from wakeful.verbs.choosing import (
+    CALIBRATING,
+    CHOOSING,
+    GPTQ,
+    PROVING,
+    Candidate,
+    Texts,
+    choose,
+    format_of,
+)
 
 W4A4 = parse_scheme(
     "scheme(weights=absmax(bits=8, per='channel'), inputs=absmax(bits=4, per='token'))"
@@ -103,6 +112,17 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     kept = replace(choice, best=Candidate())
     assert "not sure enough to keep" in kept.headlines[0]
     assert kept.said.startswith("no cure")
+
+
+@pytest.mark.parametrize(("apart", "odd"), [(1, 0), (3, 7), (8, 3)])
+def test_sequences_are_spread_over_the_text(apart: int, odd: int) -> None:
+    """First those to choose by; those that calibrate are farthest from them."""
+    drawn = Texts.spread(torch.arange(Texts.rows * 5 * apart + odd), 5)
+    parts = (drawn.choosing, drawn.proving, drawn.calibrating)
+    assert [len(each) for each in parts] == [CHOOSING, PROVING, CALIBRATING]
+    rows = torch.cat(parts)
+    assert rows[:, 0].tolist() == [5 * apart * row for row in range(Texts.rows)]
+    assert (rows.diff(dim=1) == 1).all()
 
 
 def test_a_name_leaves_the_rounding_open_and_an_expression_says_it() -> None:

@@ -33,13 +33,16 @@ from wakeful.reports.value import Cell, Section, Table, Text
 from wakeful.surgery.learning import learned_of
 from wakeful.world import ALONE, World
 
-CHOOSING, PROVING = 4, 8
+CHOOSING, PROVING = 8, 16
 """Sequences that candidates are measured on, and that the best one is proved on."""
 LENGTH = 256
 """Tokens of each, or the model's context where that is shorter."""
 CALIBRATING = 8
 """Further sequences for what looks at text before it rounds, and for sinks and rotations to be
 fitted on."""
+SPREAD = 8
+"""Sequences lie this many of their lengths apart, where the text is long enough: what GPTQ learns
+of an article helps it most with that article's next lines."""
 CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
 LEARNED = "learned(loss=whip, steps=50)"
@@ -259,6 +262,13 @@ class Texts:
         """Return `rows` sequences (B, L) by what is done with them."""
         choosing, proving, calibrating = rows.split([CHOOSING, PROVING, CALIBRATING])
         return cls(choosing, proving, calibrating, opening)
+
+    @classmethod
+    def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "Texts":
+        """Return sequences of `length` of a text's tokens (N,), as far apart as it has room."""
+        apart = len(tokens) // (cls.rows * length)
+        whole = tokens[: len(tokens) // length * length].view(-1, length)
+        return cls.of(whole[::apart][: cls.rows], opening)
 
 
 def format_of(name: str) -> Scheme:

@@ -40,6 +40,7 @@ from wakeful.surgery.learning import learned_of
 from wakeful.verbs.choosing import (
     CALIBRATING,
     CHOOSING,
+    SPREAD,
     Candidate,
     Choice,
     Texts,
@@ -73,8 +74,8 @@ _NOT_OF_EXPERTS = {
     "gates": "none of Transformers' own classes has them",
 }
 """What is not done to a mixture of experts, and why."""
-CHOICE = Texts.rows * CHOOSING_LENGTH
-"""Tokens that choosing a cure reads."""
+CHOICE = Texts.rows * SPREAD * CHOOSING_LENGTH
+"""Tokens of the text that choosing a cure draws its sequences from."""
 _COMPARING = 4.0
 """Forwards of those that comparing takes: of both models, in two kinds of arithmetic."""
 
@@ -433,15 +434,15 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     schemes = [format_of(name) for name in wanted.for_]
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
     count = Texts.rows * length
-    found = at.words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
+    found = at.words.beginning.tokens(loaded.plain, text.numel() + count * SPREAD)[text.numel() :]
     if len(found) < count:
         raise WakefulError(
             f"the text has {text.numel() + len(found):,} tokens: choosing a cure needs "
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
-    rows = torch.tensor(found, device=loaded.device).view(-1, length)
     token = None if plain.config.stored_prefix else _first(at, plain, text)[0]
-    texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
+    drawn = torch.tensor(found, device=loaded.device)
+    texts = Texts.spread(drawn, length, tuple(loaded.begin(wanted.bos)))
     looks = sum(each.method.passes(CALIBRATING) for each in schemes if each.method)
     foretell(
         at.show, f"{loaded.name}: cures to try", loaded, tokens=length,
