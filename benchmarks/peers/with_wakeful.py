@@ -39,9 +39,9 @@ def quantized(
     asked: nn.Module = model
     if method.startswith(("cured", "stock")):
         asked = plain = decoder_of(model).eval()
-        rows, stock = torch.cat(calibration)[: Texts.rows, :256], method.startswith("stock")
-        choice = choose(plain, [scheme], Texts.of(rows), token=job["first"], stock=stock)
-        asked = choice.best.made(plain, rows, job["first"])
+        texts, stock = Texts.spread(torch.cat(calibration).flatten(), 256), method[:5] == "stock"
+        choice = choose(plain, [scheme], texts, token=job["first"], stock=stock)
+        asked = choice.best.made(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
     return quantize(
