@@ -8,7 +8,7 @@ is kept if on further text it loses less than the uncured model in that format: 
 of the difference lies below zero. Otherwise the choice is no cure.
 
 A cure is measured with the rounding that it is for. A rotation takes weights off the grid that they
-may lie on, so that rounding to nearest costs more after it, and GPTQ less.
+may lie on, which costs where they are rounded to nearest and not by GPTQ.
 """
 
 import math
