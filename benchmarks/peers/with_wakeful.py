@@ -16,7 +16,7 @@ from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
 from wakeful.quant.schemes.autoround import AutoRound
 from wakeful.quant.schemes.awq import Awq
 from wakeful.quant.schemes.methods import Method, Smooth
-from wakeful.verbs.choosing import GPTQ, Texts, choose
+from wakeful.verbs.choosing import GPTQ, LENGTH, Texts, choose
 
 HEADS = ("*head",)
 
@@ -39,7 +39,8 @@ def quantized(
     asked: nn.Module = model
     if method.startswith(("cured", "stock")):
         asked = plain = decoder_of(model).eval()
-        texts, stock = Texts.spread(torch.cat(calibration).flatten(), 256), method[:5] == "stock"
+        text, stock = torch.cat(calibration).flatten(), method.startswith("stock")
+        texts = Texts.spread(text, min(LENGTH, len(text) // Texts.rows))
         choice = choose(plain, [scheme], texts, token=job["first"], stock=stock)
         asked = choice.best.made(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes
