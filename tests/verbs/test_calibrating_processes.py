@@ -28,7 +28,7 @@ from wakeful.verbs.retraining import check_retrains
 from wakeful.world import World
 
 __all__ = ["llama"]
-TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 24
+TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 40
 CURES = {
     "sinks": ["--sinks", "--steps", "2", "--batch_size", "2", "--train_length", "16"],
     "chosen": ["--for", "w4a4"],
