@@ -455,7 +455,7 @@ def test_a_cure_is_chosen_for_a_format(
     path, out = tmp_path / "long.txt", tmp_path / "cured"
     path.write_text(TEXT * 12, "utf-8")
     options = ["--text", str(path), "--out", str(out), "--steps", "2", *READ]
-    second, rounded = "int8" if outlier else "kv4", "nvfp4(method=gptq(clip=True))"
+    second, rounded = "int8" if outlier else "kv4", "nvfp4(method=gptq)"
     assert main(["cure", str(ended), "--for", "nvfp4", second, *options]) == 0
     found = json.loads((out / "cure.json").read_text("utf-8"))
     assert found["choice"]["candidates"][0] == {

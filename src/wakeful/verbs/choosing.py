@@ -47,7 +47,7 @@ CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
 LEARNED = "learned(loss=whip, steps=50)"
 """The rotation that is learned: by rounding it takes five times as long, and gained nothing."""
-GPTQ = Gptq(clip=True)
+GPTQ = Gptq()
 """How weights of few bits are rounded in a format that is given by its name."""
 _FEW_BITS = 4
 HEAD = "head"

@@ -108,7 +108,8 @@ class Gptq(Method):
 
     With `clip` what shares a scale gives its largest numbers up where that makes the error
     Σ_k h_k (w_k − ŵ_k)² of rounding to nearest smaller, h = diag XᵀX: its range shrinks in steps of
-    a fiftieth, to half at most (the authors' code has a like search, unweighted).
+    a fiftieth, to half at most (the authors' code has a like search, unweighted). Without, the
+    range holds all numbers, as in the paper.
 
     With `sequential` a block's inputs are those that the quantized blocks before it give, as in the
     authors' code; without, those of the model in full precision.
@@ -120,14 +121,14 @@ class Gptq(Method):
 
     examples = (
         "gptq", "gptq(damping=0.05)", "gptq(act_order=False)", "gptq(weighting='none')",
-        "gptq(sequential=True)", "gptq(clip=True)", "gptq(act_order=False, clip=True)",
+        "gptq(sequential=True)", "gptq(clip=False)", "gptq(act_order=False, clip=False)",
     )  # fmt: skip
     needs_products = True
     damping: float = 0.01
     act_order: bool = True
     weighting: Weighting = "loss"
     sequential: bool = False
-    clip: bool = False
+    clip: bool = True
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
