@@ -53,7 +53,9 @@ def quantized(
 
 def _scheme(form: Format, group: int) -> Scheme:
     if form.block:
-        return parse_scheme(form.block)
+        # The one scale a tensor of NVFP4's inputs is calibrated, as the other tools do.
+        scheme = parse_scheme(form.block)
+        return replace(scheme, scales="static") if form.block == "nvfp4" else scheme
     if form.cache:
         return Scheme(cache=Absmax(bits=form.cache, per="token"))
     inputs = Absmax(bits=form.inputs, per=form.per) if form.inputs else None
