@@ -15,7 +15,8 @@ class Format:
     weights: int = 0
     inputs: int = 0
     per: Literal["token", "tensor"] = "token"
-    """Of inputs: one scale a token, found as it comes, or one a tensor, calibrated."""
+    """Of inputs: one scale a token, found as it comes, or one a tensor, calibrated; NVFP4 has one
+    above those of its blocks."""
     grouped: bool = False
     """Whether weights have a scale a group of inputs, rather than one an output channel."""
     cache: int = 0
@@ -30,7 +31,7 @@ FORMATS = {
     "w4a8": Format("4-bit weights in groups, 8-bit inputs", weights=4, grouped=True, inputs=8),
     "w4a4": Format("4-bit weights in groups, 4-bit inputs", weights=4, grouped=True, inputs=4),
     "kv4": Format("4-bit keys and values", cache=4),
-    "nvfp4": Format("NVFP4 weights and inputs", block="nvfp4"),
+    "nvfp4": Format("NVFP4 weights and inputs", block="nvfp4", per="tensor"),
     "mxfp4": Format("MXFP4 weights and inputs", block="mxfp4"),
 }
 

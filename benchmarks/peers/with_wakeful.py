@@ -15,8 +15,8 @@ from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
 from wakeful.quant.schemes.autoround import AutoRound
 from wakeful.quant.schemes.awq import Awq
-from wakeful.quant.schemes.methods import Method, Smooth
-from wakeful.verbs.choosing import GPTQ, LENGTH, Texts, choose
+from wakeful.quant.schemes.methods import Gptq, Method, Smooth
+from wakeful.verbs.choosing import LENGTH, Texts, choose
 
 HEADS = ("*head",)
 
@@ -28,7 +28,7 @@ def quantized(
     """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
     scheme = _scheme(form, group)
     methods: dict[str, Method] = {
-        "gptq": GPTQ, "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
+        "gptq": Gptq(), "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
         "autoround": AutoRound(steps=job["steps"]),
     }  # fmt: skip
     by = methods.get(method.rpartition(", ")[2])
@@ -52,17 +52,14 @@ def quantized(
 
 
 def _scheme(form: Format, group: int) -> Scheme:
+    scales = "static" if form.per == "tensor" else "dynamic"
     if form.block:
-        # The one scale a tensor of NVFP4's inputs is calibrated, as the other tools do.
-        scheme = parse_scheme(form.block)
-        return replace(scheme, scales="static") if form.block == "nvfp4" else scheme
+        return replace(parse_scheme(form.block), scales=scales)
     if form.cache:
         return Scheme(cache=Absmax(bits=form.cache, per="token"))
     inputs = Absmax(bits=form.inputs, per=form.per) if form.inputs else None
     weights = Absmax(bits=form.weights, per="channel", group=group if form.grouped else 0)
-    return Scheme(
-        weights=weights, inputs=inputs, scales="static" if form.per == "tensor" else "dynamic"
-    )
+    return Scheme(weights=weights, inputs=inputs, scales=scales)
 
 
 def save(model: nn.Module, folder: Path) -> None:
