@@ -99,7 +99,9 @@ def test_a_bridge_is_the_least_squares_solution(
     solve: Literal["output", "down"],
     first: Literal["apart", "out", "in"],
     weigh: Literal["relative", "equal"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("wakeful.heirs.bridge._HELD", 2.0)  # constrained whatever comes out
     options = BridgeConfig(map=solve, first=first, weigh=weigh, ridge=1e-4)
     reference = tiny_decoder(**shape)
     heir = inherit(reference, LAYERS)
@@ -128,6 +130,35 @@ def test_a_bridge_is_the_least_squares_solution(
     w = 1 / y.square().sum(-1) if weigh == "relative" else torch.ones(y.shape[:2])
     error = (w * (x - y).square().sum(-1)).sum() / (w * y.square().sum(-1)).sum()
     assert found.error == pytest.approx(error.item())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -> None:
+    """It grows long in layer 1, which the heir lacks, or is long from its embedding on."""
+    tokens = some_tokens(40, 11).clamp(min=1)
+    tokens[:, 0] = 0  # a token of its own: the mean first token is each
+    reference = tiny_decoder()
+    length = torch.zeros(16).index_fill_(0, torch.tensor([3]), 5000.0)
+    with torch.no_grad():
+        if inside:  # layer 1 adds 5,000 to one channel of the first token, and little to others
+            hidden = seen(reference, 1, tokens)[0]
+            others, first = hidden[:, 1:].flatten(0, 1), hidden[0, 0]
+            reads = torch.linalg.solve(others.T @ others, first)
+            down = reference.blocks[1].get_submodule("mlp.down").get_parameter("weight")
+            down += torch.outer(length, reads / (reads @ first))
+        else:
+            reference.embed.weight[0] += length
+    plain, apart, out = (inherit(reference, LAYERS) for _ in range(3))
+    bridge(apart, reference, LAYERS, tokens, BridgeConfig(first="apart"))
+    bridge(out, reference, LAYERS, tokens, BridgeConfig(first="out"))
+    x, made, lost = (seen(each, 0, tokens)[2] for each in (plain, apart, out))
+    y = seen(reference, 2, tokens)[2][0, 0]
+    if inside:
+        assert torch.cosine_similarity(lost[0, 0], y, dim=0) < 0.5
+        torch.testing.assert_close(made[0, 0], y * (x[0, 0].norm() / y.norm()).sqrt())
+    else:
+        assert torch.cosine_similarity(lost[0, 0], y, dim=0) > 0.99
+        assert torch.equal(made, lost)
 
 
 def test_gaps_lie_between_neighbors_and_behind_the_last() -> None:

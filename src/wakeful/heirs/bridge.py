@@ -19,11 +19,13 @@ new matrix gives, on y − r − β: one number a channel, or one for all where 
 
 **The first token** of a sequence parks attention and is unlike all others: its stream is hundreds
 of times as long, in few channels, from early layers on. Counted as any other it would decide the
-solution; left out, it comes out with any direction, and the sink of later layers is lost. `apart`
-solves on the others under the constraint that the mean first token comes out as
-y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean that the layer puts out without a bridge: in the reference's
-direction, at a length between the heir's and the reference's. Norms do not see the length, and
-the whole of it would cost the other tokens more than it is worth (docs/findings.md).
+solution; left out, it comes out with any direction where it grows long inside the gap, and the
+sink of later layers is lost. `apart` solves on the others. Where that leaves the mean first token
+more than 60° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
+that the layer puts out without a bridge: in the reference's direction, at a length between the
+heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
+tokens more than it is worth. A first token that was long before the gap keeps its direction by
+itself, and there the constraint would only cost (docs/findings.md).
 """
 
 import dataclasses
@@ -48,6 +50,9 @@ from wakeful.model.decoder import Decoder
 from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
 from wakeful.world import ALONE, World
+
+_HELD = 0.5
+"""Cosine of the mean first token to the reference's from which no constraint is needed."""
 
 
 @dataclass(frozen=True)
@@ -348,11 +353,16 @@ class _Mean:
 def _solved(
     equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
 ) -> Tensor:
-    """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², and S f₁ = z₁ where first is apart."""
+    """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖².
+
+    Where first is apart and that turns the first token, S f₁ = z₁ is a constraint.
+    """
     factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)
-    if options.first == "apart":
-        f, x, y, rest = first.means
+    if options.first != "apart":
+        return solution
+    f, x, y, rest = first.means
+    if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _HELD:
         wanted = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
         lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
         solution += torch.outer(lever, wanted - f @ solution) / (f @ lever)
