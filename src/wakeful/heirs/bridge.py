@@ -21,7 +21,7 @@ new matrix gives, on y − r − β: one number a channel, or one for all where 
 of times as long, in few channels, from early layers on. Counted as any other it would decide the
 solution; left out, it comes out with any direction where it grows long inside the gap, and the
 sink of later layers is lost. `apart` solves on the others. Where that leaves the mean first token
-more than 60° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
+more than 30° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
 that the layer puts out without a bridge: in the reference's direction, at a length between the
 heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
 tokens more than it is worth. A first token that was long before the gap keeps its direction by
@@ -51,7 +51,7 @@ from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
 from wakeful.world import ALONE, World
 
-_HELD = 0.5
+_HELD = 3**0.5 / 2
 """Cosine of the mean first token to the reference's from which no constraint is needed."""
 
 
