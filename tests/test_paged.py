@@ -94,6 +94,20 @@ def test_operations_views_and_casts_are_those_of_the_tensor(
     assert torch.equal(found.clone(), wide)
 
 
+@pytest.mark.parametrize("made_in", [False, True])
+@pytest.mark.parametrize("read_in", [False, True])
+def test_views_in_inference_mode_and_outside_it(
+    made_in: bool, read_in: bool, no_room: object
+) -> None:
+    numbers = torch.arange(24.0).view(6, 4)
+    with torch.inference_mode(made_in):
+        found = in_file(numbers)
+    with torch.inference_mode(read_in):
+        assert torch.equal(found[1:3].clone(), numbers[1:3])
+        assert torch.equal(found.T[:2].clone(), numbers.T[:2])
+        assert all(isinstance(part, Paged) for part in found.split(4))
+
+
 def test_what_is_made_lies_where_its_source_does(no_room: object) -> None:
     source, made = Paged(in_file(torch.ones(2, 2).bfloat16()).stored, torch.float32), torch.rand(3)
     kept = like(source, made)
@@ -198,6 +212,8 @@ def test_quantized_layers_are_the_same(
     no_room.setattr("wakeful.quant.arithmetic.AT_ONCE", 200)
     small = quantize(found.module, scheme, calibration=text)
     assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)
+    with torch.inference_mode():
+        assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)
     for name, layer in quantized_layers(small).items():
         assert isinstance(layer.integers, Paged)
         for part, buffer in quantized_layers(expected)[name].named_buffers():

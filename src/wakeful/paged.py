@@ -59,7 +59,8 @@ class Paged(Tensor):
             return func.decompose(*args, **kwargs)
         if func.is_view:
             found = func(first.stored, *rest, **kwargs)
-            return tree_map_only(Tensor, lambda part: cls(part, first.dtype), found)
+            with torch.inference_mode(first.is_inference()):  # as autograd asks of a view
+                return tree_map_only(Tensor, lambda part: cls(part, first.dtype), found)
         if func is _aten._to_copy.default and _is_as_stored(first, kwargs):
             return cls(first.stored, first.stored.dtype)
         if any(isinstance(each, cls) for each in _written(func, args, kwargs)):
