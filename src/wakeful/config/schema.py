@@ -191,8 +191,8 @@ class BridgeConfig:
     weigh: Literal["relative", "equal"] = "relative"
     """Each token's squared error over its squared length, or as it is."""
     first: Literal["apart", "out", "in"] = "apart"
-    """The first token of a sequence: turned as the reference's is under a constraint of its own,
-    left out, or counted as any other."""
+    """The first token of a sequence: left out, but held to the reference's direction where it would
+    be turned; left out; or counted as any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
