@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -294,6 +295,45 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     both = wakeful.quantize(str(run), "kv4", "fine", text=str(text), length=16, skip=("*query*",))
     assert both.layers
     assert not any("query" in name for name in both.layers)
+
+
+def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_path: Path) -> None:
+    others = [tmp_path / "verse.txt", tmp_path / "code.txt"]
+    others[0].write_text("and so the wind went down along the river " * 40)
+    others[1].write_text("for i in range(9): print(i ** 2, i + 1)\n" * 40)
+    texts = tuple(map(str, others))
+    given: dict[str, Any] = {
+        "text": str(text), "length": 16, "num_sequences": 2, "calibration_sequences": 3,
+    }  # fmt: skip
+    found = wakeful.quantize(run, "w4g128_gptq", **given, calibration_text=texts)
+    told = found.method["Calibration"]
+    assert told.startswith(f"3 sequences from the beginning of {texts[0]} and {texts[1]}, for")
+    loaded = load(run)
+    rows = [
+        torch.tensor([row])
+        for words, number in zip(map(words_in, map(Path.read_text, others)), (2, 1), strict=True)
+        for row in words.sequences(
+            loaded, length=16, num_sequences=number, bos=loaded.begins("auto")
+        )
+    ]
+    assert len(rows) == 3
+    expected = quantize(loaded.module, parse_scheme("w4g128_gptq"), calibration=rows)
+    tokens = torch.arange(12)[None]
+    assert torch.equal(found.model.logits(tokens), logits_of(expected, tokens))
+    following = wakeful.quantize(run, "w4g128_gptq", **given).model
+    assert not torch.equal(found.model.logits(tokens), following.logits(tokens))
+
+
+def test_calibration_text_that_cannot_be_is_refused(text: Path, run: Path) -> None:
+    given: dict[str, Any] = {"text": str(text), "length": 16, "num_sequences": 2}
+    with pytest.raises(WakefulError, match="no scheme here calibrates"):
+        wakeful.quantize(run, "fine", **given, calibration_text=("a.txt",))
+    with pytest.raises(WakefulError, match=r"calibration_sequences = 1: .* of 2 texts"):
+        wakeful.quantize(
+            run, "smoothquant", **given, calibration_text=("a", "b"), calibration_sequences=1
+        )
+    with pytest.raises(WakefulError, match="begins with the sequences that are measured"):
+        wakeful.quantize(run, "smoothquant", **given, calibration_text=(str(text),))
 
 
 def test_several_models_make_one_matrix(

@@ -93,11 +93,21 @@ def quantize(
         _check(wanted, found, better, len(models))
         world = at.world
         world.gather("checked")
+        length = wanted.length or LENGTH
+        follow = 0 if wanted.calibration_text else extra
         words = words_in("")
-        if count + extra:
-            most = (wanted.length or LENGTH) * (count + extra)
+        if count + follow:
+            most = length * (count + follow)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        each = _Each(at.models(), wanted, found, others, better, words, count, extra, at)
+        texts = wanted.calibration_text
+        if texts and not looks:
+            raise WakefulError(
+                f"calibration_text = {texts!r}: no scheme here calibrates; leave it out"
+            )
+        calibration = world.leader_first(lambda: [words_of(one, length * extra) for one in texts])
+        each = _Each(
+            at.models(), wanted, found, others, better, words, count, extra, calibration, at
+        )
         if several:
             return _matrix(each.next, models or [""], wanted, world)
         result = each.next(models[0])
@@ -154,7 +164,9 @@ class _Each:
     count: int
     """Sequences to measure on."""
     extra: int
-    """Further ones to calibrate on."""
+    """Those to calibrate on."""
+    calibration: Sequence[Words]
+    """The texts that these come from; none where they follow the measured ones."""
     at: Session
 
     def next(self, source: Source) -> Quantization:
@@ -228,10 +240,19 @@ class _Each:
 
     def _tokens(self, loaded: Model, words: Words, length: int, alone: int) -> list[Tensor]:
         """Return sequences to measure, then to calibrate on; say how long, `alone` passes too."""
-        total, bos = self.count + self.extra, loaded.begins(self.wanted.bos)
+        bos, texts = loaded.begins(self.wanted.bos), self.calibration
+        shares = [len(range(place, self.extra, len(texts))) for place in range(len(texts))]
         found: list[list[int]] = []
-        if total:
-            found = words.sequences(loaded, length=length, num_sequences=total, bos=bos)
+        for text, number in [
+            (words, self.count + self.extra - sum(shares)), *zip(texts, shares, strict=True)
+        ]:  # fmt: skip
+            if number:
+                found += text.sequences(loaded, length=length, num_sequences=number, bos=bos)
+        if texts and any(each in found[: self.count] for each in found[self.count :]):
+            raise WakefulError(
+                "calibration_text begins with the sequences that are measured: name another text, "
+                "or leave it out"
+            )
         check_text(self.at.world, loaded, found)
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
@@ -371,6 +392,8 @@ def _method(
     calibration: int,
     machine: Environment,
 ) -> dict[str, str]:
+    texts = " and ".join(wanted.calibration_text)
+    where = f"sequences from the beginning of {texts}" if texts else "further sequences"
     skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
     others = f"; of a scheme of their own: {', '.join(wanted.others)}" if wanted.others else ""
     return {
@@ -396,7 +419,7 @@ def _method(
         "Scales": "dynamic: of the tensor at hand, one sequence at a time"
         + ("; static: the largest of calibration text" if calibration else ""),
         **(
-            {"Calibration": f"{calibration} further sequences, for static scales and methods"}
+            {"Calibration": f"{calibration} {where}, for static scales and methods"}
             if calibration
             else {}
         ),

@@ -26,7 +26,10 @@ class QuantizeOptions(Reading):
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: HowMuch[int] = 4
-    """Sequences for static scales, methods and caches that need them, the next ones of the text."""
+    """Sequences for static scales, methods and caches that need them."""
+    calibration_text: How[tuple[str, ...]] = ()
+    """Texts to calibrate on, with equally many sequences of each, named as for --text. None: the
+    sequences that follow the measured ones."""
     save: Where[str] = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
     save_as: Where[SavedAs] = "wakeful"
@@ -55,6 +58,11 @@ class QuantizeOptions(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.calibration_sequences < len(self.calibration_text):
+            raise WakefulError(
+                f"calibration_sequences = {self.calibration_sequences}: give one or more for each "
+                f"of {len(self.calibration_text)} texts"
+            )
         for each in self.others:
             if not all(each.partition("=")):
                 raise WakefulError(f"others = {each!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
