@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.quant import NAMED, parse_scheme
+from wakeful.quant.arithmetic import Operands, pack
 from wakeful.quant.linear import quantized
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 
@@ -165,6 +166,9 @@ def test_codes_and_scales_say_it_all(grid: Grid, array) -> None:
     if grid.bits <= 4:
         assert codes.min() >= -8
         assert codes.max() <= 7
+        packed = Operands(grid, pack(codes), scales, x.shape[1])
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            assert torch.equal(packed.dequantized(dtype), grid.dequantize(codes, scales, dtype))
     back = grid.dequantize(codes, scales)
     assert torch.isfinite(back).all()
     torch.testing.assert_close(back, grid.fake_quantize(x, scales), rtol=0, atol=0)

@@ -28,6 +28,7 @@ from wakeful.quant.schemes import Grid, Scales
 Arithmetic = Literal["reference", "integer", "torchao"]
 _EXACT_COLUMNS = 2**10
 """Products of int8 numbers are 2¹⁴ at most; float32 adds integers up to 2²⁴ exactly."""
+_OF_BYTES = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
 
 
@@ -58,13 +59,23 @@ class Operands:
         """Ŵ."""
         height, at_once = self.stored.shape[0], max(1, AT_ONCE // self.width)
         if height <= at_once:
-            return self.grid.dequantize(self.integers, self.scales, dtype)
+            return self.grid.values(self._numbers(dtype), self.scales)
         found = torch.empty(height, self.width, dtype=dtype, device=self.stored.device)
         for begin in range(0, height, at_once):
             rows = slice(begin, begin + at_once)
             part = Operands(self.grid, self.stored[rows], self.scales.of_rows(rows), self.width)
             found[rows] = part.dequantized(dtype)
         return found
+
+    def _numbers(self, dtype: torch.dtype) -> Float[Tensor, "N K"]:
+        """q."""
+        if not self.packed:
+            return self.grid.decode(self.stored, dtype)
+        # A byte's two numbers are looked up together, as one of twice their size.
+        every = torch.arange(256, dtype=torch.uint8, device=self.stored.device).unsqueeze(1)
+        pairs = self.grid.decode(unpack(every, 2), dtype).view(_OF_BYTES[2 * dtype.itemsize])
+        found = pairs.flatten().index_select(0, self.stored.flatten().int())
+        return found.view(dtype).view(len(self.stored), -1)[:, : self.width]
 
 
 def reference(

@@ -177,10 +177,10 @@ class Grid(FieldVariant, ABC):
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
         step, zero = scales.over(x.shape[-1])
-        q = torch.round(x.float() / step)
+        q = (x.float() / step).round_()
         if zero is not None:
             q = q + zero
-        return q.clamp(self.low, self.high)
+        return q.clamp_(self.low, self.high)
 
     def encode(self, levels: Tensor) -> Tensor:
         """Return what stands for q in memory, int8; of up to 4 bits from −8 to 7."""
@@ -208,24 +208,26 @@ class Grid(FieldVariant, ABC):
         self, codes: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Return x̂ = (q − z)·s."""
-        return _values(self.decode(codes, dtype), scales, dtype)
+        return self.values(self.decode(codes, dtype), scales)
+
+    def values(self, q: Tensor, scales: Scales) -> Tensor:
+        """Return x̂ of q, in its type and in its memory."""
+        step, zero = scales.over(q.shape[-1])
+        if zero is not None:
+            q = q.sub_(zero)
+        return q.mul_(step.to(q.dtype))
 
     def fake_quantize(
         self, x: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Return x̂ of x: numbers that lie on the grid; a NaN stays one."""
-        return _values(self.levels(x, scales).to(dtype), scales, dtype)
+        return self.values(self.levels(x, scales).to(dtype), scales)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grid) and str(self) == str(other)
 
     def __hash__(self) -> int:
         return hash(str(self))
-
-
-def _values(q: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
-    step, zero = scales.over(q.shape[-1])
-    return (q if zero is None else q - zero) * step.to(dtype)
 
 
 class Absmax(Grid):
@@ -299,7 +301,7 @@ class _Float(Grid, ABC):
 
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         step, _ = scales.over(x.shape[-1])
-        return self.nearest((x.float() / step).clamp(self.low, self.high))
+        return self.nearest((x.float() / step).clamp_(self.low, self.high))
 
 
 class E4M3(_Float):
@@ -329,9 +331,10 @@ class _E2M1(_Float):
     bits: int = field(init=False, default=4)
 
     def nearest(self, x: Tensor) -> Tensor:
-        size = x.abs()
-        unit = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-        return torch.round(x / unit) * unit
+        # Half the power of two at or below |x|, which its exponent's bits are; ½ below 1 too.
+        power = (x.detach().view(torch.int32) & _EXPONENT).view(torch.float32)
+        unit = power.clamp_(min=1.0).mul_(0.5)
+        return (x / unit).round_().mul_(unit)
 
     def encode(self, levels: Tensor) -> Tensor:
         table = torch.tensor(_E2M1_NUMBERS, device=levels.device)
@@ -343,6 +346,7 @@ class _E2M1(_Float):
         return torch.tensor(numbers, dtype=dtype, device=codes.device)[(codes & 15).long()]
 
 
+_EXPONENT = 0x7F800000
 _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By code; the sign's bit comes before the three of the code."""
 
