@@ -294,25 +294,19 @@ class Run:
                 "several types"
             ) from None
 
-    def keep_metrics(self, last_step: int) -> None:
-        """Drop the rows after a step, which a resumed run is about to write again."""
+    def keep_metrics(self, last_step: int, *, end: int) -> None:
+        """Drop the rows after a step, which a resumed run is about to write again, and so an
+        evaluation at its `end`, left by one that ended while finishing.
+        """
         for log in LOGS:
             if (self.path / log).is_file():
-                self._rewrite([row for row in self.metrics(log) if row["step"] <= last_step], log)
-
-    def keep_metrics_before_final(self, last_step: int) -> None:
-        """Drop an evaluation at the last step, left by a run that ended while finishing."""
-        rows = self.metrics()
-        self._rewrite(
-            [row for row in rows if (row["kind"], row["step"]) != ("validation", last_step)]
-        )
+                rows = [row for row in self.metrics(log) if row["step"] <= last_step]
+                rows = [row for row in rows if (row["kind"], row["step"]) != ("validation", end)]
+                self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
 
     def finish_metrics(self) -> None:
         """Write metrics.parquet from metrics.jsonl."""
         self.write_frame("metrics.parquet", self.logged())
-
-    def _rewrite(self, rows: list[dict[str, Any]], log: str = "metrics.jsonl") -> None:
-        self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
@@ -432,7 +426,7 @@ class SharedRun(Run):
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
     update = append = write_text = write_frame = remove = _nothing
-    keep_metrics = keep_metrics_before_final = finish_metrics = _nothing
+    keep_metrics = finish_metrics = _nothing
 
 
 def is_done(place: Path) -> bool:

@@ -96,7 +96,6 @@ def finish_run(training: Training) -> None:
     The last two are the first process's work alone, with the whole model; the others wait.
     """
     config, run, steps = training.config, training.run, training.config.train.steps
-    run.keep_metrics_before_final(steps)
     frame, row = validate(training, steps)
     if not training.world.first:
         return

@@ -131,7 +131,7 @@ def _train(
         if resume and checkpoint.steps(run.checkpoints):
             progress = _continued(training)
         first = progress.step
-        run.keep_metrics(first or -1)
+        run.keep_metrics(first or -1, end=config.train.steps)
         check_rows(run, done=first == config.train.steps)
         try:
             with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
