@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
-from wakeful.runs.run import Run
+from wakeful.runs.run import run_at
 from wakeful.world import World
 
 
@@ -207,10 +207,10 @@ def own_task(loaded: Model) -> Words | None:
     Raises:
         WakefulError: the task is of a module that nobody has imported.
     """
-    if loaded.path is None or not (loaded.path / "run.json").is_file():
+    run = run_at(loaded.path)
+    if run is None or run.header.kind != "train":
         return None
-    run = Run.open(loaded.path)
-    task = task_of(run.config.data.source) if run.header.kind == "train" else None
+    task = task_of(run.config.data.source)
     return None if task is None else TaskWords(task)
 
 

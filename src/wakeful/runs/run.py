@@ -429,9 +429,15 @@ class SharedRun(Run):
     keep_metrics = finish_metrics = _nothing
 
 
+def run_at(place: Path | None) -> Run | None:
+    """Return the run that a place holds; None where it holds none, or there is no place."""
+    return Run.open(place) if place is not None and (place / "run.json").is_file() else None
+
+
 def is_done(place: Path) -> bool:
     """Whether a place holds a run that is finished."""
-    return (place / "run.json").is_file() and Run.open(place).header.status == "done"
+    run = run_at(place)
+    return run is not None and run.header.status == "done"
 
 
 def refuse_link(path: Path) -> None:
