@@ -77,7 +77,7 @@ def perplexity(
         progress(start + len(batch), len(cut))
     world.meet()
     nats = world.sum(torch.from_numpy(nats)).numpy()
-    counts = np.array([sum(target != IGNORED for target in each.targets) for each in cut], float)
+    counts = np.array([each.counted for each in cut], float)
     scores = [
         Score(
             model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,

@@ -31,6 +31,11 @@ class Window:
     num_bytes: float = 0.0
     """UTF-8 bytes of text that the counted targets stand for; 0 where nobody knows."""
 
+    @property
+    def counted(self) -> int:
+        """How many targets are counted here."""
+        return sum(target != IGNORED for target in self.targets)
+
 
 class Words(ABC):
     """Words for models to read."""
@@ -109,7 +114,7 @@ class TextWords(Words):
             return cut
         places = [(each, each.first - bos) for each in cut]
         return [
-            dataclasses.replace(each, num_bytes=float(ends[first + _counted(each)] - ends[first]))
+            dataclasses.replace(each, num_bytes=float(ends[first + each.counted] - ends[first]))
             for each, first in places
         ]
 
@@ -268,7 +273,3 @@ def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) ->
         counted = start + len(targets) + 1
         start += stride
     return cut
-
-
-def _counted(window: Window) -> int:
-    return sum(target != IGNORED for target in window.targets)
