@@ -222,6 +222,5 @@ def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:
     """Return how many of the windows each share comes to, by the largest remainders."""
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)
-    for place in np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]:
-        counts[place] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]] += 1
     return counts
