@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import Window, Words, check_length, check_text, words_in
 from wakeful.evaluation.scores import Score
@@ -45,7 +46,7 @@ def perplexity(
     num_sequences: int = 0,
     bos: bool = False,
     batch_size: int = 4,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Passed = unseen,
     world: World = ALONE,
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
