@@ -30,7 +30,7 @@ from wakeful.evaluation.reading import Window, Words, check_length, check_text, 
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
-from wakeful.model.finite import check_logits
+from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quant.linear import QuantizedLinear
@@ -153,8 +153,7 @@ def choices(
     greedy = torch.ones(targets.shape, dtype=torch.bool)
     for start in range(0, len(wanted), _ROWS):
         part = wanted[start : start + _ROWS]
-        logits = check_logits(head(states[part]))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = widened(check_logits(head(states[part])))
         mine = (which >= start) & (which < start + len(part))
         row, target = which[mine] - start, targets[mine]
         chosen = logits[row, target] - logits.logsumexp(1)[row]

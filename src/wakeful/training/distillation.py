@@ -22,6 +22,7 @@ from wakeful.config.schema import DistillConfig
 from wakeful.errors import WakefulError
 from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.training.stored import Store, TopK, row_digest, top_k
 
@@ -83,8 +84,7 @@ def top_k_loss(
     that nothing outside K occurs, the minimum is an overconfident student (a biased estimate:
     Sparse Logit Sampling, arXiv 2503.16870). With k = V both are the whole KL.
     """
-    if student.dtype != torch.float64:
-        student = student.float()
+    student = widened(student)
     logits = student / temperature
     kept = logits.gather(-1, teacher.ids)
     p, log_p, log_whole = teacher.kept.exp(), teacher.kept, kept.logsumexp(-1)
