@@ -201,7 +201,7 @@ def test_rows_past_a_step_are_dropped_and_no_others(last: int, kinds: list[str])
 def test_metrics_become_a_table(tmp_path: Path) -> None:
     run = with_rows(tmp_path / "run")
     run.append({"kind": "validation", "step": 5, "loss": 1, "standard_error": None})
-    run.finish_metrics()
+    run.write_frame("metrics.parquet", run.logged())
     table = pl.read_parquet(run.path / "metrics.parquet")
     assert table.columns == ["kind", "step", "loss", "standard_error"]
     assert table["step"].to_list() == [1, 2, 3, 4, 5, 5]

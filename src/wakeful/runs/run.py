@@ -315,10 +315,6 @@ class Run:
                 rows = [row for row in rows if (row["kind"], row["step"]) != ("validation", end)]
                 self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def finish_metrics(self) -> None:
-        """Write metrics.parquet from metrics.jsonl."""
-        self.write_frame("metrics.parquet", self.logged())
-
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
         return read_json(self.path / name)
@@ -436,8 +432,7 @@ class SharedRun(Run):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    update = append = write_text = write_frame = remove = _nothing
-    keep_metrics = finish_metrics = _nothing
+    update = append = write_text = write_frame = remove = keep_metrics = _nothing
 
 
 def run_at(place: Path | None) -> Run | None:

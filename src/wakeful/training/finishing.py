@@ -102,7 +102,7 @@ def finish_run(training: Training) -> None:
     used = training_bytes(training.decoder, training.optimizer)
     decoder = _whole(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
-    run.finish_metrics()
+    run.write_frame("metrics.parquet", run.logged())
     trained = rows(run, Step)
     summary = Summary(
         steps=steps,
