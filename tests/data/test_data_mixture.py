@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from wakeful.config.schema import DataConfig
-from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, MixedWindows, mixture_of
+from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, mixture_of
+from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data, mixed, prepare, reopened
 from wakeful.data.sources import read_documents
 from wakeful.data.tokens import PreparedData, TokenFile, is_prepared
@@ -94,7 +95,7 @@ def test_rows_stay_in_their_domain() -> None:
 
 def test_validation_predicts_every_token_of_every_domain_once() -> None:
     sizes = (21, 5, 2)
-    windows = MixedWindows(tokens(*sizes), length=4, batch_size=3)
+    windows = ValidationWindows(tokens(*sizes), length=4, batch_size=3)
     targets = [row for _, batch in windows for row in batch.tolist()]
     found = [target for row in targets for target in row if target >= 0]
     assert found == [*range(1, 21), *range(100_001, 100_005), 200_001]

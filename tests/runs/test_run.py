@@ -163,7 +163,7 @@ def test_a_last_line_cut_anywhere_is_left_out_and_mended(tmp_path: Path) -> None
         file.write_bytes(whole[:end])
         rows = ROWS if end >= len(whole) - 1 else ROWS[:-1]
         assert run.metrics() == rows
-        run.keep_metrics(4)
+        run.keep_metrics(4, end=9)
         run.append(ROWS[4])
         assert run.metrics() == ROWS
         assert file.read_bytes() == whole
@@ -188,9 +188,9 @@ def test_rows_past_a_step_are_dropped_and_no_others(last: int, kinds: list[str])
         rows = [{"kind": kind, "step": number // 2} for number, kind in enumerate(kinds)]
         for row in rows:
             run.append(row)
-        run.keep_metrics(last)
+        run.keep_metrics(last, end=9)
         assert run.metrics() == [row for row in rows if row["step"] <= last]
-        run.keep_metrics_before_final(last)
+        run.keep_metrics(last, end=last)
         assert run.metrics() == [
             row
             for row in rows
@@ -201,7 +201,7 @@ def test_rows_past_a_step_are_dropped_and_no_others(last: int, kinds: list[str])
 def test_metrics_become_a_table(tmp_path: Path) -> None:
     run = with_rows(tmp_path / "run")
     run.append({"kind": "validation", "step": 5, "loss": 1, "standard_error": None})
-    run.finish_metrics()
+    run.write_frame("metrics.parquet", run.logged())
     table = pl.read_parquet(run.path / "metrics.parquet")
     assert table.columns == ["kind", "step", "loss", "standard_error"]
     assert table["step"].to_list() == [1, 2, 3, 4, 5, 5]

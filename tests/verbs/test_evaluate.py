@@ -99,12 +99,6 @@ def test_a_text_alone_needs_no_lm_eval(
 ) -> None:  # fmt: skip
     for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        task_set.importlib.util,
-        "find_spec",
-        lambda name: None if name == "lm_eval" else found(name),
-    )
     words = ["--text", str(text), "--num_sequences", "3", "--length", "32", "--bos"]
     out = tmp_path / "out"
     assert main(["evaluate", str(llama), *words, "--out", str(out)]) == 0
@@ -117,6 +111,8 @@ def test_a_text_alone_needs_no_lm_eval(
     assert "differences" in page
     lambada = write_lines(tmp_path / "l.jsonl", LAMBADA)
     where = ["--lambada", lambada, "--out", str(tmp_path / "other")]
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "wakeful.evaluation.tasks", raising=False)
     assert task_set.INSTALL_LM_EVAL in fails(capsys, str(llama), *where)
 
 

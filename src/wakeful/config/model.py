@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin
 
 from wakeful.config.options import What
 from wakeful.config.refusals import AtLeast, AtMost, Ruled
@@ -124,6 +124,11 @@ class ModelConfig(Ruled):
             if entry.type is float and type(value) is int:
                 # Formats that we export to tell 500000 from 500000.0.
                 object.__setattr__(self, entry.name, float(value))
+            if get_origin(entry.type) is Literal and value not in get_args(entry.type):
+                raise WakefulError(
+                    f"model.{entry.name} must be one of {', '.join(get_args(entry.type))}, "
+                    f"got {value!r}"
+                )
         super().__post_init__()
         if self.head_width == 0 and self.width % self.num_heads:
             raise WakefulError(
@@ -136,16 +141,6 @@ class ModelConfig(Ruled):
                 f"{self.num_heads}"
             )
         self._check_positions()
-        for name, allowed in (
-            ("positions", PositionName),
-            ("mlp", MLPName),
-            ("attention_bias", AttentionBias),
-        ):
-            if getattr(self, name) not in get_args(allowed):
-                raise WakefulError(
-                    f"model.{name} must be one of {', '.join(get_args(allowed))}, "
-                    f"got {getattr(self, name)!r}"
-                )
         self._check_prefixes()
         if self.qk_norm_whole and not self.qk_norm:
             raise WakefulError("model.qk_norm_whole needs model.qk_norm: turn it on too")

@@ -22,7 +22,6 @@ class Data:
     validation: Tokens
     tokenizer: Tokenizer
     batches_type: type[Batches] = Batches
-    windows_type: type[ValidationWindows] = ValidationWindows
 
     @property
     def place(self) -> str:
@@ -56,7 +55,7 @@ class Data:
     def windows(self, config: Config) -> ValidationWindows:
         """Return the validation set as the run evaluates it."""
         train = config.train
-        return self.windows_type(
+        return ValidationWindows(
             self.validation, length=train.length, batch_size=train.eval_batch_size,
             bos=self.begin(config.data),
         )  # fmt: skip

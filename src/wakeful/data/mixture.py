@@ -14,7 +14,7 @@ import numpy as np
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import Batches, Permutation, Tokens, ValidationWindows, WindowOrder, key64
+from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, key64
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
@@ -84,6 +84,12 @@ class MixedTokens(Tokens):
         self.vocab_size = parts[0].vocab_size
         self.end_of_text = parts[0].end_of_text
 
+    @property
+    def stretches(self) -> dict[str, int]:
+        return {
+            each.name: part.num_tokens for each, part in zip(self.domains, self.parts, strict=True)
+        }
+
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
         """Return rows of tokens, each of the domain in which it starts, closed to a circle."""
         starts = np.asarray(starts)
@@ -118,18 +124,11 @@ class MixedBatches(Batches):
 
     def __init__(self, token_file: MixedTokens, **options: Any) -> None:
         super().__init__(token_file, **options)
-        self._orders: list[WindowOrder] = []
-        for number, (domain, part) in enumerate(
-            zip(token_file.domains, token_file.parts, strict=True)
-        ):
-            if part.num_tokens < self.length + 1:
-                raise WakefulError(
-                    f"{domain.name} has {part.num_tokens} training tokens, and one sequence of "
-                    f"{self.length} needs {self.length + 1}: give it more text, or a shorter length"
-                )
-            own = key64("domain", self.seed, number)
-            order = WindowOrder(part.num_tokens, self.length, own, fixed=self._order.fixed)
-            self._orders.append(order)
+        keys = (key64("domain", self.seed, number) for number in range(len(token_file.parts)))
+        self._orders = [
+            WindowOrder(part.num_tokens, self.length, key, fixed=self._order.fixed)
+            for part, key in zip(token_file.parts, keys, strict=True)
+        ]
         self._counts = _dealt(np.array([each.share for each in token_file.domains]), BLOCK)
         if not self._counts.all():
             raise WakefulError(
@@ -157,41 +156,12 @@ class MixedBatches(Batches):
         return owners, blocks * self._counts[owners] + shuffled - (ends - self._counts)[owners]
 
 
-class MixedWindows(ValidationWindows):
-    """The validation set of a mixture: every domain's windows, one domain after another."""
-
-    token_file: MixedTokens
-
-    def __init__(self, token_file: MixedTokens, **options: Any) -> None:
-        super().__init__(token_file, **options)
-        for domain, size in zip(token_file.domains, token_file.sizes, strict=True):
-            if size < 2:
-                raise WakefulError(
-                    f"{domain.name} has {size} validation tokens and needs 2: give it more text, "
-                    "or a larger data.validation_fraction"
-                )
-        self._windows = 1 + (token_file.sizes - 2) // self.length
-        self.num_predicted = int((token_file.sizes - 1).sum())
-        self.num_windows = int(self._windows.sum())
-
-    def places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ends = np.cumsum(self._windows)
-        owners = np.searchsorted(ends, windows, side="right")
-        starts = (windows - (ends - self._windows)[owners]) * self.length
-        left = self.token_file.sizes[owners] - 1 - starts
-        return starts + self.token_file.offsets[owners], left
-
-    def domains(self) -> list[str]:
-        names = [each.name for each in self.token_file.domains]
-        return [names[owner] for owner in np.repeat(np.arange(len(names)), self._windows)]
-
-
 class MixedData(Data):
     """Prepared domains in the place of one prepared text."""
 
     train: MixedTokens
     validation: MixedTokens
-    batches_type, windows_type = MixedBatches, MixedWindows
+    batches_type = MixedBatches
 
     def __init__(
         self,
@@ -252,6 +222,5 @@ def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:
     """Return how many of the windows each share comes to, by the largest remainders."""
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)
-    for place in np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]:
-        counts[place] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]] += 1
     return counts

@@ -5,7 +5,7 @@ looks random is mixed from a key, the same on every machine and in every version
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ class Tokens:
     num_tokens: int
     vocab_size: int
     end_of_text: int
+
+    @property
+    def stretches(self) -> Mapping[str, int]:
+        """The tokens of each domain in turn, by its name, which is empty where there is but one."""
+        return {"": self.num_tokens}
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
         """Return the `count` tokens from each start on: int64 (len(starts), count)."""
@@ -154,11 +159,12 @@ class Batches:
             raise WakefulError(
                 f"batch_size is {batch_size}: it must be a multiple of the {world_size} processes"
             )
-        if token_file.num_tokens < length + 1:
-            raise WakefulError(
-                f"the training data has {token_file.num_tokens} tokens, and one sequence of "
-                f"{length} needs {length + 1}: pass more text or a shorter length"
-            )
+        for domain, size in token_file.stretches.items():
+            if size < length + 1:
+                raise WakefulError(
+                    f"the training data{_of(domain)} has {size} tokens, and one sequence of "
+                    f"{length} needs {length + 1}: pass more text or a shorter length"
+                )
         self.token_file = token_file
         self.length = length
         self.batch_size = batch_size
@@ -194,7 +200,8 @@ class ValidationWindows:
     Window i has the inputs [i length, (i + 1) length) and the targets one further, so each token
     but the file's first is predicted exactly once. The last window may be shorter: its inputs are
     filled up with end_of_text and its targets with -100. With `bos` each window's first input is
-    that token instead, and the targets are the same.
+    that token instead, and the targets are the same. Of a mixture it is every domain's windows, one
+    domain after another.
     """
 
     def __init__(
@@ -202,27 +209,34 @@ class ValidationWindows:
     ) -> None:
         """Lay out the windows, reading no token yet; refuse a set without a token to predict."""
         _check_positive(length=length, batch_size=batch_size)
-        if token_file.num_tokens < 2:
-            raise WakefulError(
-                f"the validation data has {token_file.num_tokens} tokens and needs 2: "
-                "pass more validation text"
-            )
+        for domain, size in token_file.stretches.items():
+            if size < 2:
+                raise WakefulError(
+                    f"the validation data{_of(domain)} has {size} tokens and needs 2: "
+                    "pass more validation text, or a larger data.validation_fraction"
+                )
         self.token_file = token_file
         self.length = length
         self.batch_size = batch_size
         self.bos = bos
-        self.num_predicted = token_file.num_tokens - 1
+        self._sizes = np.array([*token_file.stretches.values()], np.int64)
+        self._windows = 1 + (self._sizes - 2) // length
+        self.num_predicted = int((self._sizes - 1).sum())
         """Targets in all the batches together."""
-        self.num_windows = 1 + (self.num_predicted - 1) // length
+        self.num_windows = int(self._windows.sum())
 
-    def places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where windows begin, and how many targets there are from there on."""
-        starts = windows * self.length
-        return starts, self.num_predicted - starts
+    def _places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where windows begin, and how many targets their domain has from there on."""
+        ends = np.cumsum(self._windows)
+        owners = np.searchsorted(ends, windows, side="right")
+        starts = (windows - (ends - self._windows)[owners]) * self.length
+        offsets = np.cumsum(self._sizes) - self._sizes
+        return starts + offsets[owners], self._sizes[owners] - 1 - starts
 
     def domains(self) -> list[str] | None:
         """Return the domain of each window; None where the text is not of several."""
-        return None
+        names = [*self.token_file.stretches]
+        return np.repeat(names, self._windows).tolist() if len(names) > 1 else None
 
     def __len__(self) -> int:
         """Return how many batches there are; the last may have fewer rows."""
@@ -237,7 +251,7 @@ class ValidationWindows:
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
-        starts, left = self.places(windows)
+        starts, left = self._places(windows)
         rows = self.token_file.read(starts, self.length + 1)
         inside = np.arange(self.length) < left[:, None]  # the last window may go past the end
         inputs = np.where(inside, rows[:, :-1], self.token_file.end_of_text)
@@ -245,6 +259,10 @@ class ValidationWindows:
         if self.bos is not None:
             inputs[:, 0] = self.bos
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _of(domain: str) -> str:
+    return f" of {domain}" if domain else ""
 
 
 def _check_positive(**numbers: int) -> None:

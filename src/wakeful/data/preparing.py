@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from wakeful.config.schema import DataConfig, TextConfig
 from wakeful.data.base import Data
 from wakeful.data.mixture import Domain, MixedData, mixture_of
 from wakeful.data.overlap import drop_overlap
+from wakeful.data.readers import Document
 from wakeful.data.sources import (
     MIXTURE,
     PYTHON_STDLIB,
@@ -340,17 +341,17 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
             )
 
 
-def _steps(stage: str, total: int | None, progress: Progress) -> Callable[[int], None]:
-    """Return a function that calls `progress` once every BATCH_BYTES, with the bytes done."""
-    due = 0
-
-    def reach(done: int) -> None:
-        nonlocal due
+def _told(
+    documents: Iterable[Document], stage: str, total: int | None, progress: Progress
+) -> Iterator[Document]:
+    """Pass documents on, and call `progress` once every BATCH_BYTES, with the bytes done."""
+    done = due = 0
+    for document in documents:
+        yield document
+        done += len(document.text.encode("utf-8"))
         if done >= due:
             progress(stage, done, total)
             due = done + BATCH_BYTES
-
-    return reach
 
 
 def _spool(
@@ -362,8 +363,7 @@ def _spool(
 ) -> Spool:
     spool = Spool(path)
     documents = read_documents(source, text_field=text_field)
-    reach = _steps("reading", max_bytes, progress)
-    spool.fill(documents, max_bytes=max_bytes, progress=reach)
+    spool.fill(_told(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
     if not len(spool):
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
     progress("reading", spool.num_bytes, spool.num_bytes)
@@ -372,12 +372,10 @@ def _spool(
 
 def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     """Return the texts of one side, and tell `progress` of the bytes gone through."""
-    reach, done = _steps(stage, side.num_bytes, progress), 0
-    for document in side.spool.read(side.wanted):
+    total = side.num_bytes
+    for document in _told(side.spool.read(side.wanted), stage, total, progress):
         yield document.text
-        done += len(document.text.encode("utf-8"))
-        reach(done)
-    progress(stage, done, done)
+    progress(stage, total, total)
 
 
 def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:

@@ -29,6 +29,7 @@ from wakeful.data.tokens import (
     token_dtype,
     write_splits,
 )
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 
 Documents = list[list[int]]
@@ -102,7 +103,7 @@ def sampled(
     settings: dict[str, Any],
     ends: Container[int],
     common: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Passed = unseen,
 ) -> PreparedData:
     """Return the prepared data of what `write` gives, part for part, or what is there already.
 
@@ -135,8 +136,7 @@ def sampled(
                 whole = document[-1] == tokenizer.end_of_text
                 documents.append(document if whole else [*document, tokenizer.end_of_text])
                 size += len(documents[-1])
-        if progress is not None:
-            progress(min(size, wanted), wanted)
+        progress(min(size, wanted), wanted)
         if size >= wanted:
             break
     with building_beside(folder) as building:

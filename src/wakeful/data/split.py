@@ -10,7 +10,7 @@ import hashlib
 import json
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,23 +62,14 @@ class Spool:
         """Return the bytes of each text in UTF-8."""
         return np.array(self._lengths, np.int64)
 
-    def fill(
-        self,
-        documents: Iterable[Document],
-        *,
-        max_bytes: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def fill(self, documents: Iterable[Document], *, max_bytes: int | None = None) -> None:
         """Take `documents` until their texts are `max_bytes` of UTF-8, the last one cut short.
 
-        `progress` is told of `num_bytes` after each. Nothing can be added afterwards.
+        Nothing can be added afterwards.
         """
         try:
             for document in documents:
-                full = self._add(document, max_bytes)
-                if progress is not None:
-                    progress(self.num_bytes)
-                if full:
+                if self._add(document, max_bytes):
                     break
             self._file.flush()
         finally:

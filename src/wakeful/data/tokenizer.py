@@ -215,8 +215,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _put(self) -> tuple[list[int], list[int]]:
-        taken, _ = self._settled()
-        inner = tokenizers.Tokenizer.from_str(json.dumps(taken))
+        inner = self._as_read
         return around(inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids)
 
     @property
@@ -318,14 +317,13 @@ class Tokenizer:
 
         For what a program writes, a chat template say; never for data.
         """
-        return self._marked.encode(text, add_special_tokens=False).ids
+        return self._as_read.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
-    def _marked(self) -> tokenizers.Tokenizer:
-        marked = tokenizers.Tokenizer.from_str(self._json())
-        marked.no_truncation()
-        marked.no_padding()
-        return marked
+    def _as_read(self) -> tokenizers.Tokenizer:
+        """The tokenizer as Transformers reads it, without truncation and padding."""
+        taken, _ = self._settled()
+        return tokenizers.Tokenizer.from_str(json.dumps(taken))
 
     @functools.cached_property
     def encoder(self) -> Encoder:

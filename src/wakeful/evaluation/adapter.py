@@ -17,6 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.evaluation.batching import Question, answers
 from wakeful.evaluation.tasks import quiet
@@ -49,7 +50,7 @@ class Adapter(TemplateLM):
         bos: bool = False,
         batch_size: int = 4,
         alone: bool = False,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Passed = unseen,
     ) -> None:
         """Ask `batch_size` rows at a time; `alone`: every question by itself.
 
@@ -228,9 +229,7 @@ _HFLM: Any = HFLM  # Its registering decorator hides its type.
 class Transformer(_HFLM):
     """lm-eval's own class for Transformers models, with BOS as said and our progress."""
 
-    def __init__(
-        self, loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, loaded: Model, *, bos: bool, batch_size: int, progress: Passed) -> None:
         assert isinstance(loaded.tokenizer, PreTrainedTokenizerBase)
         super().__init__(
             pretrained=loaded.module,
@@ -284,7 +283,7 @@ def asked_model(
     *,
     bos: bool,
     batch_size: int,
-    progress: Callable[[int, int], None],
+    progress: Passed,
     apart: Callable[[str], None] = lambda why: None,
 ) -> TemplateLM:
     """Return a loaded model as lm-eval asks it, one question at a time where padding counts.

@@ -1,13 +1,14 @@
 """What a model costs who serves it: size, and tokens a second at several lengths of the prompt."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from wakeful.display import Passed
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.hf.cache import CACHE
@@ -40,9 +41,7 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
         )
 
 
-def costs(
-    model: Model, lengths: Sequence[int], *, progress: Callable[[int, int], None]
-) -> list[Score]:
+def costs(model: Model, lengths: Sequence[int], *, progress: Passed) -> list[Score]:
     """Return the model's size and its speed after prompts of these lengths, one sequence.
 
     Size: parameters, megabytes of weights in memory and in files, kilobytes of cache a token, and

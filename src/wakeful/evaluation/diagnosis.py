@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from wakeful.config.tables import from_table
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.loading.model import Model
@@ -68,7 +69,7 @@ def diagnose(
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
     more: Callable[[], Iterable[MergeableProbe]] = tuple,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Passed = unseen,
     world: World = ALONE,
 ) -> Diagnosis:
     """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`

@@ -24,12 +24,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import Window, Words, check_length, check_text, words_in
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
-from wakeful.model.finite import check_logits
+from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quant.linear import QuantizedLinear
@@ -45,7 +46,7 @@ def perplexity(
     num_sequences: int = 0,
     bos: bool = False,
     batch_size: int = 4,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Passed = unseen,
     world: World = ALONE,
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
@@ -77,7 +78,7 @@ def perplexity(
         progress(start + len(batch), len(cut))
     world.meet()
     nats = world.sum(torch.from_numpy(nats)).numpy()
-    counts = np.array([sum(target != IGNORED for target in each.targets) for each in cut], float)
+    counts = np.array([each.counted for each in cut], float)
     scores = [
         Score(
             model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,
@@ -152,8 +153,7 @@ def choices(
     greedy = torch.ones(targets.shape, dtype=torch.bool)
     for start in range(0, len(wanted), _ROWS):
         part = wanted[start : start + _ROWS]
-        logits = check_logits(head(states[part]))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = widened(check_logits(head(states[part])))
         mine = (which >= start) & (which < start + len(part))
         row, target = which[mine] - start, targets[mine]
         chosen = logits[row, target] - logits.logsumexp(1)[row]

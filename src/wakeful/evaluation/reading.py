@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
-from wakeful.runs.run import Run
+from wakeful.runs.run import run_at
 from wakeful.world import World
 
 
@@ -30,6 +30,11 @@ class Window:
     """The place in x of the first counted target."""
     num_bytes: float = 0.0
     """UTF-8 bytes of text that the counted targets stand for; 0 where nobody knows."""
+
+    @property
+    def counted(self) -> int:
+        """How many targets are counted here."""
+        return sum(target != IGNORED for target in self.targets)
 
 
 class Words(ABC):
@@ -109,7 +114,7 @@ class TextWords(Words):
             return cut
         places = [(each, each.first - bos) for each in cut]
         return [
-            dataclasses.replace(each, num_bytes=float(ends[first + _counted(each)] - ends[first]))
+            dataclasses.replace(each, num_bytes=float(ends[first + each.counted] - ends[first]))
             for each, first in places
         ]
 
@@ -207,10 +212,10 @@ def own_task(loaded: Model) -> Words | None:
     Raises:
         WakefulError: the task is of a module that nobody has imported.
     """
-    if loaded.path is None or not (loaded.path / "run.json").is_file():
+    run = run_at(loaded.path)
+    if run is None or run.header.kind != "train":
         return None
-    run = Run.open(loaded.path)
-    task = task_of(run.config.data.source) if run.header.kind == "train" else None
+    task = task_of(run.config.data.source)
     return None if task is None else TaskWords(task)
 
 
@@ -268,7 +273,3 @@ def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) ->
         counted = start + len(targets) + 1
         start += stride
     return cut
-
-
-def _counted(window: Window) -> int:
-    return sum(target != IGNORED for target in window.targets)

@@ -1,7 +1,6 @@
 """The tasks that a user asks for; lm-eval is imported here, and only when there are any."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 
 from wakeful.config.verbs import EvaluateOptions
@@ -22,16 +21,13 @@ def read_tasks(
     Raises:
         WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
     """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise WakefulError(
-            f"lm-eval, which runs these tasks, is not installed; install it with: {INSTALL_LM_EVAL}"
-        )
     try:
         from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
         from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks  # noqa: PLC0415 - only who asks needs lm-eval
     except ImportError as error:
         raise WakefulError(
-            f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"
+            f"lm-eval, which runs these tasks, cannot be imported ({error}); install all of it "
+            f"with: {INSTALL_LM_EVAL}"
         ) from error
     named = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else TaskSet()
     tasks = dict(named.tasks)

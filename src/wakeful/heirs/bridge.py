@@ -42,11 +42,12 @@ from torch import Tensor, nn
 from wakeful.config.schema import BridgeConfig
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
-from wakeful.heirs.equations import Equations, exact, token_weights
+from wakeful.heirs.equations import Equations, token_weights
 from wakeful.heirs.layers import LayerMap
 from wakeful.heirs.stream import TextStream, behind_mlp
 from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
 from wakeful.world import ALONE, World
@@ -244,21 +245,21 @@ def solve(
     """Solve for one bridge and fold it into the layer before the gap."""
     block = ours.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
-    weight, bias = exact(down.weight), down.bias
+    weight, bias = widened(down.weight), down.bias
     width, hidden = weight.shape
     through = options.map == "output"
     size = width if through else hidden
     equations = Equations(size + (bias is not None), width, weight.device)
-    old = torch.cat([weight.T, *([] if bias is None else [exact(bias).unsqueeze(0)])])
+    old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
     scale, shift = _affine(norm)
     total, plain, first = 0.0, 0.0, _Mean()
     for (read, added, put_out), state, firsts in zip(
         ours.seen(), theirs.states(), ours.firsts, strict=True
     ):
-        f, out, y = exact(read), exact(put_out), exact(state).to(weight.device)
-        rest = out - exact(added) + shift
+        f, out, y = widened(read), widened(put_out), widened(state).to(weight.device)
+        rest = out - widened(added) + shift
         if through:
-            f = f @ weight.T if bias is None else f @ weight.T + exact(bias)
+            f = f @ weight.T if bias is None else f @ weight.T + widened(bias)
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
         if norm is not None:
@@ -290,7 +291,7 @@ def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
         return 1.0, 0.0
     bias = dict(norm.named_parameters()).get("bias")
     scale = norm.folded().get("weight", norm.get_parameter("weight"))
-    return exact(scale), 0.0 if bias is None else exact(bias)
+    return widened(scale), 0.0 if bias is None else widened(bias)
 
 
 def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
@@ -308,7 +309,7 @@ def _rescaled(
         ours.seen(), theirs.states(), ours.firsts, strict=True
     ):
         counted = _counted(firsts, options)
-        n, out, y = (exact(part)[counted] for part in (added, put_out, state.to(added.device)))
+        n, out, y = (widened(part)[counted] for part in (added, put_out, state.to(added.device)))
         z, n = (y - (out - n) - shift).double(), (n - shift).double()
         weights = token_weights(y, options).double().unsqueeze(1)
         nn_, nz, zz = (

@@ -72,11 +72,6 @@ def whole_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
-def exact(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 where it is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def token_weights(stream: Float[Tensor, "N D"], options: BridgeConfig) -> Float[Tensor, "N"]:
     """Return w of each token: 1 / ‖y‖², y its stream in the reference, or 1 (`weigh`)."""
     lengths = stream.square().sum(1)

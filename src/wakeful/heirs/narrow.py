@@ -35,9 +35,10 @@ from wakeful.config.tables import from_table
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import check_bridge
-from wakeful.heirs.equations import Equations, exact, token_weights
+from wakeful.heirs.equations import Equations, token_weights
 from wakeful.heirs.stream import TextStream, behind_mlp
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
 from wakeful.training.setup import AS_IT_IS
 from wakeful.variants import build
 
@@ -192,7 +193,7 @@ def _most_important(
     stream.through(layer)
     heads, channels = torch.zeros(()), torch.zeros(())
     for u, _, h, _ in _sublayers(stream):
-        by_head = exact(u).unflatten(-1, (-1, config.shape.head_width)).norm(dim=-1)
+        by_head = widened(u).unflatten(-1, (-1, config.shape.head_width)).norm(dim=-1)
         heads = heads.to(u.device) + by_head.double().sum((0, 1))
         channels = channels.to(u.device) + h.double().abs().sum((0, 1))
     groups = heads.unflatten(0, (-1, config.num_heads // config.shape.num_kv_heads)).sum(-1)
@@ -237,7 +238,7 @@ def _make_up(ours: TextStream, theirs: TextStream, name: str, options: BridgeCon
     """Solve for one writing matrix of the next layer anew, in place."""
     matrix = ours.blocks[ours.layer].get_submodule(name)
     assert isinstance(matrix, nn.Linear)
-    weight = exact(matrix.weight)
+    weight = widened(matrix.weight)
     equations = Equations(weight.shape[1], weight.shape[0], weight.device)
     parts = zip(
         ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), ours.firsts,
@@ -246,8 +247,8 @@ def _make_up(ours: TextStream, theirs: TextStream, name: str, options: BridgeCon
     first = name == _WRITES[0]
     normed = behind_mlp(ours.blocks[ours.layer]) is not None
     for stream, own, their_stream, their_own, firsts in parts:
-        x, y = exact(stream), exact(their_stream)
-        mine, full = ([exact(part) for part in each] for each in (own, their_own))
+        x, y = widened(stream), widened(their_stream)
+        mine, full = ([widened(part) for part in each] for each in (own, their_own))
         f, made = (mine[0], full[1]) if first else (mine[2], full[3])
         if normed:
             behind, z = y, made
@@ -256,7 +257,7 @@ def _make_up(ours: TextStream, theirs: TextStream, name: str, options: BridgeCon
             behind = (y + full[1]) if first else (y + full[1] + full[3])
             z = behind - (x if first else x + mine[1])
         if matrix.bias is not None:
-            z = z - exact(matrix.bias)
+            z = z - widened(matrix.bias)
         counted = ~firsts if options.first == "out" else torch.ones_like(firsts)
         f, z, behind, made = (part[counted] for part in (f, z, behind, made))
         weights = token_weights(behind, options)

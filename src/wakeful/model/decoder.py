@@ -219,9 +219,12 @@ class Decoder(HasRoles, Marked, nn.Module):
             return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
 
-    def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        """Return the targets with −100 where a relaxed prefix lets a token see its own."""
-        prefix = self.config.relaxed_prefix
+    def counted(self, targets: Int[Tensor, "B L"], *, prefix: int = 0) -> Int[Tensor, "B L"]:
+        """Return the targets with −100 where a relaxed prefix lets a token see its own.
+
+        `prefix` is that of another model, a teacher's say, where it is the longer one.
+        """
+        prefix = max(prefix, self.config.relaxed_prefix)
         if prefix <= 1:
             return targets
         hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1

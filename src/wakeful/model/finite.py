@@ -6,6 +6,11 @@ from torch import Tensor
 from wakeful.errors import Diverged
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 where it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def check_finite(*outputs: Tensor) -> None:
     """Raise `Diverged` where something that a model computed is NaN or infinite."""
     if not all(torch.isfinite(each).all() for each in outputs):

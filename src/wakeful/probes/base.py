@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import error_of_mean
-from wakeful.model.finite import check_finite
+from wakeful.model.finite import check_finite, widened
 from wakeful.probes.streaming import Attended, TileStatistics, Weigh, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
@@ -136,7 +136,7 @@ class HiddenEvent:
         return [] if self.before is None else self._split(self.before)
 
     def _split(self, h: Tensor) -> list[Tensor]:
-        h = h if h.dtype == torch.float64 else h.float()
+        h = widened(h)
         valid = [...] * len(h) if self.valid is None else self.valid
         found = [states[real] for states, real in zip(h, valid, strict=True)]
         check_finite(*found)

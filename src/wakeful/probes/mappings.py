@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.model.finite import widened
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
 from wakeful.probes.streaming import Attended, check_length
@@ -68,10 +69,7 @@ def mapping_outputs(one: Attended, before: Attended) -> Outputs:
 
     for group in range(one.k.shape[0]):
         head = slice(group * repeats, (group + 1) * repeats)
-        k, v, k_m, v_m = (
-            x[group] if x.dtype == torch.float64 else x[group].float()
-            for x in (one.k, one.v, before.k, before.v)
-        )
+        k, v, k_m, v_m = (widened(x[group]) for x in (one.k, one.v, before.k, before.v))
         values = torch.cat([v, v_m])
         parts["cross_layer"] += weights(head, torch.cat([k, k_m]), both) @ values
         parts["current_attention"] += weights(head, torch.cat([k, k]), both) @ values

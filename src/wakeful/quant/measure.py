@@ -21,6 +21,7 @@ from wakeful.device import wait_for
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.huggingface import stream_of
@@ -200,7 +201,7 @@ def _by_position(x: Tensor, metric: Callable[[Tensor], float]) -> dict[str, floa
 
 
 def _mean_kurtosis(h: Tensor) -> float:
-    return float(exact.kurtosis(h if h.dtype == torch.float64 else h.float()).mean())
+    return float(exact.kurtosis(widened(h)).mean())
 
 
 def _mean_peak(x: Tensor) -> float:

@@ -22,7 +22,7 @@ from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, run_at
 from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
 
 
@@ -41,7 +41,7 @@ def model_card(
     each, and `figures` are rows of a table: the name, before and after.
     """
     source = source or model
-    run = _run(source)
+    run = run_at(source.path)
     lineage, origin = _lineage_of(model, source, done)
     own = kind == WakefulConfig.model_type
     decoder, module = as_decoder(model.module), cast(Any, model.module)
@@ -72,7 +72,7 @@ def file_lineage(
 
 
 def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
-    run = _run(source)
+    run = run_at(source.path)
     said = _lineage(run) if run is not None else []
     said += _made(source.name, done) if source is not model or done else []
     return said, _origin(run) or (source.name if source is not model else "")
@@ -155,12 +155,6 @@ def command_of(verb: str, options: object, *names: str) -> str:
     }
     flags = _flags(to_table(options), usual)
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
-
-
-def _run(model: Model) -> Run | None:
-    if model.path is None or not (model.path / "run.json").is_file():
-        return None
-    return Run.open(model.path)
 
 
 def _origin(run: Run | None) -> str:

@@ -218,6 +218,17 @@ class Run:
         """Record that the run is running, stopped or done."""
         self.update(status=status)
 
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Record that the run is running, and then that it is done, or stopped where it fails."""
+        self.set_status("running")
+        try:
+            yield
+        except BaseException:
+            self.set_status("stopped")
+            raise
+        self.set_status("done")
+
     def update(self, **fields: object) -> None:
         """Record other values of fields of run.json."""
         self.write_json("run.json", self.read_json("run.json") | fields)
@@ -294,25 +305,15 @@ class Run:
                 "several types"
             ) from None
 
-    def keep_metrics(self, last_step: int) -> None:
-        """Drop the rows after a step, which a resumed run is about to write again."""
+    def keep_metrics(self, last_step: int, *, end: int) -> None:
+        """Drop the rows after a step, which a resumed run is about to write again, and so an
+        evaluation at its `end`, left by one that ended while finishing.
+        """
         for log in LOGS:
             if (self.path / log).is_file():
-                self._rewrite([row for row in self.metrics(log) if row["step"] <= last_step], log)
-
-    def keep_metrics_before_final(self, last_step: int) -> None:
-        """Drop an evaluation at the last step, left by a run that ended while finishing."""
-        rows = self.metrics()
-        self._rewrite(
-            [row for row in rows if (row["kind"], row["step"]) != ("validation", last_step)]
-        )
-
-    def finish_metrics(self) -> None:
-        """Write metrics.parquet from metrics.jsonl."""
-        self.write_frame("metrics.parquet", self.logged())
-
-    def _rewrite(self, rows: list[dict[str, Any]], log: str = "metrics.jsonl") -> None:
-        self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
+                rows = [row for row in self.metrics(log) if row["step"] <= last_step]
+                rows = [row for row in rows if (row["kind"], row["step"]) != ("validation", end)]
+                self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
@@ -431,13 +432,18 @@ class SharedRun(Run):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    update = append = write_text = write_frame = remove = _nothing
-    keep_metrics = keep_metrics_before_final = finish_metrics = _nothing
+    update = append = write_text = write_frame = remove = keep_metrics = _nothing
+
+
+def run_at(place: Path | None) -> Run | None:
+    """Return the run that a place holds; None where it holds none, or there is no place."""
+    return Run.open(place) if place is not None and (place / "run.json").is_file() else None
 
 
 def is_done(place: Path) -> bool:
     """Whether a place holds a run that is finished."""
-    return (place / "run.json").is_file() and Run.open(place).header.status == "done"
+    run = run_at(place)
+    return run is not None and run.header.status == "done"
 
 
 def refuse_link(path: Path) -> None:

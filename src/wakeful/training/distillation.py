@@ -22,6 +22,7 @@ from wakeful.config.schema import DistillConfig
 from wakeful.errors import WakefulError
 from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.training.stored import Store, TopK, row_digest, top_k
 
@@ -83,8 +84,7 @@ def top_k_loss(
     that nothing outside K occurs, the minimum is an overconfident student (a biased estimate:
     Sparse Logit Sampling, arXiv 2503.16870). With k = V both are the whole KL.
     """
-    if student.dtype != torch.float64:
-        student = student.float()
+    student = widened(student)
     logits = student / temperature
     kept = logits.gather(-1, teacher.ids)
     p, log_p, log_whole = teacher.kept.exp(), teacher.kept, kept.logsumexp(-1)
@@ -275,7 +275,7 @@ class Distillation:
         loss = _fastest(distillation_loss, distillation_in_rows)(
             found,
             wanted,
-            _counted(self.student, self._teachers_prefix, targets),
+            self.student.counted(targets, prefix=self._teachers_prefix),
             alpha=lesson.alpha,
             temperature=lesson.temperature,
             over=lesson.over,
@@ -283,14 +283,6 @@ class Distillation:
         if not lesson.hidden:
             return loss
         return loss + lesson.hidden * distance(ours, [theirs[layer] for layer in self.layers])
-
-
-def _counted(
-    student: Decoder, teachers_prefix: int, targets: Int[Tensor, "B L"]
-) -> Int[Tensor, "B L"]:
-    """Return the targets with −100 where a relaxed prefix lets student or teacher see its own."""
-    early = torch.arange(targets.shape[1], device=targets.device) < teachers_prefix - 1
-    return student.counted(targets).masked_fill(early, IGNORED)
 
 
 def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) -> None:
@@ -344,7 +336,7 @@ class StoredDistillation:
         return _fastest(top_k_loss, top_k_in_rows)(
             self.student(tokens, documents=documents),
             self.predicted(tokens, documents),  # pyright: ignore[reportAttributeAccessIssue]
-            _counted(self.student, self._teachers_prefix, targets),
+            self.student.counted(targets, prefix=self._teachers_prefix),
             alpha=self.lesson.alpha,
             temperature=self.store.about.temperature,
             rest=self.lesson.rest,

@@ -96,14 +96,13 @@ def finish_run(training: Training) -> None:
     The last two are the first process's work alone, with the whole model; the others wait.
     """
     config, run, steps = training.config, training.run, training.config.train.steps
-    run.keep_metrics_before_final(steps)
     frame, row = validate(training, steps)
     if not training.world.first:
         return
     used = training_bytes(training.decoder, training.optimizer)
     decoder = _whole(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
-    run.finish_metrics()
+    run.write_frame("metrics.parquet", run.logged())
     trained = rows(run, Step)
     summary = Summary(
         steps=steps,

@@ -121,19 +121,18 @@ def _train(
     run = training.run = Run.open(path) if world.first else SharedRun.open(path)
     with run.lock(), _kept_on_loss(training), _stop_signals(world) as training.stopped:
         world.gather("locked")
-        run.set_status("running")
-        forget_peak(device)
-        if steps and run.config != config:
-            run.write_text("config.toml", config_to_toml(config))
-            for name in ("summary.json", "validation.parquet", "metrics.parquet"):
-                run.remove(name)  # what it wrote at its old end
-        progress = checkpoint.RunProgress()
-        if resume and checkpoint.steps(run.checkpoints):
-            progress = _continued(training)
-        first = progress.step
-        run.keep_metrics(first or -1)
-        check_rows(run, done=first == config.train.steps)
-        try:
+        with run.under_way():
+            forget_peak(device)
+            if steps and run.config != config:
+                run.write_text("config.toml", config_to_toml(config))
+                for name in ("summary.json", "validation.parquet", "metrics.parquet"):
+                    run.remove(name)  # what it wrote at its old end
+            progress = checkpoint.RunProgress()
+            if resume and checkpoint.steps(run.checkpoints):
+                progress = _continued(training)
+            first = progress.step
+            run.keep_metrics(first or -1, end=config.train.steps)
+            check_rows(run, done=first == config.train.steps)
             with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
                 if first == 0 and run.header.initial is not None:
                     validate(training, 0)
@@ -142,9 +141,6 @@ def _train(
                 _steps(training, progress)
                 switch(training.optimizer, train=False)
                 finish_run(training)
-        except BaseException:
-            run.set_status("stopped")
-            raise
         _done(training)
     return run
 
@@ -295,7 +291,6 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
 
 
 def _done(training: Training) -> None:
-    training.run.set_status("done")
     training.world.meet()  # the first process has work of its own at the end, maybe for long
     if stop := _stop_asked(training):  # too late for this run: stop whoever began it
         raise Interrupted(

@@ -7,6 +7,7 @@ whichever of the decoder's methods it is.
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,17 +111,13 @@ class FullyShard(Parallel):
         if machines > 1:
             shape = {"machines": machines, **shape}
         mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        plain = policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if mixed:
-            policy = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
+            policy = replace(plain, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in decoder.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self._entry = ForwardEntry(decoder)
-        fully_shard(
-            self._entry, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False)
-        )
+        fully_shard(self._entry, mesh=mesh, mp_policy=plain)
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         return self._entry(function, *inputs)

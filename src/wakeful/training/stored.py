@@ -24,6 +24,7 @@ from wakeful.config.tables import to_table
 from wakeful.digests import json_digest, state_sha256
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
 from wakeful.paths import default_cache_dir, expanded
 from wakeful.runs.run import disk_errors, read_record, replaced
 
@@ -72,9 +73,7 @@ class TopK(NamedTuple):
 
 def top_k(logits: Float[Tensor, "B L V"], k: int, temperature: float) -> TopK:
     """Return the k likeliest tokens by softmax(logits / temperature); rest is −∞ where k = V."""
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    logits = logits / temperature
+    logits = widened(logits) / temperature
     values, ids = logits.topk(k)
     rest = logits.scatter(-1, ids, -torch.inf).logsumexp(-1)
     whole = torch.logaddexp(values.logsumexp(-1), rest)

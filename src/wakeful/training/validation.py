@@ -46,7 +46,7 @@ def window_losses(
     device = decoder.embed.weight.device
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
     tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
-    best: Tensor | None = None
+    best, known = torch.zeros_like(losses), False
     end_of_text = windows.token_file.end_of_text
 
     def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -69,17 +69,15 @@ def window_losses(
             losses[rows] = each.double().sum(1).cpu() / tokens[rows]
             least = optimal(windows.token_file, inputs, targets)
             if least is not None:
-                best = torch.zeros_like(losses) if best is None else best
+                known = True
                 best[rows] = least[:, seen:].sum(1) / tokens[rows]
         parallel.settle()
     progress(len(windows), len(windows))
-    known = any(world.gather(best is not None))
-    losses, tokens = world.sum(losses), world.sum(tokens)
+    losses, tokens, best = map(world.sum, (losses, tokens, best))
     frame = pl.DataFrame(
         {"window": range(len(losses)), "loss": losses.tolist(), "tokens": tokens.tolist()}
     )
-    if known:
-        best = world.sum(torch.zeros_like(losses) if best is None else best)
+    if any(world.gather(known)):
         frame = frame.with_columns(optimal=pl.Series(best.tolist()))
     domains = windows.domains()
     if domains is not None:
