@@ -92,7 +92,7 @@ class Quantization(Measured):
     def save(self, folder: str | Path) -> Path:
         """Write the damage's run directory; `save_model` writes the model."""
         damage = self._measured
-        files = {"quantization.parquet": self.frame, "sequences.parquet": sequence_rows(damage)}
+        files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
             files["sensitivity.parquet"] = cost_frame(self.costs)
         return self.write_run(
@@ -219,15 +219,10 @@ class QuantizationMatrix(Measured):
         return self.write_run(
             folder, "quantize", next(iter(self.each.values())).machine,
             {"quantization.parquet": self.frame,
-             "sequences.parquet": pl.concat(map(sequence_rows, damages))},
+             "sequences.parquet": pl.concat(map(scheme_rows, damages))},
             models=[one.source for one in self.each.values()], schemes=list(damages[0].schemes),
         )  # fmt: skip
 
     @property
     def _damages(self) -> list[Damage]:
         return [one._measured for one in self.each.values()]
-
-
-def sequence_rows(damage: Damage) -> pl.DataFrame:
-    """Return `scheme_rows` with the model's name before them."""
-    return scheme_rows(damage).select(pl.lit(damage.measurement.name).alias("model"), pl.all())
