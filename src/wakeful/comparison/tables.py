@@ -15,14 +15,8 @@ import polars as pl
 
 from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
 from wakeful.config.rows import flat
-from wakeful.estimates import (
-    Estimate,
-    mean_and_error,
-    paired_ratio,
-    perplexity,
-    reach,
-    weighted_mean,
-)
+from wakeful.estimates import Estimate, mean_and_error, paired_ratio, perplexity, reach
+from wakeful.training.validation import mean_loss
 
 _MOST_POINTS = 500
 
@@ -40,7 +34,7 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
         runs = comparison.compared(variant)
-        losses = [_run_loss(run) for run in runs]
+        losses = [mean_loss(run.validation) for run in runs]
         loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
         difference, difference_error = paired_difference(comparison, variant)
         summaries = [run.summary for run in runs]
@@ -79,9 +73,10 @@ def paired_difference(comparison: Comparison, variant: str) -> Estimate:
     pairs = comparison.pairs(variant)
     if not pairs:
         return math.nan, math.nan
+    windows = [(run.validation, base.validation) for run, base in pairs]
     if len(pairs) > 1:
-        return mean_and_error([_run_loss(run)[0] - _run_loss(base)[0] for run, base in pairs])
-    run, base = (one.validation for one in pairs[0])
+        return mean_and_error([mean_loss(run)[0] - mean_loss(base)[0] for run, base in windows])
+    run, base = windows[0]
     return paired_ratio(run["loss"], base["loss"], run["tokens"])
 
 
@@ -89,10 +84,6 @@ def pairs_counted(comparison: Comparison, variant: str) -> int:
     """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
     pairs = comparison.pairs(variant)
     return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
-
-
-def _run_loss(run: TrainedRun) -> Estimate:
-    return weighted_mean(run.validation["loss"], run.validation["tokens"])
 
 
 def _ratio(column: str) -> pl.Expr:
