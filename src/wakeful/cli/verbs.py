@@ -217,11 +217,10 @@ def diagnose(arguments: list[str]) -> None:
 
 
 def inherit(arguments: list[str]) -> None:
-    default = InheritOptions()
-    sources, options = read(InheritOptions, arguments, "inherit REFERENCE", default)
+    sources, options = read(InheritOptions, arguments, "inherit REFERENCE")
     if options.resume:
-        allowed = {"resume": options.resume, "figures": options.figures}
-        if sources or options != dataclasses.replace(default, **allowed):
+        alone = InheritOptions(resume=options.resume, figures=options.figures)
+        if sources or options != alone:
             raise WakefulError(
                 "--resume takes the inheritance's own recipe and no other option but --figures"
             )
