@@ -218,6 +218,17 @@ class Run:
         """Record that the run is running, stopped or done."""
         self.update(status=status)
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Record that the run is running, and then that it is done, or was stopped by an error."""
+        self.set_status("running")
+        try:
+            yield
+        except BaseException:
+            self.set_status("stopped")
+            raise
+        self.set_status("done")
+
     def update(self, **fields: object) -> None:
         """Record other values of fields of run.json."""
         self.write_json("run.json", self.read_json("run.json") | fields)

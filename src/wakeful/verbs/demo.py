@@ -95,15 +95,10 @@ def demonstrate(
         show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
     if not resume:
         run.make("demo", {"name": run.path.name})
-    run.set_status("running")
-    try:
+    with run.working():
         story = _story(run.path, parts, shown)
         told = demonstration_report(story, _LINKS)
         page = write(told, run.path / "demo.html", figures)
-    except BaseException:
-        run.set_status("stopped")
-        raise
-    run.set_status("done")
     return Demonstration(run.path, page, told)
 
 

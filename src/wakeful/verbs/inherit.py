@@ -139,28 +139,22 @@ class _Begun:
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         cluster = self.plan.wishes.cluster
-        with run.lock():
-            run.set_status("running")
-            try:
-                if cluster and world.size == 1:
-                    place = run.path.absolute()
-                    with shown("inherit") as show:
-                        arms = [*arms_of(self.recipe, place)]
-                        deal(arms, cluster_of(cluster), place, show)
-                # What has been trained is read, not trained again.
-                outcomes = [
-                    Seed(
-                        seeded, self.reference.decoder(), loss, run.path / name, shown, run.path
-                    ).carry_out()
-                    for name, seeded in self.recipe.of_seeds()
-                ]  # fmt: skip
-                if world.first:
-                    self._tell(outcomes, shown, figures)
-                world.meet()
-            except BaseException:
-                run.set_status("stopped")
-                raise
-            run.set_status("done")
+        with run.lock(), run.working():
+            if cluster and world.size == 1:
+                place = run.path.absolute()
+                with shown("inherit") as show:
+                    arms = [*arms_of(self.recipe, place)]
+                    deal(arms, cluster_of(cluster), place, show)
+            # What has been trained is read, not trained again.
+            outcomes = [
+                Seed(
+                    seeded, self.reference.decoder(), loss, run.path / name, shown, run.path
+                ).carry_out()
+                for name, seeded in self.recipe.of_seeds()
+            ]  # fmt: skip
+            if world.first:
+                self._tell(outcomes, shown, figures)
+            world.meet()
 
     def _tell(
         self, outcomes: list[FinishedStages], shown: Shown, figures: Sequence[FigureFormat]

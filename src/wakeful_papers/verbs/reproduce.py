@@ -444,30 +444,22 @@ def _work(
         total = total_of([plan], lambda name: is_done(runs / name))
         show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
     run = _begun(plan, place, wanted)
-    with run.lock():
-        run.set_status("running")
-        try:
-            overflowed: Mapping[Path, str] = {}
-            if wanted.cluster:
-                overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
-            results, facts = carried_out(plan, runs, place, shown, overflowed)
-            verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks, plan.stood_in)
-            expressions = list(_expressions(plan.exhibit))
-            run.write_frame(
-                "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
-            )
-            told = headline(plan, facts, results)
-            one = Judged(
-                exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
-                claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
-            )  # fmt: skip
-            run.write_json("summary.json", one)
-            report = reproduction_report(plan, results, verdicts, facts)
-            write(report, place / "report.html")
-        except BaseException:
-            run.set_status("stopped")
-            raise
-        run.set_status("done")
+    with run.lock(), run.working():
+        overflowed: Mapping[Path, str] = {}
+        if wanted.cluster:
+            overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
+        results, facts = carried_out(plan, runs, place, shown, overflowed)
+        verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks, plan.stood_in)
+        expressions = list(_expressions(plan.exhibit))
+        run.write_frame("figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES))
+        told = headline(plan, facts, results)
+        one = Judged(
+            exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
+            claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
+        )  # fmt: skip
+        run.write_json("summary.json", one)
+        report = reproduction_report(plan, results, verdicts, facts)
+        write(report, place / "report.html")
     save_figures(report.charts(), place / "figures", wanted.figures)
     return one, report
 
