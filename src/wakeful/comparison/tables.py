@@ -94,7 +94,7 @@ def _ratio(column: str) -> pl.Expr:
 def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
     """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
 
-    Columns: variant, step, tokens, difference, low, high (nats a token). Runs are paired by seed
+    Columns: variant, step, difference, low, high (nats a token). Runs are paired by seed
     and by step; with several seeds the difference is their mean and low to high is ± one standard
     error over seeds, at the steps that all of them have; with one seed low and high are null.
     """
@@ -128,18 +128,17 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
     for run, base in pairs:
         theirs = training_rows(base).select("step", base="loss")
         both = training_rows(run).join(theirs, on="step", maintain_order="left")
-        gap = both.select(pl.col("loss") - pl.col("base")).to_series()
-        curves.append(both.select("step", "tokens", difference=_smooth(gap, window)))
+        curves.append(both.select("step", difference=_smooth(both["loss"] - both["base"], window)))
     gathered = (
         pl.concat(curves)
         .group_by("step", maintain_order=True)
-        .agg(pl.col("tokens").first(), pl.col("difference"), seeds=pl.len())
+        .agg("difference", seeds=pl.len())
         .filter(pl.col("seeds") == len(pairs))
         .sort("step")
     )
     curve = _estimated(_thinned(gathered), "difference")
     mean, error = pl.col("difference"), pl.when(len(pairs) > 1).then("error")
-    return curve.select("step", "tokens", mean, low=mean - error, high=mean + error)
+    return curve.select("step", mean, low=mean - error, high=mean + error)
 
 
 def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:
