@@ -24,7 +24,9 @@ from wakeful.verbs.choosing import (
     GPTQ,
     PROVING,
     Candidate,
+    Choice,
     Texts,
+    Trial,
     choose,
     format_of,
 )
@@ -76,10 +78,15 @@ def losses(model: nn.Module, rows: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def tried_in(choice: Choice) -> list[Trial]:
+    return [trial for trials in choice.trials for trial in trials]
+
+
 def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
     plain = lopsided()
     choice = choose(plain, [W4A4], texts, token=3)
-    by_cure = {trial.candidate: trial.damage for trial in choice.trials if trial.scheme == W4A4}
+    trials = tried_in(choice)
+    by_cure = {trial.candidate: trial.damage for trial in trials if trial.scheme == W4A4}
     full = losses(plain, texts.choosing)
     for candidate, made in (
         (Candidate(), plain),
@@ -93,7 +100,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     assert str(learned[0]) == "rotate learned(loss=whip, steps=2)"
     made = learned[0].made(plain, texts.calibrating, 3)
     torch.testing.assert_close(losses(made, texts.choosing), full, rtol=1e-4, atol=1e-4)
-    least = min(choice.trials, key=lambda trial: trial.damage[0])
+    least = min(trials, key=lambda trial: trial.damage[0])
     assert least.candidate.rotate
     assert choice.best == least.candidate
     assert choice.schemes == (least.scheme,)
@@ -159,11 +166,12 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
         for name, layer in quantized_layers(quantize(plain, nearest, skip=["head"])).items():
             plain.get_submodule(name).weight.data.copy_(layer.dequantized())
     choice = choose(plain, [other], texts, token=None)
-    ways = choice.trials[:2]
+    trials = tried_in(choice)
+    ways = trials[:2]
     assert {each.candidate for each in ways} == {Candidate()}
     assert {each.scheme for each in ways} == {nearest, other}
     assert ways[0].damage[0] <= ways[1].damage[0]
-    assert {each.scheme for each in choice.trials[2:]} == {ways[0].scheme}
+    assert {each.scheme for each in trials[2:]} == {ways[0].scheme}
     if on_grid:
         assert ways[0].scheme == nearest
         assert ways[0].damage[0] == pytest.approx(0, abs=1e-5)
@@ -175,7 +183,7 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
 
 def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
     fine, before, after = choosing.clipped(W4A4, 0.9), (0.5, 0.01), (0.3, 0.01)
-    trials = tuple(choosing.Trial(Candidate(), *each) for each in ((W4A4, before), (fine, after)))
+    trials = tuple((Trial(Candidate(), *each),) for each in ((W4A4, before), (fine, after)))
     proof = choosing.Proof(fine, before, after, (-0.2, 0.01))
     choice = choosing.Choice(Candidate(), (fine,), trials, (proof,))
     assert "costs 0.30" in choice.headlines[0]
@@ -193,17 +201,17 @@ def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
     choice = choose(lopsided(), [harmless], texts, token=None)
-    assert {trial.candidate.first for trial in choice.trials} == {""}
+    assert {trial.candidate.first for trial in tried_in(choice)} == {""}
     assert choice.best == Candidate() or choice.proofs[0].interval[1] < 0
     alone = choose(lopsided(), [parse_scheme("kv8")], texts, token=None)
-    assert any(trial.candidate.keys for trial in alone.trials)
+    assert any(trial.candidate.keys for trial in tried_in(alone))
     assert alone.best == Candidate() or alone.proofs[0].interval[1] < 0
 
 
 def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
     choice = choose(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
     assert len(choice.proofs) == 2
-    assert len(choice.trials) % 2 == 0
+    assert {len(trials) for trials in choice.trials} == {2}
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
     assert (len(texts.choosing), len(texts.proving)) == (CHOOSING, PROVING)
 
@@ -222,7 +230,7 @@ def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) ->
     plain = lopsided()
     tried = {
         stock: {
-            each.candidate for each in choose(plain, [W4A4], texts, token=3, stock=stock).trials
+            each.candidate for each in tried_in(choose(plain, [W4A4], texts, token=3, stock=stock))
         }
         for stock in (False, True)
     }

@@ -442,9 +442,8 @@ def test_a_cure_is_chosen_for_a_format(
         bases = learns.learn(plain, texts.calibrating)
         tried = Candidate(bases, True, True, "prefix")
         trials = [
-            Trial(each, scheme, (loss, 0.1))
+            tuple(Trial(each, scheme, (loss, 0.1)) for scheme in schemes)
             for each, loss in ((Candidate(), 0.2), (tried, 0.1))
-            for scheme in schemes
         ]
         return Choice(tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,))
 

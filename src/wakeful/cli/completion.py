@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from wakeful.cli.catalog import source_catalog
-from wakeful.cli.help import compares, offered
+from wakeful.cli.help import offered, presets_of
 from wakeful.config.model import VARIANTS
 from wakeful.config.options import Option
 from wakeful.config.tables import presets
@@ -103,7 +103,7 @@ def _flags(verb: str, option: Option) -> list[str]:
 def _names(verb: str) -> list[str]:
     """Return the words that a verb's arguments may be, where they are known."""
     if verb in ("train", "compare"):
-        return [name for name in presets() if compares(name) == (verb == "compare")]
+        return presets_of(verb)
     if other := verb_of(verb):
         return list(other.names())
     known = {"presets": presets, "completion": lambda: SHELLS,

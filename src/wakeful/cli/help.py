@@ -16,7 +16,7 @@ from wakeful.config.model import VARIANTS
 from wakeful.config.options import Heading, Option, options_of, sections_of
 from wakeful.config.refusals import forbidden
 from wakeful.config.schema import Config
-from wakeful.config.tables import preset_text, presets
+from wakeful.config.tables import on_preset, own_table, presets
 from wakeful.config.verbs import REFERENCES, SHORT, SOURCES
 from wakeful.plugins import verb_of
 
@@ -168,8 +168,7 @@ def _notes(kind: type, width: int) -> Iterator[Text]:
 def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
     """Yield the names that may be written: presets, variants, baselines."""
     if verb in ("train", "compare"):
-        fitting = [name for name in presets() if compares(name) == (verb == "compare")]
-        yield from _list("Presets", fitting, width)
+        yield from _list("Presets", presets_of(verb), width)
         common = {each.name for each in options_of(Config) if each.group}
         for field, folder in VARIANTS.items():
             if not whole and f"model.{field}" not in common:
@@ -187,11 +186,10 @@ def _tied(words: str) -> str:
     return words.replace(" ", _TIED)
 
 
-def compares(preset: str) -> bool:
-    """Return whether a preset has several variants, its own or those that it starts from."""
-    text = preset_text(preset)
-    base = re.match(r'(?:#.*\n)*preset = "(.+)"', text)
-    return "\n[variants." in text or (base is not None and compares(base[1]))
+def presets_of(verb: str) -> list[str]:
+    """Return the presets that are for `train`, or those of several variants, for `compare`."""
+    several = {name: "variants" in on_preset(own_table(name), name) for name in presets()}
+    return [name for name in several if several[name] == (verb == "compare")]
 
 
 def _list(title: str, names: Iterable[str], width: int, between: str = ", ") -> Iterator[Text]:

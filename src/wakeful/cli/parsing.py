@@ -13,8 +13,8 @@ from wakeful.cli.catalog import check_name
 from wakeful.cli.console import another_speaks
 from wakeful.cli.help import asks_for_help, print_help
 from wakeful.config.options import Option, options_of
-from wakeful.config.tables import Table, from_table, merged, to_table
-from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, inherit_table
+from wakeful.config.tables import Table
+from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, filled
 from wakeful.errors import WakefulError, nearest
 
 _ROW = "--variants."
@@ -38,10 +38,10 @@ def with_out(verb: str, models: list[str], options: Any) -> Any:
     return dataclasses.replace(options, out=options.out or f"runs/{verb}-{Path(models[0]).name}")
 
 
-def read(kind: type, arguments: list[str], prog: str, default: Any = None) -> tuple[list[str], Any]:
+def read(kind: type, arguments: list[str], prog: str) -> tuple[list[str], Any]:
     """Return the names before the first option, and the options."""
     names, rest = leading(arguments)
-    return names, parse(kind, rest, prog, default)
+    return names, parse(kind, rest, prog)
 
 
 def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> Any:
@@ -69,8 +69,7 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
     for option in options.values():
         if option.default is dataclasses.MISSING and option.name not in given:
             raise WakefulError(f"{option.flag} is missing: {option.words}")
-    given = inherit_table(given) if kind is InheritOptions else given
-    return from_table(kind, given if default is None else merged(to_table(default), given))
+    return filled(kind, given, default)
 
 
 def _given(

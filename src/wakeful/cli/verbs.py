@@ -54,12 +54,8 @@ class _WithConfig(Config, Drawn):
     @property
     def config(self) -> Config:
         """The configuration."""
-        return _part(Config, self)
-
-
-def _part(kind: type, options: Any) -> Any:
-    """Return the fields of options that are those of another kind."""
-    return kind(**{entry.name: getattr(options, entry.name) for entry in dataclasses.fields(kind)})
+        fields = dataclasses.fields(Config)
+        return Config(**{entry.name: getattr(self, entry.name) for entry in fields})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +194,6 @@ def generate(arguments: list[str]) -> None:
     models, options = read(PromptOptions, arguments, "generate MODEL")
     model = _one(models)
     prompt = standard_input() if options.prompt == "-" else options.prompt
-    choice = _part(GenerateOptions, options)
 
     # Bars of other libraries, which unpack weights as they are needed, would cut through the text.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -207,8 +202,8 @@ def generate(arguments: list[str]) -> None:
     from wakeful.verbs.generate import stream
 
     transformers.logging.disable_progress_bar()
-    pieces = stream(model, prompt, options=choice)
-    sys.stdout.write("" if choice.chat else prompt)
+    pieces = stream(model, prompt, options=options)
+    sys.stdout.write("" if options.chat else prompt)
     for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -222,11 +217,10 @@ def diagnose(arguments: list[str]) -> None:
 
 
 def inherit(arguments: list[str]) -> None:
-    default = InheritOptions()
-    sources, options = read(InheritOptions, arguments, "inherit REFERENCE", default)
+    sources, options = read(InheritOptions, arguments, "inherit REFERENCE")
     if options.resume:
-        allowed = {"resume": options.resume, "figures": options.figures}
-        if sources or options != dataclasses.replace(default, **allowed):
+        alone = InheritOptions(resume=options.resume, figures=options.figures)
+        if sources or options != alone:
             raise WakefulError(
                 "--resume takes the inheritance's own recipe and no other option but --figures"
             )

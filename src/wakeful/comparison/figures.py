@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from wakeful.comparison.reading import TrainedRun
-from wakeful.estimates import perplexity, weighted_mean
+from wakeful.estimates import perplexity
+from wakeful.training.validation import mean_loss
 
 INCREASE = "increase_"
 DOMAIN = "loss_"
@@ -35,10 +36,6 @@ def figure(run: TrainedRun, name: str) -> float | None:
     return summary.diagnosis.get(name)
 
 
-def _loss(run: TrainedRun) -> float:
-    return weighted_mean(run.validation["loss"], run.validation["tokens"])[0]
-
-
 def _steps_per_second(run: TrainedRun) -> float:
     tokens_a_step = run.config.train.batch_size * run.config.train.length
     return run.summary.tokens_per_second / tokens_a_step
@@ -67,8 +64,8 @@ def _megabytes(sizes: Mapping[str, int]) -> float | None:
 
 
 PLAIN: dict[str, Callable[[TrainedRun], float | None]] = {
-    "loss": _loss,
-    "perplexity": lambda run: perplexity(_loss(run)),
+    "loss": lambda run: mean_loss(run.validation)[0],
+    "perplexity": lambda run: perplexity(mean_loss(run.validation)[0]),
     "excess_loss": lambda run: run.summary.validation.excess_loss,
     "parameters": lambda run: float(run.summary.parameters.total),
     "cache_bytes": lambda run: float(run.summary.kv_cache_bytes_per_token),

@@ -15,14 +15,8 @@ import polars as pl
 
 from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
 from wakeful.config.rows import flat
-from wakeful.estimates import (
-    Estimate,
-    mean_and_error,
-    paired_ratio,
-    perplexity,
-    reach,
-    weighted_mean,
-)
+from wakeful.estimates import Estimate, mean_and_error, paired_ratio, perplexity, reach
+from wakeful.training.validation import mean_loss
 
 _MOST_POINTS = 500
 
@@ -40,7 +34,7 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
         runs = comparison.compared(variant)
-        losses = [_run_loss(run) for run in runs]
+        losses = [mean_loss(run.validation) for run in runs]
         loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
         difference, difference_error = paired_difference(comparison, variant)
         summaries = [run.summary for run in runs]
@@ -79,9 +73,10 @@ def paired_difference(comparison: Comparison, variant: str) -> Estimate:
     pairs = comparison.pairs(variant)
     if not pairs:
         return math.nan, math.nan
+    windows = [(run.validation, base.validation) for run, base in pairs]
     if len(pairs) > 1:
-        return mean_and_error([_run_loss(run)[0] - _run_loss(base)[0] for run, base in pairs])
-    run, base = (one.validation for one in pairs[0])
+        return mean_and_error([mean_loss(run)[0] - mean_loss(base)[0] for run, base in windows])
+    run, base = windows[0]
     return paired_ratio(run["loss"], base["loss"], run["tokens"])
 
 
@@ -89,10 +84,6 @@ def pairs_counted(comparison: Comparison, variant: str) -> int:
     """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
     pairs = comparison.pairs(variant)
     return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
-
-
-def _run_loss(run: TrainedRun) -> Estimate:
-    return weighted_mean(run.validation["loss"], run.validation["tokens"])
 
 
 def _ratio(column: str) -> pl.Expr:
@@ -103,7 +94,7 @@ def _ratio(column: str) -> pl.Expr:
 def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
     """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
 
-    Columns: variant, step, tokens, difference, low, high (nats a token). Runs are paired by seed
+    Columns: variant, step, difference, low, high (nats a token). Runs are paired by seed
     and by step; with several seeds the difference is their mean and low to high is ± one standard
     error over seeds, at the steps that all of them have; with one seed low and high are null.
     """
@@ -137,18 +128,17 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
     for run, base in pairs:
         theirs = training_rows(base).select("step", base="loss")
         both = training_rows(run).join(theirs, on="step", maintain_order="left")
-        gap = both.select(pl.col("loss") - pl.col("base")).to_series()
-        curves.append(both.select("step", "tokens", difference=_smooth(gap, window)))
+        curves.append(both.select("step", difference=_smooth(both["loss"] - both["base"], window)))
     gathered = (
         pl.concat(curves)
         .group_by("step", maintain_order=True)
-        .agg(pl.col("tokens").first(), pl.col("difference"), seeds=pl.len())
+        .agg("difference", seeds=pl.len())
         .filter(pl.col("seeds") == len(pairs))
         .sort("step")
     )
     curve = _estimated(_thinned(gathered), "difference")
     mean, error = pl.col("difference"), pl.when(len(pairs) > 1).then("error")
-    return curve.select("step", "tokens", mean, low=mean - error, high=mean + error)
+    return curve.select("step", mean, low=mean - error, high=mean + error)
 
 
 def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:

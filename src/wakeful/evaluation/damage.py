@@ -42,7 +42,7 @@ class Damage:
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
-    """Return one row a scheme and sequence: tokens, nll and kl, both sums in nats.
+    """Return one row a scheme and sequence: model, tokens, nll and kl, both sums in nats.
 
     The scheme "" is the full-precision model.
     """
@@ -50,6 +50,7 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
     frames = [
         pl.DataFrame(
             {
+                "model": [damage.measurement.name] * len(counts),
                 "scheme": [name] * len(counts),
                 "sequence": range(len(counts)),
                 "tokens": counts,

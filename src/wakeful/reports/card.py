@@ -148,12 +148,8 @@ def _beside(rows: Iterable[str]) -> list[str]:
 
 def command_of(verb: str, options: object, *names: str) -> str:
     """Return the command line of a verb about names with the options that are not as usual."""
-    # Tables hold lists where options have tuples.
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
-    usual = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()
-    }
-    flags = _flags(to_table(options), usual)
+    usual = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    flags = _flags(to_table(options), to_table(usual))
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
 
 

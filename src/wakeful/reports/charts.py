@@ -113,14 +113,13 @@ RANKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 
 def heatmap(
-    frame: Any, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
+    frame: Any, x: alt.X, y: alt.Y, value: str, legend: alt.Legend, *, type: Any = alt.Undefined,
     domain: Any = alt.Undefined, tooltip: Tips = (),
 ) -> alt.Chart:  # fmt: skip
-    """Draw a column as a cell's color at each place; the legend is a title, `alt.Legend` or None.
+    """Draw a column as a cell's color at each place.
 
     `type` and `domain` are the scale's: linear, and what the values span, where not given.
     """
-    legend = alt.Legend(title=legend) if isinstance(legend, str) else legend
     scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
     color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
     return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tips(tooltip))

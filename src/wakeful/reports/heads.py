@@ -291,7 +291,7 @@ def _beside(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns
 
 
 def _cells(
-    cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: Any,
+    cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: alt.Legend,
     unit: tuple[str, int], **more: Any,
 ) -> alt.Chart | None:  # fmt: skip
     """Draw places as cells, written as one list of values a row, counted in a unit."""

@@ -43,15 +43,6 @@ from wakeful.reports.value import (
 from wakeful.reports.value import method as told_method
 
 
-def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:
-    """Return each model's figures as alone, the rank correlations, and the sentence on them."""
-    return {
-        "models": [summary(damage) for damage in damages],
-        "correlations": correlations(damages),
-        "kurtosis_predicts": predicts(damages),
-    }
-
-
 def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
     """Return Spearman's ρ of each scheme: over all layers, with kurtosis and with max over mean,
     and over models; None where there are fewer than three.

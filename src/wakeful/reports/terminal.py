@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from wakeful.reports.value import Cell, Facts, Findings, Fold, Listed, Part, Report, Table, Text
+from wakeful.reports.value import Cell, Facts, Findings, Listed, Part, Report, Table, Text
 
 _LONGEST = 48
 """Characters of a row's name: a longer expression folds, so that its figures have room."""
@@ -38,8 +38,6 @@ def _drawn(part: Part) -> list[RenderableType]:
             for name, each in found.items():
                 lines += [Line(), _line(name, "bold")] if name else [Line()]
                 lines.append(_grid((one.title, words[one.level], one.text) for one in each))
-        case Fold() if part.brief:
-            lines = [line for each in part.parts for line in _drawn(each)]
         case Table() if part.terminal != ():
             lines = [Line(), _table(part)]
     return lines

@@ -172,8 +172,6 @@ class Fold:
     title: str
     parts: Sequence["Part"]
     open: bool = False
-    brief: bool = False
-    """Whether a terminal shows them, where it shows what stands around."""
 
 
 Part = (

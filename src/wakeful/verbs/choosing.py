@@ -135,7 +135,8 @@ class Choice:
     best: Candidate
     schemes: tuple[Scheme, ...]
     """The formats, clipped as was best."""
-    trials: tuple[Trial, ...]
+    trials: tuple[tuple[Trial, ...], ...]
+    """Those of each candidate, no cure first: one a format."""
     proofs: tuple[Proof, ...]
     """Of what was best on the first text, whether it was kept or not."""
 
@@ -147,7 +148,7 @@ class Choice:
             "schemes": [each.expression for each in self.schemes],
             "candidates": [
                 {"scheme": str(each.scheme), "cure": str(each.candidate), "damage": each.damage}
-                for each in self.trials
+                for trials in self.trials for each in trials
             ],
             "proof": [
                 {"scheme": str(each.scheme), "no_cure": each.before, "cured": each.after,
@@ -159,12 +160,12 @@ class Choice:
     @property
     def proved(self) -> Candidate:
         """What was best on the first text, which is kept or not."""
-        return _best_of(self.trials, len(self.schemes))[0]
+        return _best_of(self.trials)[0]
 
     @property
     def kept(self) -> bool:
         """Whether what was best on the first text stays: a cure, or grids that clip without one."""
-        return _best_of(self.trials, len(self.schemes)) == (self.best, self.schemes)
+        return _best_of(self.trials) == (self.best, self.schemes)
 
     @property
     def said(self) -> str:
@@ -181,7 +182,7 @@ class Choice:
         uncured = self.proved == Candidate()
         now, then = ("clipped", "unclipped") if uncured else (f"after {self.proved}", "before")
         said: list[str] = []
-        for each, first in zip(self.proofs, self.trials, strict=False):
+        for each, first in zip(self.proofs, self.trials[0], strict=False):
             before, after = (with_error(*found) for found in (each.before, each.after))
             words = f"{after} nats a token {now} and {before} {then}: {_told(each)}{kept}"
             if uncured and each.scheme == first.scheme:
@@ -202,7 +203,6 @@ class Choice:
             ]
             for each in self.proofs
         ]
-        of_all = len(self.schemes)
         tried = [
             [
                 str(trials[0].candidate),
@@ -211,10 +211,10 @@ class Choice:
                         with_error(*each.damage, "+"),
                         "" if each.scheme == first.scheme else str(each.scheme),
                     )
-                    for each, first in zip(trials, self.trials[:of_all], strict=True)
+                    for each, first in zip(trials, self.trials[0], strict=True)
                 ),
             ]
-            for trials in _rounds(self.trials, of_all)
+            for trials in self.trials
         ]
         return [
             Section("Before and after", [
@@ -224,7 +224,7 @@ class Choice:
                      "text that chose nothing. The difference is paired.", "note"),
             ], brief=True),
             Section("What was tried", [
-                Table(["cure", *(str(each.scheme) for each in self.trials[:of_all])], tried,
+                Table(["cure", *(str(each.scheme) for each in self.trials[0])], tried,
                       "Nats a token that every candidate costs, on the text that chose", "figures"),
             ]),
         ]  # fmt: skip
@@ -236,14 +236,9 @@ def _told(proof: Proof) -> str:
     return words.replace("-", "−")
 
 
-def _rounds(trials: Sequence[Trial], of_all: int) -> list[Sequence[Trial]]:
-    """Return the trials of each candidate, one a format."""
-    return [trials[n : n + of_all] for n in range(0, len(trials), of_all)]
-
-
-def _best_of(trials: Sequence[Trial], of_all: int) -> tuple[Candidate, tuple[Scheme, ...]]:
+def _best_of(trials: Sequence[tuple[Trial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
     """Return the candidate, and the formats as clipped, whose mean damage over formats is least."""
-    least = min(_rounds(trials, of_all), key=lambda each: sum(one.damage[0] for one in each))
+    least = min(trials, key=lambda each: sum(one.damage[0] for one in each))
     return least[0].candidate, tuple(each.scheme for each in least)
 
 
@@ -361,7 +356,7 @@ class _Choosing:
     seed: int
     told: Callable[[str], None]
     world: World
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[tuple[Trial, ...]] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
 
     def choose(self) -> Choice:
@@ -402,13 +397,13 @@ class _Choosing:
             tried = [self._trial(self.plain, Candidate(), way) for way in ways]
             found.append(sorted(tried, key=lambda each: each.damage[0]))
         self.schemes = tuple(ways[0].scheme for ways in found)
-        self.trials += [ways[0] for ways in found]
+        self.trials.append(tuple(ways[0] for ways in found))
         if any(len(ways) > 1 for ways in found):
-            self.trials += [ways[-1] for ways in found]
+            self.trials.append(tuple(ways[-1] for ways in found))
 
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
-        return _best_of(self.trials, len(self.schemes))
+        return _best_of(self.trials)
 
     def _learned(self, best: Candidate) -> Candidate | None:
         """Return a candidate with a learned rotation in the place of its own, where one can be."""
@@ -431,7 +426,7 @@ class _Choosing:
         made = self._make(candidate)
         if self.stock and describe(made.config)[0] == WakefulConfig.model_type:
             return
-        self.trials += [self._trial(made, candidate, each) for each in schemes]
+        self.trials.append(tuple(self._trial(made, candidate, each) for each in schemes))
 
     def _trial(self, made: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:
         found = self._damages(made, candidate, scheme, self.texts.choosing)

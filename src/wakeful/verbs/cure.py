@@ -1,7 +1,7 @@
 """The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,28 +81,36 @@ _COMPARING = 4.0
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Cure(Measured):
-    """A cured model, and how it compares with the one it was made of."""
+class _Made:
+    """A cured model, and what was done."""
 
-    before: Model
     model: Model
     """The cured model: it runs, generates and is measured as any other."""
-    diagnosis: Diagnosis
-    """Of the model before and after."""
-    prefix: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
     """The stored tokens."""
     stock: str
     """The architecture it is written as: one of Transformers' own, or "wakeful"."""
     done: tuple[tuple[str, str], ...]
-    command: str
-    """The command line that does the same."""
     differences: Mapping[str, Difference]
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
-    source: str
-    """The name that the model before was asked for by."""
     choice: Choice | None = None
     """The measurements that chose the cure, where formats were named."""
+    length: int
+    """Tokens of a sequence to verify on."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Cure(_Made, Measured):
+    """A cured model, and how it compares with the one it was made of."""
+
+    before: Model
+    diagnosis: Diagnosis
+    """Of the model before and after."""
+    command: str
+    """The command line that does the same."""
+    source: str
+    """The name that the model before was asked for by."""
     out: str = ""
     """The folder that was asked for."""
 
@@ -232,10 +240,8 @@ def cure(
         asks = {name: getattr(wanted, name) for name in shared}
         seen = diagnose(loaded, made.model, shown=shown, length=made.length, **asks)
         cure = Cure(
-            before=loaded, model=made.model, diagnosis=seen, prefix=tuple(made.prefix),
-            done=tuple(made.done), stock=made.stock, differences=made.differences,
-            source=name_of(model), choice=made.choice, command=command, figures=wanted.figures,
-            out=wanted.out,
+            **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
+            figures=wanted.figures, out=wanted.out,
         )  # fmt: skip
         if wanted.out and world.first:
             cure.save(wanted.out)
@@ -254,28 +260,20 @@ class _At:
     show: Display
     world: World
 
+    @property
+    def stored(self) -> torch.dtype | None:
+        """The type in which the cured model is written; None is that of its weights."""
+        asked = self.wanted.stored
+        return self.loaded.stored if asked == "auto" else getattr(torch, asked)
+
     def cured(self, module: nn.Module, **changes: Any) -> Model:
         """Return a cured module as the model it was."""
-        loaded, wanted = self.loaded, self.wanted
+        loaded = self.loaded
         return replace(
             loaded, name=f"{loaded.name} cured", module=module, path=None,
-            architecture=_words(loaded, wanted), stored=_stored(loaded, wanted),
-            generates_as=loaded, **changes,
+            architecture=_words(loaded, self.wanted), stored=self.stored, generates_as=loaded,
+            **changes,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """A cured model, and what is told of it."""
-
-    model: Model
-    done: list[tuple[str, str]]
-    stock: str
-    differences: dict[str, Difference]
-    length: int
-    """Tokens of a sequence to verify on."""
-    prefix: Sequence[int] = ()
-    choice: Choice | None = None
 
 
 def _cured_ours(at: _At) -> _Made:
@@ -309,7 +307,7 @@ def _cured_ours(at: _At) -> _Made:
         base, more = retrained(loaded, stands[0], text, rest, wanted, show, world)
         done += more
     cured, prefix, more = _cured(at, base, text, choice)
-    done += more + _rounded(cured, plain, _stored(loaded, wanted))
+    done += more + _rounded(cured, plain, at.stored)
     context = min(loaded.context, cured.config.context)
     result = at.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
@@ -318,8 +316,8 @@ def _cured_ours(at: _At) -> _Made:
     done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
     told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
     return _Made(
-        model=result, done=done, stock=told[0], differences=found, length=text.shape[1],
-        prefix=prefix, choice=choice,
+        model=result, done=tuple(done), stock=told[0], differences=found, length=text.shape[1],
+        prefix=tuple(prefix), choice=choice,
     )  # fmt: skip
 
 
@@ -343,7 +341,7 @@ def _cured_experts(at: _At) -> _Made:
     cured = surgery.rotate_experts(
         loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
     )
-    done = [_rotation(wanted), *_rounded(cured, loaded.module, _stored(loaded, wanted))]
+    done = [_rotation(wanted), *_rounded(cured, loaded.module, at.stored)]
     at.show.note("comparing logits")
     mine = text[world.part(len(text)), :COMPARED_TOKENS]
     with torch.inference_mode():
@@ -351,7 +349,7 @@ def _cured_experts(at: _At) -> _Made:
         apart = difference(expected, found, len(text), world)
     kind = dtype_of(loaded)
     return _Made(
-        model=at.cured(cured), done=[*done, (f"Logits in {kind}", apart.said(()))],
+        model=at.cured(cured), done=(*done, (f"Logits in {kind}", apart.said(()))),
         stock=cured.config.model_type, differences={kind: apart}, length=text.shape[1],
     )  # fmt: skip
 
@@ -508,11 +506,6 @@ def _cured(
         shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
-
-
-def _stored(loaded: Model, wanted: CureOptions) -> torch.dtype | None:
-    """Return the type in which the cured model is written; None is that of its weights."""
-    return loaded.stored if wanted.stored == "auto" else getattr(torch, wanted.stored)
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ from wakeful.training.validation import mean_loss
 from wakeful.variants import build
 from wakeful.verbs.inherited import Inheritance
 from wakeful.verbs.result import showing
-from wakeful.verbs.sources import Source, as_ours, name_of, out_of
+from wakeful.verbs.sources import Source, as_ours, name_of
 from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
@@ -108,7 +108,8 @@ def inherit(
         shown = partial(showing, shown, world=world)
         choose_device(wanted.train.device, world)
         _check_world(wanted, world)
-        out = Path(wanted.resume) if reference is None else out_of("inherit", reference, wanted.out)
+        usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
+        out = Path(wanted.resume or wanted.out or usual)
         if reference is None:
             begun = _resumed(out, shown, world)
         elif world.first:

@@ -10,7 +10,7 @@ import polars as pl
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
 from wakeful.errors import WakefulError
-from wakeful.evaluation.damage import Damage, scheme_rows, summary
+from wakeful.evaluation.damage import Damage, predicts, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
 from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import file_bytes, save_quantized
@@ -20,7 +20,7 @@ from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports.card import command_of, quantized_card
 from wakeful.reports.quantization import before_and_after, quantization_report
-from wakeful.reports.quantization_matrix import matrix_report, matrix_summary
+from wakeful.reports.quantization_matrix import correlations, matrix_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import Measured, same_or_each
@@ -92,7 +92,7 @@ class Quantization(Measured):
     def save(self, folder: str | Path) -> Path:
         """Write the damage's run directory; `save_model` writes the model."""
         damage = self._measured
-        files = {"quantization.parquet": self.frame, "sequences.parquet": sequence_rows(damage)}
+        files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
             files["sensitivity.parquet"] = cost_frame(self.costs)
         return self.write_run(
@@ -178,8 +178,11 @@ class QuantizationMatrix(Measured):
     @property
     def summary(self) -> dict[str, Any]:
         """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
-        found = matrix_summary(self._damages)
-        found["models"] = [one.summary for one in self.each.values()]
+        found = {
+            "models": [one.summary for one in self.each.values()],
+            "correlations": correlations(self._damages),
+            "kurtosis_predicts": predicts(self._damages),
+        }
         return json.loads(json.dumps(found))
 
     @property
@@ -216,15 +219,10 @@ class QuantizationMatrix(Measured):
         return self.write_run(
             folder, "quantize", next(iter(self.each.values())).machine,
             {"quantization.parquet": self.frame,
-             "sequences.parquet": pl.concat(map(sequence_rows, damages))},
+             "sequences.parquet": pl.concat(map(scheme_rows, damages))},
             models=[one.source for one in self.each.values()], schemes=list(damages[0].schemes),
         )  # fmt: skip
 
     @property
     def _damages(self) -> list[Damage]:
         return [one._measured for one in self.each.values()]
-
-
-def sequence_rows(damage: Damage) -> pl.DataFrame:
-    """Return `scheme_rows` with the model's name before them."""
-    return scheme_rows(damage).select(pl.lit(damage.measurement.name).alias("model"), pl.all())

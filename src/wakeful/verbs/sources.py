@@ -25,11 +25,6 @@ def name_of(source: Source) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 
-def out_of(verb: str, source: Source, out: str | Path) -> Path:
-    """Return the folder to write: `out`, or one named after the verb and the model."""
-    return Path(out or f"runs/{verb}-{Path(name_of(source)).name}")
-
-
 def as_ours(model: Model, show: Display) -> Model:
     """Return a model as our decoder, and say how far that is from Transformers' own."""
     ours = model.converted()

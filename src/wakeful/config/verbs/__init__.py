@@ -8,16 +8,8 @@ from wakeful.config.verbs.diagnose import DiagnoseOptions
 from wakeful.config.verbs.evaluate import EvaluateOptions, with_shots
 from wakeful.config.verbs.export import ExportOptions
 from wakeful.config.verbs.generate import GenerateOptions
-from wakeful.config.verbs.given import NoOptions, options_from
-from wakeful.config.verbs.inherit import (
-    SHORT,
-    Choose,
-    Copy,
-    GrowFrom,
-    InheritOptions,
-    Until,
-    inherit_table,
-)
+from wakeful.config.verbs.given import NoOptions, filled, options_from
+from wakeful.config.verbs.inherit import SHORT, Choose, Copy, GrowFrom, InheritOptions, Until
 from wakeful.config.verbs.prepare import PrepareOptions
 from wakeful.config.verbs.quantize import ArithmeticName, QuantizeOptions, SavedAs, ScaleKind
 from wakeful.config.verbs.reading import (
@@ -38,5 +30,5 @@ __all__ = [
     "FigureFormat",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
     "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
-    "ScaleKind", "Until", "inherit_table", "options_from", "with_shots",
+    "ScaleKind", "Until", "filled", "options_from", "with_shots",
 ]  # fmt: skip

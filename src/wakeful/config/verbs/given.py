@@ -27,20 +27,22 @@ def options_from(kind: type[T], given: Mapping[str, Any], base: T | None = None)
     """
     if base is not None and not given:
         return base
-    inherits = kind is InheritOptions
     names = {entry.name for entry in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    names |= set(SHORT) if inherits else set()
+    names |= set(SHORT) if kind is InheritOptions else set()
     for name in given:
         if name not in names:
             raise WakefulError(
                 f"there is no option {name!r}{nearest(name, names)}; there are "
                 f"{', '.join(sorted(names))}"
             )
-    table = {name: _plain(kind, name, value) for name, value in given.items()}
-    table = inherit_table(table) if inherits else table
-    if base is None and not inherits:
-        return from_table(kind, table)
-    return from_table(kind, merged(to_table(base or kind()), table))
+    return filled(kind, {name: _plain(kind, name, value) for name, value in given.items()}, base)
+
+
+def filled(kind: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
+    """Return a verb's options: `base`, or the usual ones, changed by a table's entries."""
+    if kind is InheritOptions:
+        base, table = base or kind(), inherit_table(table)
+    return from_table(kind, table if base is None else merged(to_table(base), table))
 
 
 def _plain(kind: type, name: str, value: Any) -> Any:
