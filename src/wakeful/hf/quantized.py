@@ -40,6 +40,7 @@ from wakeful.quant.cache import with_cache
 from wakeful.quant.convert import exchanged, is_linear, prepared_as, quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
+from wakeful.runs.checkpoint import unique
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.version import __version__
 
@@ -245,14 +246,11 @@ def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
 
 def _tensors(model: nn.Module, stored: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return the state by name, a shared tensor under its first name only."""
-    quantized, seen = quantized_layers(model), set[int]()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            kept = None if _is_of(name, quantized) else stored
-            tensors[name] = narrowed(tensor.detach(), kept).contiguous()
-    return tensors
+    quantized = quantized_layers(model)
+    return {
+        name: narrowed(tensor, None if _is_of(name, quantized) else stored).contiguous()
+        for name, tensor in unique(model).items()
+    }
 
 
 def _is_of(name: str, quantized: Collection[str]) -> bool:

@@ -124,7 +124,7 @@ def save(
     packed = optimizer.state_dict()
     try:
         with disk_errors(final), judged(optimizer) as trained:
-            weights = _unique(model)
+            weights = unique(model)
             tensors, numbers = _pack(packed, trained)
             cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
             kind = type(optimizer).__name__
@@ -225,7 +225,7 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     """
     verify(path, world)
     world.gather("the files are whole")
-    own = _unique(model)
+    own = unique(model)
     stored = shards.StoredTensors(path, "model", read_state(path).cut)
     _check_shapes(own, stored, path)
     with torch.no_grad():
@@ -256,7 +256,7 @@ def check_description(path: Path, config: ModelConfig) -> None:
     verify(path, digests=False)
     try:
         stored = shards.StoredTensors(path, "model", read_state(path).cut)
-        own = _unique(skeleton(config, len(stored.shapes), path))
+        own = unique(skeleton(config, len(stored.shapes), path))
         _check_shapes(own, stored, path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation
@@ -463,7 +463,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _unique(model: nn.Module) -> dict[str, Tensor]:
+def unique(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, a tied tensor under its first name."""
     seen: set[int] = set()
     unique: dict[str, Tensor] = {}
