@@ -208,7 +208,7 @@ def test_quantized_layers_are_the_same(
     inside, found = both(folder, no_room)
     text = [TOKENS] if "smooth" in scheme or "gptq" in scheme else []
     expected = quantize(inside.module, scheme, calibration=text)
-    no_room.setattr("wakeful.quant.linear.AT_ONCE", 200)
+    no_room.setattr("wakeful.quant.schemes.methods.AT_ONCE", 200)
     no_room.setattr("wakeful.quant.arithmetic.AT_ONCE", 200)
     small = quantize(found.module, scheme, calibration=text)
     assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)

@@ -39,7 +39,6 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.paged import AT_ONCE, like
 from wakeful.probes.running import as_decoder
-from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.experts import is_fused, routers_of
 from wakeful.quant.linear import QuantizedLinear, matrix
@@ -119,12 +118,12 @@ def check_compressed(
     """
     compressed_config(scheme)
     _checked(scheme, _stock(model, layers), tokenizer)
-    if scheme.method is not None and scheme.method.divides:
+    if scheme.rounding.divides:
         read = list(readers_of_norms(model).values())
         for readers in read:
             if 0 < len(layers.keys() & set(readers)) < len(readers):
                 raise _differ(readers)
-        if not scheme.method.norms:
+        if not scheme.rounding.norms:
             _refuse_divided(layers.keys() - {name for readers in read for name in readers})
 
 
@@ -479,8 +478,7 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
             if given is not None:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
         return found
-    codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
-    scale = layer.operands.scales.scale
+    codes, scale = layer.operands.integers, layer.operands.scales.scale
     found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.paged import AT_ONCE, like, whole
+from wakeful.paged import like
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Grid, Scales, Scheme
 from wakeful.quant.schemes.methods import Seen
@@ -76,7 +76,6 @@ class QuantizedLinear(KeepsBuffers):
         if grid.group:
             one = (out_features, -(-in_features // grid.group))
         static = scheme.scales == "static"
-        divides = scheme.method is not None and scheme.method.divides
         for name, value in {
             "integers": torch.zeros(out_features, columns, dtype=kind),
             "scale": grid.encode_scale(torch.ones(one)),
@@ -85,7 +84,7 @@ class QuantizedLinear(KeepsBuffers):
             "bias": torch.zeros(out_features, dtype=dtype) if bias else None,
             "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
             "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
-            "divisor": torch.ones(in_features) if divides else None,
+            "divisor": torch.ones(in_features) if scheme.rounding.divides else None,
         }.items():
             self.register_buffer(name, value)
 
@@ -112,20 +111,18 @@ class QuantizedLinear(KeepsBuffers):
         `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do;
         `rounded` are the codes and scales where they are known.
         """
-        grid, method, source = self.grid, self.scheme.method, weight
+        grid, method, source = self.grid, self.scheme.rounding, weight
         if largest is not None:
             grid = copy.copy(grid)
             grid.outer = grid.shared_scale(largest)
         if rounded is not None:
             integers, scales = rounded
-        elif method is None or method.fits_blocks:
-            integers, scales = _rounded(grid, weight)
         else:
-            assert seen is not None
+            assert seen is not None or not method.divides
             self.divisor = divisor_of(self.scheme, seen)
             if self.divisor is not None:
                 weight = weight.float() * self.divisor
-            integers, scales = method.round(weight, grid, seen.products)
+            integers, scales = method.round(weight, grid, None if seen is None else seen.products)
         self.integers = like(source, pack(integers) if self.packed else integers)
         self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
@@ -308,30 +305,11 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantized
     return layer.to(weight.device).eval()
 
 
-def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
+def divisor_of(scheme: Scheme, seen: Seen | None) -> Tensor | None:
     """Return what a layer's inputs are divided by, (K,); None is 1."""
-    method, grid = scheme.method, scheme.weights
-    if method is None or grid is None or not method.divides:
+    method, grid = scheme.rounding, scheme.weights
+    if seen is None or grid is None or not method.divides:
         return None
     if method.norms and not seen.of_norm:
         return torch.ones_like(seen.channels)
     return method.divisor(seen, grid).clone()  # which layers of one input share: a file would too
-
-
-def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
-    """Return a matrix on its grid, some rows after others where they share no scale."""
-    if grid.per == "tensor":
-        scales = grid.scales_of(weight)
-        return grid.quantize(weight, scales), scales
-    parts: list[tuple[Tensor, Scales]] = []
-    for part in weight.split(max(1, AT_ONCE // weight.shape[1])):
-        rows = whole(part)
-        scales = grid.scales_of(rows)
-        parts.append((grid.quantize(rows, scales), scales))
-    integers, found = zip(*parts, strict=True)
-    scale, zero, outer = (
-        None if getattr(found[0], name) is None else torch.cat([getattr(s, name) for s in found])
-        for name in ("scale", "zero", "outer")
-    )
-    assert scale is not None
-    return torch.cat(integers), Scales(scale, zero, outer, found[0].group)

@@ -73,6 +73,11 @@ class Scheme(FieldVariant):
         )
 
     @property
+    def rounding(self) -> Method:
+        """How weights are rounded: by the method, or to nearest."""
+        return self.method or Method()
+
+    @property
     def calibrated(self) -> bool:
         """Whether it needs calibration text."""
         return self.scales == "static" or self.method is not None or self.caches_by_text
