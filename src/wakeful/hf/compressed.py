@@ -37,7 +37,7 @@ from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
-from wakeful.paged import AT_ONCE, like
+from wakeful.paged import by_rows, like
 from wakeful.probes.running import as_decoder
 from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.experts import is_fused, routers_of
@@ -496,8 +496,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
     2^(bits − 1) is added to each.
     """
-    rows = max(1, AT_ONCE // codes.shape[1])
-    return torch.cat([_words(part, bits) for part in codes.split(rows)])
+    return torch.cat([_words(part, bits) for part in by_rows(codes)])
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:

@@ -34,7 +34,7 @@ from wakeful.model.rebuild import rebuilt
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
-from wakeful.paged import AT_ONCE, as_stored, in_memory
+from wakeful.paged import as_stored, by_rows, in_memory
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
 
@@ -266,7 +266,7 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
             norm.bias.copy_(bias.double() / scale.double())  # pyright: ignore
     if scale is not None:
         for reader in readers:
-            for rows in reader.weight.split(_rows(reader.weight)):
+            for rows in by_rows(reader.weight):
                 rows.copy_(rows.double() * scale.double())
 
 
@@ -311,21 +311,13 @@ def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, cent
     """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
     weight = decoder.get_parameter(name)
     writes = role.residual == 0
-    rows = weight.T if writes else weight
-    removes = centered and (writes or role.embedding)
-    for part in rows.split(_rows(rows)):
-        part.copy_(turn(_centered(part.double(), removes)))
     bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None) if writes else None
-    if bias is not None:
-        bias.copy_(turn(_centered(bias.double(), removes)))
-
-
-def _centered(rows: Tensor, removes: bool) -> Tensor:
-    return rows - rows.mean(-1, keepdim=True) if removes else rows
-
-
-def _rows(matrix: Tensor) -> int:
-    return max(1, AT_ONCE // matrix.shape[1])
+    parts = by_rows(weight.T if writes else weight)
+    for part in parts if bias is None else (*parts, bias):
+        rows = part.double()
+        if centered and (writes or role.embedding):
+            rows = rows - rows.mean(-1, keepdim=True)
+        part.copy_(turn(rows))
 
 
 def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:

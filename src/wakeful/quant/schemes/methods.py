@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.paged import AT_ONCE, whole
+from wakeful.paged import by_rows, whole
 from wakeful.quant.schemes.grids import Grid, Scales
 from wakeful.variants import FieldVariant
 
@@ -100,7 +100,7 @@ class Method(FieldVariant, ABC):
             scales = grid.scales_of(weight)
             return grid.quantize(weight, scales), scales
         parts: list[tuple[Tensor, Scales]] = []
-        for part in weight.split(max(1, AT_ONCE // weight.shape[1])):
+        for part in by_rows(weight):
             rows = whole(part)
             scales = grid.scales_of(rows)
             parts.append((grid.quantize(rows, scales), scales))
