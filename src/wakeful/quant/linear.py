@@ -51,24 +51,15 @@ class QuantizedLinear(KeepsBuffers):
 
     kept = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        scheme: Scheme,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        """Take the place of a linear layer, to be filled with whole numbers."""
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        weight, bias = matrix(layer)
+        out_features, in_features = self.out_features, self.in_features = weight.shape
         self.scheme = scheme
         self.arithmetic: Arithmetic = arithmetic
         assert scheme.weights is not None
-        self.grid = scheme.weights
-        grid = self.grid
+        grid = self.grid = scheme.weights
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
@@ -81,12 +72,13 @@ class QuantizedLinear(KeepsBuffers):
             "scale": grid.encode_scale(torch.ones(one)),
             "zero": None if grid.symmetric else torch.zeros(one, dtype=torch.int32),
             "outer": torch.ones(shared) if grid.two_scales else None,
-            "bias": torch.zeros(out_features, dtype=dtype) if bias else None,
+            "bias": None if bias is None else torch.zeros(out_features, dtype=weight.dtype),
             "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
             "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
             "divisor": torch.ones(in_features) if scheme.rounding.divides else None,
         }.items():
             self.register_buffer(name, value)
+        self.to(weight.device).eval()
 
     integers: Tensor
     scale: Tensor
@@ -249,13 +241,10 @@ def _end(_model: nn.Module, _args: tuple, _output: object) -> None:
 class QuantizedHeads(QuantizedLinear):
     """A quantized projection of our decoder into heads."""
 
-    def __init__(
-        self, *args: Any, heads: int, norm: nn.Module, rotary: RotationName, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.heads = heads
-        self.norm = norm
-        self.rotary: RotationName = rotary
+    def __init__(self, layer: Heads, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        super().__init__(layer, scheme, arithmetic)
+        self.heads, self.norm = layer.heads, layer.norm
+        self.rotary: RotationName = layer.rotary
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
@@ -287,22 +276,9 @@ def quantized(
 
 def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
     """Return the quantized form of a linear layer, to be filled with whole numbers."""
-    weight, bias = matrix(layer)
-    kind: type[QuantizedLinear] = QuantizedLinear
-    more = {}
     if isinstance(layer, Heads):
-        kind = QuantizedHeads
-        more = {"heads": layer.heads, "norm": layer.norm, "rotary": layer.rotary}
-    layer = kind(
-        weight.shape[1],
-        weight.shape[0],
-        scheme,
-        bias=bias is not None,
-        dtype=weight.dtype,
-        arithmetic=arithmetic,
-        **more,
-    )
-    return layer.to(weight.device).eval()
+        return QuantizedHeads(layer, scheme, arithmetic)
+    return QuantizedLinear(layer, scheme, arithmetic)
 
 
 def divisor_of(scheme: Scheme, seen: Seen | None) -> Tensor | None:
