@@ -185,7 +185,7 @@ def save_compressed(
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
     with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
-            write_texts(tokenizer, part, config, config.max_position_embeddings)
+            write_texts(tokenizer, part, config)
         else:
             tokenizer(part)
         write_config(config, part)

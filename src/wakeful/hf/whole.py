@@ -333,7 +333,7 @@ def _check_assumed(header: GGUFHeader, name: str) -> None:
 def _check_folder(folder: Path) -> None:
     config = read_config(folder)
     with Shards(folder) as tensors:
-        check_bounds(config, len(tensors), tensors.num_bytes, folder)
+        check_bounds(config, tensors)
         if getattr(config, "quantization_config", None) is None:
             for name in tensors:
                 if name.endswith("weight"):  # integers Transformers takes as they are
@@ -369,15 +369,16 @@ def _check_layers(config: PreTrainedConfig, place: str | Path) -> None:
         )
 
 
-def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, place: Path) -> None:
+def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
     """Raise `WakefulError` unless that many tensors and bytes can be the model's weights.
 
     A number takes half a byte or more. The model is built without memory for its weights.
     """
+    place, count, size = tensors.folder, len(tensors), tensors.num_bytes
     try:
         layers = config.get_text_config().num_hidden_layers
-        if layers > num_tensors:
-            raise WakefulError(f"{place} has {num_tensors} tensors, too few for {layers} layers")
+        if layers > count:
+            raise WakefulError(f"{place} has {count} tensors, too few for {layers} layers")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except WakefulError:
@@ -386,10 +387,10 @@ def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, pla
         raise _no_model(place, error) from None
     numbers = sum(parameter.numel() for parameter in model.parameters())
     buffered = sum(buffer.numel() for buffer in model.buffers())
-    if numbers > 2 * num_bytes or buffered > _MOST_BUFFERED:
+    if numbers > 2 * size or buffered > _MOST_BUFFERED:
         raise WakefulError(
             f"{place}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
-            f"and the weights' files have {num_bytes:,} bytes"
+            f"and the weights' files have {size:,} bytes"
         )
 
 
