@@ -3,7 +3,6 @@
 Shapes: M tokens, K input channels, N output channels.
 """
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import like
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
-from wakeful.quant.schemes import Grid, Scales, Scheme
+from wakeful.quant.schemes import Scales, Scheme
 from wakeful.quant.schemes.methods import Seen
 
 _PACKED_BITS = 4
@@ -105,8 +104,7 @@ class QuantizedLinear(KeepsBuffers):
         """
         grid, method, source = self.grid, self.scheme.rounding, weight
         if largest is not None:
-            grid = copy.copy(grid)
-            grid.outer = grid.shared_scale(largest)
+            grid = grid.under(grid.shared_scale(largest))
         if rounded is not None:
             integers, scales = rounded
         else:
@@ -134,13 +132,6 @@ class QuantizedLinear(KeepsBuffers):
             if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
                 setattr(self, name, grid.shared_scale(bound))
-
-    @property
-    def fixed_grid(self) -> Grid:
-        """Its grid under the outer scale that it has."""
-        grid = copy.copy(self.grid)
-        grid.outer = self.outer
-        return grid
 
     @property
     def operands(self) -> Operands:

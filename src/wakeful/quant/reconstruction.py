@@ -64,7 +64,8 @@ def _fitted(
     those of each sequence's tokens, (B · L,).
     """
     found = {
-        name: Rounding(matrix(layer)[0], nearest[name].fixed_grid) for name, layer in layers.items()
+        name: Rounding(matrix(layers[name])[0], each.grid.under(each.outer))
+        for name, each in nearest.items()
     }
     turned = {name for name, layer in layers.items() if isinstance(layer, Conv1D)}
     generator = torch.Generator().manual_seed(0)
