@@ -190,7 +190,7 @@ def test_free_memory_is_given_back(no_room: object) -> None:
 def test_a_rotation_is_the_same_rounded_once(folder: Path, no_room: pytest.MonkeyPatch) -> None:
     inside, found = both(folder, no_room)
     expected, turned = rotate(inside.decoder(), inner=True), rotate(found.decoder(), inner=True)
-    no_room.setattr(importlib.import_module("wakeful.surgery.rotate"), "AT_ONCE", 100)
+    no_room.setattr(paged, "AT_ONCE", 100)
     parts = rotate(found.decoder(), inner=True)
     stored = next(iter(AutoModelForCausalLM.from_pretrained(folder).parameters())).dtype
     for name, parameter in expected.named_parameters():
@@ -208,7 +208,7 @@ def test_quantized_layers_are_the_same(
     inside, found = both(folder, no_room)
     text = [TOKENS] if "smooth" in scheme or "gptq" in scheme else []
     expected = quantize(inside.module, scheme, calibration=text)
-    no_room.setattr("wakeful.quant.linear.AT_ONCE", 200)
+    no_room.setattr(paged, "AT_ONCE", 200)
     no_room.setattr("wakeful.quant.arithmetic.AT_ONCE", 200)
     small = quantize(found.module, scheme, calibration=text)
     assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)

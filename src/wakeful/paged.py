@@ -86,13 +86,17 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.stored.to(tensor.dtype) if isinstance(tensor, Paged) else tensor
 
 
+def by_rows(matrix: Tensor) -> Sequence[Tensor]:
+    """Return a matrix as parts of some rows each, to work on one after another."""
+    return matrix.split(max(1, AT_ONCE // matrix[0].numel()))
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, which the smallest and the largest tell: NaN is both."""
     if not tensor.numel():
         return True
     wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # 8 bits have no order
-    rows = max(1, AT_ONCE // tensor[0].numel()) if tensor.ndim > 1 else 0
-    for part in tensor.split(rows) if rows else (tensor,):
+    for part in by_rows(tensor) if tensor.ndim > 1 else (tensor,):
         if not all(bool(end.isfinite()) for end in whole(part).to(wide).aminmax()):
             return False
     return True

@@ -492,7 +492,7 @@ def edit(folder: Path, **fields: object) -> None:
             "shape",
             r"up_proj.weight has shape \(24, 44\), and the configuration makes it \(44, 24\)",
         ),
-        ("integers", "up_proj.weight is stored as I8"),
+        ("integers", "up_proj.weight is stored as torch.int8"),
         ("one dimension", r"up_proj.weight has shape \(1056,\)"),
         ("architecture", "our decoder cannot be a bloom: it can be gemma2, gemma3_text, gpt2"),
         ("linear attention", "cannot be a qwen3_5_text: it has layers of linear attention"),

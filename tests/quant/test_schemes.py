@@ -287,9 +287,7 @@ def test_a_dead_output_channel_is_exact() -> None:
 
 
 def test_repr_says_what_it_is() -> None:
-    layer = QuantizedLinear(
-        4, 2, SCHEMES["w4"], bias=False, dtype=torch.float32, arithmetic="integer"
-    )
+    layer = QuantizedLinear(linear_of(torch.zeros(2, 4), None), SCHEMES["w4"], "integer")
     assert "scheme=w4, arithmetic=integer" in repr(layer)
 
 

@@ -37,9 +37,8 @@ from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
-from wakeful.paged import AT_ONCE, like
+from wakeful.paged import by_rows, like
 from wakeful.probes.running import as_decoder
-from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.experts import is_fused, routers_of
 from wakeful.quant.linear import QuantizedLinear, matrix
@@ -119,12 +118,12 @@ def check_compressed(
     """
     compressed_config(scheme)
     _checked(scheme, _stock(model, layers), tokenizer)
-    if scheme.method is not None and scheme.method.divides:
+    if scheme.rounding.divides:
         read = list(readers_of_norms(model).values())
         for readers in read:
             if 0 < len(layers.keys() & set(readers)) < len(readers):
                 raise _differ(readers)
-        if not scheme.method.norms:
+        if not scheme.rounding.norms:
             _refuse_divided(layers.keys() - {name for readers in read for name in readers})
 
 
@@ -186,7 +185,7 @@ def save_compressed(
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
     with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
-            write_texts(tokenizer, part, config, config.max_position_embeddings)
+            write_texts(tokenizer, part, config)
         else:
             tokenizer(part)
         write_config(config, part)
@@ -479,8 +478,7 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
             if given is not None:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
         return found
-    codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
-    scale = layer.operands.scales.scale
+    codes, scale = layer.operands.integers, layer.operands.scales.scale
     found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
@@ -498,8 +496,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
     2^(bits − 1) is added to each.
     """
-    rows = max(1, AT_ONCE // codes.shape[1])
-    return torch.cat([_words(part, bits) for part in codes.split(rows)])
+    return torch.cat([_words(part, bits) for part in by_rows(codes)])
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:

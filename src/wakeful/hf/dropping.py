@@ -335,9 +335,8 @@ def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any
         }
     if isinstance(value, list):
         return [_moved(entry, places, block) for entry in value if _stays(entry, places, block)]
-    if isinstance(value, str) and (found := block.search(value)):
-        place = places.get(int(found[2]), int(found[2]))
-        return f"{value[: found.start()]}{found[1]}{place}{value[found.end() :]}"
+    if isinstance(value, str):
+        return block.sub(lambda at: f"{at[1]}{places.get(int(at[2]), at[2])}", value, count=1)
     return value
 
 

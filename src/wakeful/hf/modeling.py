@@ -108,28 +108,28 @@ class WakefulPreTrainedModel(PreTrainedModel):
             WakefulError: one of them is not an `nn.Embedding`; nothing has changed.
         """
         route = self._decoder.route
+        tables: dict[str, nn.Embedding] = {}
         asked = new_num_tokens is not None or pad_to_multiple_of is not None
-        counts = [name for name, role in roles_of(route).items() if role.vocabulary]
-        for name in counts if asked else ():
-            if not isinstance(route.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+        counts = [name for name, role in roles_of(route).items() if asked and role.vocabulary]
+        for name in counts:
+            place = name.rpartition(".")[0]
+            table = route.get_submodule(place)
+            if not isinstance(table, nn.Embedding):
                 raise WakefulError(
                     f"model.route = {route} counts tokens in its parameter {name}, which is not of "
                     "an nn.Embedding: the vocabulary cannot be resized"
                 )
+            tables[place] = table
         embeddings = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        for name in counts if asked else ():
-            place = name.rpartition(".")[0]
-            old = route.get_submodule(place)
-            assert isinstance(old, nn.Embedding)
+        for place, old in tables.items():
             assert isinstance(embeddings, nn.Embedding)
             new = self._get_resized_embeddings(
                 old, embeddings.num_embeddings, mean_resizing=mean_resizing
             )
             new.requires_grad_(old.weight.requires_grad)
-            parent, _, key = place.rpartition(".")
-            route.get_submodule(parent).add_module(key, new)
+            route.set_submodule(place, new)
         return embeddings
 
     def _set_gradient_checkpointing(

@@ -8,6 +8,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
+from wakeful.surgery.prefix import prefix_ids
 
 
 @torch.no_grad()
@@ -28,13 +29,7 @@ def prefix_cache(
         WakefulError: there are no tokens, or one that the model lacks, or it keeps no cache of this
             kind.
     """
-    if not tokens:
-        raise WakefulError("a prefix needs at least one token")
-    count = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
-    wrong = [token for token in tokens if not 0 <= token < count]
-    if wrong:
-        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {count}")
-    ids = torch.tensor([list(tokens)], device=model.device)
+    ids = prefix_ids(tokens, model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
     cache = model(input_ids=ids, use_cache=True).get(CACHE)
     if not isinstance(cache, DynamicCache):
         raise WakefulError(

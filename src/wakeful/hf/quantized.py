@@ -273,7 +273,7 @@ def _architecture(header: Header, tensors: Shards) -> nn.Module:
     if isinstance(config, QuantizedConfig):
         config = config.whole(folder)
     with hushed():
-        check_bounds(config, len(tensors), size, folder)
+        check_bounds(config, tensors)
         return AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, header.dtype), trust_remote_code=False,
             attn_implementation=header.attention or attention_of(config),

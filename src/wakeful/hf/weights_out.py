@@ -65,7 +65,7 @@ def export(
     tensors = tensors_of(decoder, kind, dtype)
     config.dtype = dtype
     with created(Path(folder), card) as part:
-        write_texts(tokenizer, part, config, decoder.config.context)
+        write_texts(tokenizer, part, config)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
@@ -225,11 +225,9 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def write_texts(
-    tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, max_length: int
-) -> None:
+def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig) -> None:
     """Write the tokenizer's files and how to generate; name the special tokens in `config`."""
-    ids = write_tokenizer(tokenizer, folder, max_length)
+    ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings)
     for name, token in ids.items():
         setattr(config, name, token)
     write_generation(folder, ids)

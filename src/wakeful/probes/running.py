@@ -85,6 +85,12 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     return decoder_blocks(model, num_layers_of(model))  # pyright: ignore[reportArgumentType]
 
 
+def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the model's blocks in their order, by their names."""
+    names = {module: name for name, module in model.named_modules()}
+    return {names[block]: block for block in blocks_of(model)}
+
+
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of memory, or of files, behind tensors; each storage counts once."""
     storages = (as_stored(tensor.detach()).untyped_storage() for tensor in tensors)

@@ -90,8 +90,8 @@ def quantize(
     _check_all(layers)
     with evaluating(model):
         for each, part in _by_scheme(layers, scheme, by_pattern).items():
-            fits = each.method is not None and each.method.fits_blocks
-            by = ALONE if fits else world  # a block is fitted to sequences that are drawn of all
+            # A block is fitted to sequences that are drawn of all.
+            by = ALONE if each.rounding.fits_blocks else world
             share = calibration[by.part(len(calibration))]
             exchange = Exchange(
                 model, part, each, arithmetic, share, by, replaced,

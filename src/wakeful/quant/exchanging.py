@@ -52,12 +52,12 @@ class Exchange:
     def _exchange(self) -> None:
         """Leave quantized layers in the model, where later ones are to read what they give."""
         model, layers, scheme, text = self.model, self.layers, self.scheme, self.text
-        grid, method = scheme.weights, scheme.method
+        grid, method = scheme.weights, scheme.rounding
         joined = grid is not None and grid.two_scales and grid.per == "tensor"
         self.beside = {
             name: each for each in (readers_of_tensors(model) if joined else []) for name in each
         }
-        if method is not None and method.fits_blocks:
+        if method.fits_blocks:
             self.seen = self._looked(layers)
             fit_blocks(model, layers, scheme, text, self.make)
             for name in layers:
@@ -65,18 +65,18 @@ class Exchange:
                     self.make(name)
             return
         weights, parts = None, iter([layers])
-        if method is not None and method.needs_products:
+        if method.needs_products:
             weights = token_weights(model, layers, text) if method.weighs_tokens else None
             parts = portions(model, layers, text, follows=method.sequential)
         fed = None
-        if method is not None and method.norms:
+        if method.norms:
             fed = {name for readers in readers_of_norms(model).values() for name in readers}
         for part in parts:
             self.seen = self._looked(part, weights)
             for name, shown in self.seen.items():
                 shown.of_norm = fed is None or name in fed
             made = {name: self.make(name) for name in part}
-            if method is not None and method.sequential:
+            if method.sequential:
                 put(model, made)
 
     def make(self, name: str, rounded: Rounded | None = None) -> QuantizedLinear:
@@ -92,13 +92,12 @@ class Exchange:
         self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None
     ) -> dict[str, Seen]:
         """Return what all processes' text shows of some layers, where that is asked for."""
-        method, static = self.scheme.method, self.scheme.scales == "static"
-        if not static and (method is None or method.fits_blocks):
+        method, static = self.scheme.rounding, self.scheme.scales == "static"
+        if not static and (self.scheme.method is None or method.fits_blocks):
             return {}
         seen = observe(
             self.model, dict(part), self.text, weights=weights,
-            products=method is not None and method.needs_products,
-            outputs=static and self.scheme.outputs is not None,
+            products=method.needs_products, outputs=static and self.scheme.outputs is not None,
         )  # fmt: skip
         merge(seen, self.world)
         return seen
@@ -109,7 +108,6 @@ class Exchange:
         for name in names:
             if name in self.layers:
                 weight = matrix(self.layers[name])[0].detach().float()
-                seen = self.seen.get(name)
-                divisor = None if seen is None else divisor_of(self.scheme, seen)
+                divisor = divisor_of(self.scheme, self.seen.get(name))
                 found.append((weight if divisor is None else weight * divisor).abs().max())
         return torch.stack(found).max().reshape(1, 1)

@@ -82,8 +82,7 @@ def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Modu
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     """Put layers into a model, in place, by their names."""
     for name, layer in layers.items():
-        place, _, last = name.rpartition(".")
-        model.get_submodule(place)._modules[last] = layer
+        model.set_submodule(name, layer)
 
 
 def routers_of(model: nn.Module) -> set[int]:

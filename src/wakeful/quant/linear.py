@@ -3,7 +3,6 @@
 Shapes: M tokens, K input channels, N output channels.
 """
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,9 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.paged import AT_ONCE, like, whole
+from wakeful.paged import like
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
-from wakeful.quant.schemes import Grid, Scales, Scheme
+from wakeful.quant.schemes import Scales, Scheme
 from wakeful.quant.schemes.methods import Seen
 
 _PACKED_BITS = 4
@@ -51,24 +50,15 @@ class QuantizedLinear(KeepsBuffers):
 
     kept = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        scheme: Scheme,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        """Take the place of a linear layer, to be filled with whole numbers."""
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        weight, bias = matrix(layer)
+        out_features, in_features = self.out_features, self.in_features = weight.shape
         self.scheme = scheme
         self.arithmetic: Arithmetic = arithmetic
         assert scheme.weights is not None
-        self.grid = scheme.weights
-        grid = self.grid
+        grid = self.grid = scheme.weights
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
@@ -76,18 +66,18 @@ class QuantizedLinear(KeepsBuffers):
         if grid.group:
             one = (out_features, -(-in_features // grid.group))
         static = scheme.scales == "static"
-        divides = scheme.method is not None and scheme.method.divides
         for name, value in {
             "integers": torch.zeros(out_features, columns, dtype=kind),
             "scale": grid.encode_scale(torch.ones(one)),
             "zero": None if grid.symmetric else torch.zeros(one, dtype=torch.int32),
             "outer": torch.ones(shared) if grid.two_scales else None,
-            "bias": torch.zeros(out_features, dtype=dtype) if bias else None,
+            "bias": None if bias is None else torch.zeros(out_features, dtype=weight.dtype),
             "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
             "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
-            "divisor": torch.ones(in_features) if divides else None,
+            "divisor": torch.ones(in_features) if scheme.rounding.divides else None,
         }.items():
             self.register_buffer(name, value)
+        self.to(weight.device).eval()
 
     integers: Tensor
     scale: Tensor
@@ -112,20 +102,17 @@ class QuantizedLinear(KeepsBuffers):
         `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do;
         `rounded` are the codes and scales where they are known.
         """
-        grid, method, source = self.grid, self.scheme.method, weight
+        grid, method, source = self.grid, self.scheme.rounding, weight
         if largest is not None:
-            grid = copy.copy(grid)
-            grid.outer = grid.shared_scale(largest)
+            grid = grid.under(grid.shared_scale(largest))
         if rounded is not None:
             integers, scales = rounded
-        elif method is None or method.fits_blocks:
-            integers, scales = _rounded(grid, weight)
         else:
-            assert seen is not None
+            assert seen is not None or not method.divides
             self.divisor = divisor_of(self.scheme, seen)
             if self.divisor is not None:
                 weight = weight.float() * self.divisor
-            integers, scales = method.round(weight, grid, seen.products)
+            integers, scales = method.round(weight, grid, None if seen is None else seen.products)
         self.integers = like(source, pack(integers) if self.packed else integers)
         self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
@@ -145,13 +132,6 @@ class QuantizedLinear(KeepsBuffers):
             if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
                 setattr(self, name, grid.shared_scale(bound))
-
-    @property
-    def fixed_grid(self) -> Grid:
-        """Its grid under the outer scale that it has."""
-        grid = copy.copy(self.grid)
-        grid.outer = self.outer
-        return grid
 
     @property
     def operands(self) -> Operands:
@@ -252,13 +232,10 @@ def _end(_model: nn.Module, _args: tuple, _output: object) -> None:
 class QuantizedHeads(QuantizedLinear):
     """A quantized projection of our decoder into heads."""
 
-    def __init__(
-        self, *args: Any, heads: int, norm: nn.Module, rotary: RotationName, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.heads = heads
-        self.norm = norm
-        self.rotary: RotationName = rotary
+    def __init__(self, layer: Heads, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        super().__init__(layer, scheme, arithmetic)
+        self.heads, self.norm = layer.heads, layer.norm
+        self.rotary: RotationName = layer.rotary
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
@@ -290,48 +267,16 @@ def quantized(
 
 def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
     """Return the quantized form of a linear layer, to be filled with whole numbers."""
-    weight, bias = matrix(layer)
-    kind: type[QuantizedLinear] = QuantizedLinear
-    more = {}
     if isinstance(layer, Heads):
-        kind = QuantizedHeads
-        more = {"heads": layer.heads, "norm": layer.norm, "rotary": layer.rotary}
-    layer = kind(
-        weight.shape[1],
-        weight.shape[0],
-        scheme,
-        bias=bias is not None,
-        dtype=weight.dtype,
-        arithmetic=arithmetic,
-        **more,
-    )
-    return layer.to(weight.device).eval()
+        return QuantizedHeads(layer, scheme, arithmetic)
+    return QuantizedLinear(layer, scheme, arithmetic)
 
 
-def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
+def divisor_of(scheme: Scheme, seen: Seen | None) -> Tensor | None:
     """Return what a layer's inputs are divided by, (K,); None is 1."""
-    method, grid = scheme.method, scheme.weights
-    if method is None or grid is None or not method.divides:
+    method, grid = scheme.rounding, scheme.weights
+    if seen is None or grid is None or not method.divides:
         return None
     if method.norms and not seen.of_norm:
         return torch.ones_like(seen.channels)
     return method.divisor(seen, grid).clone()  # which layers of one input share: a file would too
-
-
-def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
-    """Return a matrix on its grid, some rows after others where they share no scale."""
-    if grid.per == "tensor":
-        scales = grid.scales_of(weight)
-        return grid.quantize(weight, scales), scales
-    parts: list[tuple[Tensor, Scales]] = []
-    for part in weight.split(max(1, AT_ONCE // weight.shape[1])):
-        rows = whole(part)
-        scales = grid.scales_of(rows)
-        parts.append((grid.quantize(rows, scales), scales))
-    integers, found = zip(*parts, strict=True)
-    scale, zero, outer = (
-        None if getattr(found[0], name) is None else torch.cat([getattr(s, name) for s in found])
-        for name in ("scale", "zero", "outer")
-    )
-    assert scale is not None
-    return torch.cat(integers), Scales(scale, zero, outer, found[0].group)

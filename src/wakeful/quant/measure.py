@@ -25,7 +25,7 @@ from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import blocks_of, check_causal, first_target, logits_of, places
+from wakeful.probes.running import check_causal, first_target, logits_of, named_blocks, places
 from wakeful.quant.convert import prepared_as, quantized_layers
 from wakeful.quant.experts import Experts
 from wakeful.quant.observing import plain_linear
@@ -138,8 +138,7 @@ def measure(
     plain = model if whole else prepared_as(model, layers)
     # Modules exist once under one name, even if they are called from several places.
     names = places(plain)
-    blocks = {id(module): label for label, module in model.named_modules()}
-    names |= {blocks[id(block)]: (n, "block") for n, block in enumerate(blocks_of(model))}
+    names |= {name: (n, "block") for n, name in enumerate(named_blocks(model))}
     rows = _Rows(names)
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
@@ -241,13 +240,12 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
 @contextmanager
 def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Give the output (L, D) of every block of one forward pass, by the block's name."""
-    names = {id(module): name for name, module in model.named_modules()}
     found: dict[str, Tensor] = {}
 
     def see(label: str, _args: tuple[Any, ...], output: object) -> None:
         found[label] = stream_of(output)[0]
 
-    with hooked({names[id(block)]: block for block in blocks_of(model)}, after=see):
+    with hooked(named_blocks(model), after=see):
         yield found
 
 

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.model.hooks import hooked
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import blocks_of
+from wakeful.probes.running import named_blocks
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, matrix
 from wakeful.quant.schemes import Scales, Scheme
@@ -40,9 +40,7 @@ def fit_blocks(
     """
     method = scheme.method
     assert isinstance(method, AutoRound)
-    names = {id(module): name for name, module in model.named_modules()}
-    blocks = {names[id(block)]: block for block in blocks_of(model)}
-    heard = token_weights(model, blocks, text) if method.weighs_tokens else None
+    heard = token_weights(model, named_blocks(model), text) if method.weighs_tokens else None
     for turn in turns(model, text):
         inside = [name for name in layers if name.startswith(f"{turn.name}.")]
         weights = None
@@ -66,7 +64,8 @@ def _fitted(
     those of each sequence's tokens, (B · L,).
     """
     found = {
-        name: Rounding(matrix(layer)[0], nearest[name].fixed_grid) for name, layer in layers.items()
+        name: Rounding(matrix(layers[name])[0], each.grid.under(each.outer))
+        for name, each in nearest.items()
     }
     turned = {name for name, layer in layers.items() if isinstance(layer, Conv1D)}
     generator = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import blocks_of, logits_of
+from wakeful.probes.running import blocks_of, logits_of, named_blocks
 from wakeful.quant.linear import matrix
 
 PRODUCTS = 2**30
@@ -82,16 +82,15 @@ def turns(model: nn.Module, text: Sequence[Tensor]) -> Iterator[Turn]:
             f"blocks of {type(model).__name__} read more than what the one before gave, so "
             "autoround cannot fit one apart from the others: use gptq"
         )
-    names = {id(module): name for name, module in model.named_modules()}
-    blocks = list(blocks_of(model))
-    whole, own = _Walk(blocks, len(text)), _Walk(blocks, len(text))
-    for number, block in enumerate(blocks):
+    blocks = named_blocks(model)
+    whole, own = (_Walk(list(blocks.values()), len(text)) for _ in range(2))
+    for number, (name, block) in enumerate(blocks.items()):
         with whole.at(number):
             whole.run(model, text)
         with own.at(number, looks=True):
             own.run(model, text)
         wanted = [stream_of(each) for each in whole.after]
-        yield Turn(names[id(block)], block, list(own.calls), wanted)
+        yield Turn(name, block, list(own.calls), wanted)
         with own.at(number):
             own.run(model, text)
         whole.advance()
@@ -192,10 +191,9 @@ def _walks(model: nn.Module, tokens: Tensor) -> bool:
 
 def _by_block(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
     """Yield the layers of each block, and last those of none."""
-    names, rest = {id(module): name for name, module in model.named_modules()}, dict(layers)
-    for block in blocks_of(model):
-        prefix = f"{names[id(block)]}."
-        yield {name: rest.pop(name) for name in list(rest) if name.startswith(prefix)}
+    rest = dict(layers)
+    for block in named_blocks(model):
+        yield {name: rest.pop(name) for name in list(rest) if name.startswith(f"{block}.")}
     yield rest
 
 

@@ -37,12 +37,7 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
         raise WakefulError(
             f"the model has a stored prefix of {config.stored_prefix} tokens already"
         )
-    if not tokens:
-        raise WakefulError("a stored prefix needs at least one token")
-    wrong = [token for token in tokens if not 0 <= token < config.vocab_size]
-    if wrong:
-        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {config.vocab_size}")
-    ids = torch.tensor([list(tokens)], device=decoder.embed.weight.device)
+    ids = prefix_ids(tokens, decoder.embed.weight)
     cache = decoder.new_cache(1, len(tokens))
     decoder.hidden(ids, cache=cache)
     stored = {
@@ -50,6 +45,20 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
         for kind, layer in decoder.cache_slots
     }
     return rebuilt(decoder, stored, stored_prefix=len(tokens))
+
+
+def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
+    """Return the tokens of a prefix as one sequence, where the embedding `table` lies.
+
+    Raises:
+        WakefulError: there are none, or one is past the vocabulary.
+    """
+    if not tokens:
+        raise WakefulError("a prefix needs at least one token")
+    wrong = [token for token in tokens if not 0 <= token < len(table)]
+    if wrong:
+        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {len(table)}")
+    return torch.tensor([list(tokens)], device=table.device)
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ from wakeful.model.rebuild import rebuilt
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
-from wakeful.paged import AT_ONCE, as_stored, in_memory
+from wakeful.paged import as_stored, by_rows, in_memory
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
 
@@ -97,7 +97,9 @@ def rotate(
     norms = norms if stream else []
     centered = any(norm.centers for norm in norms)
     readers, roles = (list(stream_readers(turned)), roles_of(turned)) if stream else ([], {})
-    turn = turning(kind if stream else Identity(), "stream", turned, seed=seed, centered=centered)
+    shape, device = turned.config.shape, turned.embed.weight.device
+    of_stream = kind if stream else Identity()
+    turn = turning(of_stream, "stream", shape.width, device, seed=seed, centered=centered)
     for names in _parts(turned) if stream else _each_block(turned):
         parts = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in parts for module in part.modules()}
@@ -111,12 +113,13 @@ def rotate(
             for norm in norms:
                 bias = getattr(norm, "bias", None) if norm in inside else None
                 if bias is not None:
-                    bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
+                    bias.copy_(turn(bias.double()))
             for part in parts:
                 if isinstance(part, Block) and values:
                     of_layer = turning(
-                        kind, "values", turned, seed=seed, layer=part.attention.layer
-                    )
+                        kind, "values", shape.head_width, device, seed=seed,
+                        layer=part.attention.layer,
+                    )  # fmt: skip
                     _turn_values(part, turned, of_layer)
                 if isinstance(part, Block) and inner:  # the columns that read what is to turn
                     down = part.mlp.down.weight
@@ -263,34 +266,34 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
             norm.bias.copy_(bias.double() / scale.double())  # pyright: ignore
     if scale is not None:
         for reader in readers:
-            for rows in reader.weight.split(_rows(reader.weight)):
+            for rows in by_rows(reader.weight):
                 rows.copy_(rows.double() * scale.double())
 
 
 def turning(
-    kind: Rotation | Bases, part: str, decoder: Decoder, *, seed: int, centered: bool = False,
-    layer: int = 0,
+    kind: Rotation | Bases, part: str, width: int, device: torch.device, *, seed: int,
+    centered: bool = False, layer: int = 0,
 ) -> Turning:  # fmt: skip
-    """Return x -> x Qᵀ on rows of the `stream` or a layer's `values`; with `centered`, of a Q that
-    keeps (1, …, 1).
+    """Return what turns the channels of the `stream` or of a head's `values` in some layer: each
+    `width` numbers x of the last axis to x Qᵀ; with `centered`, of a Q that keeps (1, …, 1).
 
     Where that is drawn it is U diag(1, R) U with R one narrower and U the reflection `exchanged`.
     """
-    shape, device = decoder.config.shape, decoder.embed.weight.device
     if isinstance(kind, Bases):
         matrix = (kind.stream if part == "stream" else kind.values[layer]).to(device, torch.float64)
-        return lambda rows: rows @ matrix.mT
-    width = shape.width if part == "stream" else shape.head_width
+        return lambda x: (x.reshape(-1, width) @ matrix.mT).reshape(x.shape)
     drawn = kind.drawn(
         width - centered, generator=generator_for(seed, part, width), device=device,
         dtype=torch.float64,
     )  # fmt: skip
-    if not centered:
-        return drawn.into
 
-    def turn(rows: Tensor) -> Tensor:
+    def turn(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, width)
+        if not centered:
+            return drawn.into(rows).reshape(x.shape)
         rows = exchanged(rows)
-        return exchanged(torch.cat([rows[:, :1], drawn.into(rows[:, 1:].contiguous())], dim=1))
+        rows = torch.cat([rows[:, :1], drawn.into(rows[:, 1:].contiguous())], dim=1)
+        return exchanged(rows).reshape(x.shape)
 
     return turn
 
@@ -308,21 +311,13 @@ def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, cent
     """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
     weight = decoder.get_parameter(name)
     writes = role.residual == 0
-    rows = weight.T if writes else weight
-    removes = centered and (writes or role.embedding)
-    for part in rows.split(_rows(rows)):
-        part.copy_(turn(_centered(part.double(), removes)))
     bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None) if writes else None
-    if bias is not None:
-        bias.copy_(turn(_centered(bias.double().unsqueeze(0), removes)).squeeze(0))
-
-
-def _centered(rows: Tensor, removes: bool) -> Tensor:
-    return rows - rows.mean(1, keepdim=True) if removes else rows
-
-
-def _rows(matrix: Tensor) -> int:
-    return max(1, AT_ONCE // matrix.shape[1])
+    parts = by_rows(weight.T if writes else weight)
+    for part in parts if bias is None else (*parts, bias):
+        rows = part.double()
+        if centered and (writes or role.embedding):
+            rows = rows - rows.mean(-1, keepdim=True)
+        part.copy_(turn(rows))
 
 
 def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
@@ -331,15 +326,12 @@ def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
     value, out = block.attention.value, block.attention.out
     if isinstance(value, Heads):
         rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
-        turned = turn(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
-        value.weight.copy_(turned.flatten(0, 1))
+        value.weight.copy_(turn(rows).transpose(1, 2).flatten(0, 1))
         if value.bias is not None:
-            value.bias.copy_(turn(value.bias.double().reshape(-1, width)).flatten())
-    columns = out.weight.double().reshape(-1, width)
-    out.weight.copy_(turn(columns).reshape(out.weight.shape))
+            value.bias.copy_(turn(value.bias.double()))
+    out.weight.copy_(turn(out.weight.double()))
     if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
-        rows = stored.double().reshape(-1, width)
-        stored.copy_(turn(rows).reshape(stored.shape))
+        stored.copy_(turn(stored.double()))
 
 
 def _compare(before: Decoder, after: Decoder, kind: Rotation | Bases | str) -> None:

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
-from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
+from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.paged import like
-from wakeful.surgery.rotate import Turning, check_same
+from wakeful.surgery.rotate import Turning, check_same, turning
 
 _MLP = r"mlp\.(?:shared_expert\.)?"
 _READS = {
@@ -75,7 +75,7 @@ def rotate_experts(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     turns = {
-        part: _turning(kind, part, width, seed, table.weight.device)
+        part: turning(kind, part, width, table.weight.device, seed=seed)
         for part, width in (("stream", config.hidden_size), ("values", head_width))
     }
     for name, parameter in named.items():
@@ -119,13 +119,6 @@ def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
         return -1
     owner = model.get_submodule(name.rpartition(".")[0])
     return -1 if reads != bool(getattr(owner, "is_transposed", False)) else -2
-
-
-def _turning(kind: Rotation, part: str, width: int, seed: int, device: torch.device) -> Turning:
-    """Return what rotates each `width` numbers of the last axis by themselves."""
-    generator = generator_for(seed, part, width)
-    drawn = kind.drawn(width, generator=generator, device=device, dtype=torch.float64)
-    return lambda rows: drawn.into(rows.reshape(-1, width)).reshape(rows.shape)
 
 
 def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]) -> None:

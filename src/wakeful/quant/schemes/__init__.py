@@ -73,6 +73,11 @@ class Scheme(FieldVariant):
         )
 
     @property
+    def rounding(self) -> Method:
+        """How weights are rounded: by the method, or to nearest."""
+        return self.method or Method()
+
+    @property
     def calibrated(self) -> bool:
         """Whether it needs calibration text."""
         return self.scales == "static" or self.method is not None or self.caches_by_text
@@ -127,18 +132,6 @@ class Scheme(FieldVariant):
         return hash((self.definition, self.scales))
 
 
-_CHANNEL, _TOKEN, _TENSOR = (Absmax(bits=8, per=per) for per in get_args(Per))
-_FOUR = Zeropoint(bits=4, per="channel")
-_FOUR_128 = Zeropoint(bits=4, per="channel", group=128)
-_ABSMAX_FOUR_128 = Absmax(bits=4, per="channel", group=128)
-_FP8_CHANNEL, _FP8_TOKEN = E4M3(per="channel"), E4M3(per="token")
-_MX_CHANNEL, _MX_TOKEN = MxE2M1(per="channel"), MxE2M1(per="token")
-_NV = NvE2M1(per="tensor")
-_NV_ADAPTIVE = NvE2M1(per="tensor", adaptive=True)
-_GPTQ, _SMOOTH = Gptq(), Smooth()
-_FOUR_TOKEN = Absmax(bits=4, per="token")
-
-
 class Stated(Scheme):
     """Any grids: `scheme(weights=absmax(bits=6, per="channel"))`."""
 
@@ -150,37 +143,37 @@ class Fine(Scheme):
     """Weights absmax 8-bit per output channel, inputs absmax 8-bit per token."""
 
     examples = ("fine",)
-    weights: Grid | None = _CHANNEL
-    inputs: Grid | None = _TOKEN
+    weights: Grid | None = Absmax(bits=8, per="channel")
+    inputs: Grid | None = Absmax(bits=8, per="token")
 
 
 class Moderate(Scheme):
     """Weights and inputs absmax 8-bit per tensor."""
 
     examples = ("moderate",)
-    weights: Grid | None = _TENSOR
-    inputs: Grid | None = _TENSOR
+    weights: Grid | None = Absmax(bits=8, per="tensor")
+    inputs: Grid | None = Absmax(bits=8, per="tensor")
 
 
 class Coarse(Moderate):
     """Moderate, and outputs absmax 8-bit per tensor."""
 
     examples = ("coarse", "coarse(scales='static')")
-    outputs: Grid | None = _TENSOR
+    outputs: Grid | None = Absmax(bits=8, per="tensor")
 
 
 class W4(Scheme):
     """Weights zeropoint 4-bit per output channel; activations untouched."""
 
     examples = ("w4",)
-    weights: Grid | None = _FOUR
+    weights: Grid | None = Zeropoint(bits=4, per="channel")
 
 
 class W4G128(Scheme):
     """Weights zeropoint 4-bit in groups of 128 input channels; activations untouched."""
 
     examples = ("w4g128",)
-    weights: Grid | None = _FOUR_128
+    weights: Grid | None = Zeropoint(bits=4, per="channel", group=128)
 
 
 class W4G128GPTQ(W4G128):
@@ -188,14 +181,14 @@ class W4G128GPTQ(W4G128):
 
     name = "w4g128_gptq"
     examples = ("w4g128_gptq",)
-    method: Method | None = _GPTQ
+    method: Method | None = Gptq()
 
 
 class SmoothQuant(Moderate):
     """Moderate, with SmoothQuant's division of inputs, by calibration text (its setting O2)."""
 
     examples = ("smoothquant", "smoothquant(scales='static')")
-    method: Method | None = _SMOOTH
+    method: Method | None = Smooth()
 
 
 class W8A8(Fine):
@@ -208,45 +201,45 @@ class W4A16(Scheme):
     """What other tools call W4A16: weights absmax 4-bit in groups of 128; activations untouched."""
 
     examples = ("w4a16", "w4a16(method=gptq)")
-    weights: Grid | None = _ABSMAX_FOUR_128
+    weights: Grid | None = Absmax(bits=4, per="channel", group=128)
 
 
 class W4A8(W4A16):
     """The same with inputs absmax 8-bit per token."""
 
     examples = ("w4a8",)
-    inputs: Grid | None = _TOKEN
+    inputs: Grid | None = Absmax(bits=8, per="token")
 
 
 class W4A4(W4A16):
     """The same with inputs absmax 4-bit per token."""
 
     examples = ("w4a4", "w4a4(inputs=absmax(bits=4, per='token', clip=0.9))")
-    inputs: Grid | None = _FOUR_TOKEN
+    inputs: Grid | None = Absmax(bits=4, per="token")
 
 
 class FP8(Scheme):
     """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
 
     examples = ("fp8",)
-    weights: Grid | None = _FP8_CHANNEL
-    inputs: Grid | None = _FP8_TOKEN
+    weights: Grid | None = E4M3(per="channel")
+    inputs: Grid | None = E4M3(per="token")
 
 
 class MXFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
 
     examples = ("mxfp4",)
-    weights: Grid | None = _MX_CHANNEL
-    inputs: Grid | None = _MX_TOKEN
+    weights: Grid | None = MxE2M1(per="channel")
+    inputs: Grid | None = MxE2M1(per="token")
 
 
 class NVFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
 
     examples = ("nvfp4", "nvfp4(scales='static')")
-    weights: Grid | None = _NV
-    inputs: Grid | None = _NV
+    weights: Grid | None = NvE2M1(per="tensor")
+    inputs: Grid | None = NvE2M1(per="tensor")
 
 
 class FourOverSix(NVFP4):
@@ -254,22 +247,22 @@ class FourOverSix(NVFP4):
 
     name = "nvfp4_4over6"
     examples = ("nvfp4_4over6",)
-    weights: Grid | None = _NV_ADAPTIVE
-    inputs: Grid | None = _NV_ADAPTIVE
+    weights: Grid | None = NvE2M1(per="tensor", adaptive=True)
+    inputs: Grid | None = NvE2M1(per="tensor", adaptive=True)
 
 
 class KV8(Scheme):
     """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
 
     examples = ("kv8",)
-    cache: Grid | None = _TOKEN
+    cache: Grid | None = Absmax(bits=8, per="token")
 
 
 class KV4(Scheme):
     """Keys and values absmax 4-bit per head and token; all else untouched; emulated."""
 
     examples = ("kv4",)
-    cache: Grid | None = _FOUR_TOKEN
+    cache: Grid | None = Absmax(bits=4, per="token")
 
 
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}

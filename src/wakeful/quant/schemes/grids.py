@@ -7,6 +7,7 @@ point format (OCP Microscaling Formats, version 1.0). All arithmetic is in float
 Shapes: M tokens (or output channels, of weights), K input channels, G groups of them.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -169,6 +170,12 @@ class Grid(FieldVariant, ABC):
     def shared_scale(self, largest: Tensor) -> Tensor:
         """Return the scale that `per` shares where |x| goes up to `largest`."""
         return self.fit(-largest, largest).scale
+
+    def under(self, outer: Tensor | None) -> "Grid":
+        """Return this grid with what `per` shares given."""
+        made = copy.copy(self)
+        made.outer = outer
+        return made
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.paged import by_rows, whole
 from wakeful.quant.schemes.grids import Grid, Scales
 from wakeful.variants import FieldVariant
 
@@ -51,7 +52,10 @@ class Readers:
 
 
 class Method(FieldVariant, ABC):
-    """A way to round a layer's weights, and a division of its inputs that they make up for."""
+    """A way to round a layer's weights, and a division of its inputs that they make up for.
+
+    This one itself rounds to nearest and looks at no text.
+    """
 
     needs_products: ClassVar[bool] = False
     """Whether `round` asks for XᵀX."""
@@ -88,9 +92,25 @@ class Method(FieldVariant, ABC):
     def round(
         self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
-        """Return the codes of W and their scales, to nearest here; `products` is XᵀX."""
-        scales = grid.scales_of(weight)
-        return grid.quantize(weight, scales), scales
+        """Return the codes of W and their scales, to nearest here; `products` is XᵀX.
+
+        Rows that share no scale are rounded some after others.
+        """
+        if grid.per == "tensor":
+            scales = grid.scales_of(weight)
+            return grid.quantize(weight, scales), scales
+        parts: list[tuple[Tensor, Scales]] = []
+        for part in by_rows(weight):
+            rows = whole(part)
+            scales = grid.scales_of(rows)
+            parts.append((grid.quantize(rows, scales), scales))
+        integers, found = zip(*parts, strict=True)
+        joined = {
+            name: torch.cat([getattr(each, name) for each in found])
+            for name in ("scale", "zero", "outer")
+            if getattr(found[0], name) is not None
+        }
+        return torch.cat(integers), replace(found[0], **joined)
 
 
 class Gptq(Method):

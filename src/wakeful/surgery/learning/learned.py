@@ -113,8 +113,11 @@ class Learned(Variant):
     def _start(self, plain: Decoder, part: str, inputs: Tensor, seed: int) -> Tensor:
         """Return the matrices of one part to begin with, (B, n, n) in float64."""
         keeps = part == "stream" and plain.norm.centers
-        turn = turning(rotation_of("hadamard"), part, plain, seed=seed, centered=keeps)
         width = plain.config.width if part == "stream" else plain.config.shape.head_width
+        turn = turning(
+            rotation_of("hadamard"), part, width, plain.embed.weight.device, seed=seed,
+            centered=keeps,
+        )  # fmt: skip
         rows = inputs.double().reshape(len(inputs), -1, width)
         rows = rows - rows.mean(-1, keepdim=True) if keeps else rows
         if self.start == "hadamard":
