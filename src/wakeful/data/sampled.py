@@ -7,7 +7,6 @@ on where it was. Each is whole or not there, and the folder appears when it is w
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -31,6 +30,7 @@ from wakeful.data.tokens import (
 )
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
+from wakeful.paths import part_beside
 
 Documents = list[list[int]]
 _SETTINGS = "settings.json"
@@ -203,6 +203,6 @@ def _read(file: Path) -> Any:
 
 
 def _replace(file: Path, value: object) -> None:
-    part = file.with_suffix(f".{os.getpid()}")
+    part = part_beside(file)
     part.write_text(json.dumps(value), encoding="utf-8")
     part.replace(file)
