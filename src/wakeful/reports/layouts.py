@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from wakeful.comparison.reading import Comparison
 from wakeful.errors import WakefulError, nearest
@@ -27,6 +27,7 @@ class LaidOut:
     """How its figures are taken, each with a name."""
 
 
+@runtime_checkable
 class Layout(Protocol):
     """A layout, by its name in a package's mapping `wakeful.layouts` (`plugins`)."""
 
