@@ -29,6 +29,7 @@ Arithmetic = Literal["reference", "integer", "torchao"]
 _EXACT_COLUMNS = 2**10
 """Products of int8 numbers are 2¹⁴ at most; float32 adds integers up to 2²⁴ exactly."""
 _OF_BYTES = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""A type of so many bytes, to move two numbers as one."""
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
 
 

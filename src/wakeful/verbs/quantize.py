@@ -87,6 +87,9 @@ def quantize(
     better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])
     measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
     looks = any(each.calibrated for each in (*found, *others.values(), better))
+    texts = wanted.calibration_text
+    if texts and not looks:
+        raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
     with session("quantize", wanted, models, tokenizer, shown) as at:
@@ -94,16 +97,11 @@ def quantize(
         world = at.world
         world.gather("checked")
         length = wanted.length or LENGTH
-        follow = 0 if wanted.calibration_text else extra
+        follow = 0 if texts else extra
         words = words_in("")
         if count + follow:
             most = length * (count + follow)
             words = world.leader_first(lambda: words_of(wanted.source, most))
-        texts = wanted.calibration_text
-        if texts and not looks:
-            raise WakefulError(
-                f"calibration_text = {texts!r}: no scheme here calibrates; leave it out"
-            )
         calibration = world.leader_first(lambda: [words_of(one, length * extra) for one in texts])
         each = _Each(
             at.models(), wanted, found, others, better, words, count, extra, calibration, at
