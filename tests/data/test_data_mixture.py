@@ -198,17 +198,20 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
         mixed(config, source, tokenizer=PreparedData.open(other).tokenizer)
 
 
-def test_opening_rows_are_dealt_by_share_and_take_turns() -> None:
+def test_spread_rows_are_dealt_by_share_and_take_turns() -> None:
     found = tokens(70, 900, 3000)
-    assert found.read(found.opening(10, 10), 10)[:, 0].tolist() == [
-        0, 100_000, 10, 20, 100_010, 200_000, 30, 40, 100_020, 50,
+    assert found.read(found.spread(10, 10), 10)[:, 0].tolist() == [
+        0, 100_000, 10, 20, 100_300, 200_000, 30, 40, 100_600, 50,
     ]  # fmt: skip
     # A part gives what it has: seven rows of the twelve that are its share.
-    rows = found.read(found.opening(20, 10), 10)
+    rows = found.read(found.spread(20, 10), 10)
     assert np.bincount(rows[:, 0] // 100_000).tolist() == [7, 6, 2]
     assert (np.diff(rows) == 1).all()
-    alone = part(25, 0)
-    assert alone.opening(9, 10).tolist() == [0, 10]
+    alone = part(125, 0)
+    assert alone.spread(99, 10).tolist() == [*range(0, 120, 10)]
+    assert alone.spread(5, 10).tolist() == [0, 20, 40, 70, 90]
+    assert alone.spread(2, 10, within=49).tolist() == [0, 20]
+    assert alone.spread(2, 200).tolist() == []
 
 
 def test_parts_of_the_standard_library_are_sources() -> None:

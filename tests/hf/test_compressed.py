@@ -65,7 +65,7 @@ EXACT = [
 FLOATS = [
     "scheme(weights=mx_e2m1(per='channel'))", "scheme(weights=nv_e2m1(per='tensor'))",
     "nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')",
-    "mxfp4", "nvfp4(scales='static')",
+    "mxfp4", "mxfp4(weights=mx_e2m1(per='channel', exponent='ceil'))", "nvfp4(scales='static')",
 ]  # fmt: skip
 """4-bit floats, whose weights compressed-tensors unpacks to bfloat16."""
 CLOSE = [
@@ -84,14 +84,6 @@ class Theirs(Absmax):
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         return Scales(torch.maximum(smallest.abs(), largest.abs()) / 127.5)
-
-
-class TheirsMx(MxE2M1):
-    """MXFP4 inputs as compressed-tensors rounds them: an exponent from 1.75 on is the next one."""
-
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        size = torch.maximum(smallest.abs(), largest.abs())
-        return super().fit(smallest, torch.where(size > 0, size * 8 / 7, size))
 
 
 def llama(**over: object) -> LlamaForCausalLM:
@@ -226,9 +218,6 @@ def test_four_bit_floats_of_one_layer(scheme: str, tmp_path: Path) -> None:
     assert theirs.dtype == torch.float32
     for name, layer in quantized_layers(ours).items():
         x = torch.randn(8, layer.in_features)
-        if isinstance(layer.scheme.inputs, MxE2M1):
-            layer.scheme = copy.copy(layer.scheme)
-            layer.scheme.inputs = TheirsMx(per="token")
         expected = layer.linear(x)
         apart = (theirs.get_submodule(name)(x) - expected).norm() / expected.norm()
         assert apart < (1e-6 if isinstance(layer.grid, MxE2M1) else 3e-3), name
@@ -414,6 +403,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
     fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
     fails("of a group is 6; use --scheme .nvfp4", model, "nvfp4_4over6(scales='static')")
+    fails("rule even", model, "mxfp4(inputs=mx_e2m1(per='token', exponent='floor'))")
     fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
     fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(

@@ -1,6 +1,7 @@
 """Groups and floating point formats against hand-computed numbers, tables and torch's casts."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_e2m1_by_hand() -> None:
 
 
 def test_mxfp4_by_hand() -> None:
-    grid = MxE2M1(per="channel")
+    grid = MxE2M1(per="channel", exponent="floor")
     x = torch.zeros(1, 70)  # groups of 32, 32 and 6
     x[0, :4] = torch.tensor([7.0, -5.0, 0.3, 2.6])  # ⌊log₂ 7⌋ = 2: s = 1, and 7 is clipped
     x[0, 32:34] = torch.tensor([0.24, 0.1])  # ⌊log₂ 0.24⌋ = −3: s = 2⁻⁵
@@ -72,6 +73,28 @@ def test_mxfp4_by_hand() -> None:
     assert back[0, 64:66].tolist() == [8.0, -3.0]  # 1.55 steps of 2
     assert grid.encode_scale(scales.scale).tolist() == [[127, 122, 128]]
     assert torch.equal(grid.decode_scale(grid.encode_scale(scales.scale)), scales.scale)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "found"), [("floor", [4, 4, 4, 4, 8]), ("even", [4, 4, 4, 8, 8]),
+                            ("ceil", [4, 4, 8, 8, 8])]
+)  # fmt: skip
+def test_rules_of_mxfp4s_exponents(exponent: Any, found: list[int]) -> None:
+    largest = torch.tensor([4.0, 6.0, torch.tensor(6.0).nextafter(torch.tensor(7.0)), 7.0, 8.0])
+    for power in (-40, 0, 90):
+        x = torch.zeros(5, 32)
+        x[:, 5] = -torch.ldexp(largest, torch.tensor(power))
+        grid = MxE2M1(per="channel", exponent=exponent)
+        assert (grid.scales_of(x).scale[:, 0] * 4 * 2.0**-power).tolist() == found
+    assert ("exponents by" in grid.words) == (exponent != "even")
+
+
+def test_the_default_exponents_are_those_of_compressed_tensors() -> None:
+    theirs = pytest.importorskip("compressed_tensors.quantization.utils.mxfp_utils")
+    sizes = torch.cat([torch.rand(10_000) * 2.0**power for power in (-20, 0, 9)]).clamp_(1e-12)
+    codes = theirs.generate_mx_scales(sizes)
+    grid = MxE2M1(per="token")
+    assert torch.equal(grid.encode_scale(grid.fit(-sizes, sizes).scale).int(), codes.int())
 
 
 def test_nvfp4_by_hand() -> None:

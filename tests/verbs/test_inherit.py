@@ -45,7 +45,7 @@ from wakeful.heirs.outcome import Behind, read_inheritance
 from wakeful.heirs.plan import ArmCost, measure_costs
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
-from wakeful.heirs.solving import beginning, solved_on
+from wakeful.heirs.solving import solved_on, spread
 from wakeful.heirs.stream import TextStream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -558,7 +558,7 @@ def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
     assert domains[1].source == str(own)
     # The closed forms read each part by its share: of twenty rows fifteen and five.
     data = load_data(recipe.data)
-    rows = beginning(data, 20, 16, recipe.data)
+    rows = spread(data, 20, 16, recipe.data)
     firsts = [PreparedData.open(each.source).train.tokens[:16].tolist() for each in domains]
     assert all(first in rows.tolist() for first in firsts)
     assert rows.tolist().index(firsts[1]) == 2

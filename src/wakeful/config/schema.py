@@ -185,7 +185,7 @@ class BridgeConfig:
     map: How[Literal["none", "output", "down"]] = "down"
     """none; output: the paper's matrix on the feed-forward output; down: W_down solved again."""
     tokens: int = 65536
-    """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
+    """Tokens that it is solved on, in sequences of train.length all over the training text."""
     ridge: float = 0.05
     """λ of the penalty on the map, over the mean square of what it reads."""
     weigh: Literal["relative", "equal"] = "relative"
@@ -204,8 +204,8 @@ class WidthConfig(Ruled):
     mlp: What[float] = 0.0
     """Share of the hidden channels of the feed-forward networks. 0: all."""
     tokens: int = 24576
-    """Tokens of the training text's beginning that they are chosen and compensated on, in
-    sequences of train.length."""
+    """Tokens that they are chosen and compensated on, in sequences of train.length all over the
+    training text."""
 
     SECTION = "width"
     RULES = (Within("heads mlp", "[0, 1]"), AtLeast("tokens", 1))

@@ -14,7 +14,7 @@ import numpy as np
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, key64
+from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, evenly, key64
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
@@ -100,16 +100,21 @@ class MixedTokens(Tokens):
             rows[mine] = self.parts[owner].read(starts[mine] - self.offsets[owner], count)
         return rows
 
-    def opening(self, rows: int, length: int) -> np.ndarray:
-        """Return where rows from the beginnings of the domains start, each by its share.
+    def spread(self, rows: int, length: int, within: int = 0) -> np.ndarray:
+        """Return where rows that are evenly spread over each domain start, each by its share.
 
         The domains take turns evenly. One with too few tokens gives what it has.
         """
+        assert within in (0, self.num_tokens), "a mixture is read whole"
         shares = np.array([domain.share for domain in self.domains])
         counts = np.minimum(_dealt(shares, rows), self.sizes // length)
         owners = np.repeat(np.arange(len(counts)), counts)
-        places = np.concatenate([np.arange(count) for count in counts])
-        turns = np.argsort((places + 0.5) / counts[owners], kind="stable")
+        turns = np.argsort(
+            np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable"
+        )
+        places = np.concatenate(
+            [evenly(count, size) for count, size in zip(counts, self.sizes // length, strict=True)]
+        )
         return (self.offsets[owners] + length * places)[turns]
 
 

@@ -25,6 +25,12 @@ def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
     return (tokens == end_of_text).cumsum(1)
 
 
+def evenly(count: int, size: int) -> np.ndarray:
+    """Return at most `count` different numbers below `size`, evenly apart, 0 the first."""
+    count = min(count, size)
+    return np.arange(count) * size // max(count, 1)
+
+
 class Tokens:
     """Tokens for training and validation: one long row of ids, or a source that serves as one."""
 
@@ -41,12 +47,12 @@ class Tokens:
         """Return the `count` tokens from each start on: int64 (len(starts), count)."""
         raise NotImplementedError
 
-    def opening(self, rows: int, length: int) -> np.ndarray:
-        """Return where rows of `length` tokens start, one after another from the beginning.
+    def spread(self, rows: int, length: int, within: int = 0) -> np.ndarray:
+        """Return where rows of `length` tokens start, evenly spread over the first `within` tokens.
 
-        At most `rows` of them; none reaches past the end.
+        Over all of them where that is 0. At most `rows` of them; none reaches past the end.
         """
-        return length * np.arange(min(rows, self.num_tokens // length))
+        return length * evenly(rows, (within or self.num_tokens) // length)
 
     def optimal(self, rows: np.ndarray) -> np.ndarray | None:
         """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.

@@ -43,8 +43,10 @@ from wakeful.training.validation import mean_loss
 
 PASSES = 2.0
 """Plain forwards that looking at the layers takes about as long as."""
-SOLVED_ON, MEASURED_ON = 12_288, 2_048
+SOLVED_ON, MEASURED_ON = 12_288, 4_096
 """Tokens that runs of layers are tried on."""
+TRIED_LENGTH = 256
+"""Of the sequences that these are, at most: many short ones are of more kinds than a few long."""
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
 _AS_ASKED = (

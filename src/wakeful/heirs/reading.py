@@ -4,11 +4,13 @@ import dataclasses
 from functools import partial
 
 import polars as pl
+import torch
 
 from wakeful.config.schema import Config
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
+from wakeful.data.order import evenly
 from wakeful.data.overlap import NothingHeldOut
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
@@ -17,8 +19,8 @@ from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.heirs.choice import bridged_losses
 from wakeful.heirs.layers import Diagnosed, diagnose_layers
-from wakeful.heirs.plan import MEASURED_ON, SOLVED_ON, depth_of, looked_at
-from wakeful.heirs.solving import beginning, documents
+from wakeful.heirs.plan import MEASURED_ON, SOLVED_ON, TRIED_LENGTH, depth_of, looked_at
+from wakeful.heirs.solving import documents, spread
 from wakeful.loading.model import Model
 from wakeful.training.setup import autocast
 from wakeful.training.validation import window_losses
@@ -92,7 +94,7 @@ def diagnosed_layers(
         raise WakefulError(
             f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
         )
-    tokens = beginning(data, count, length, options.data)
+    tokens = spread(data, count, length, options.data)
     if len(tokens) < count:
         raise WakefulError(
             f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
@@ -107,11 +109,14 @@ def diagnosed_layers(
     dropped = total - depth_of(options, total)
     if options.blocks or options.choose != "bridge" or not dropped:
         return found
-    length = options.train.length
+    length = min(options.train.length, TRIED_LENGTH)
     rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)
     measured = max(1, MEASURED_ON // length)
-    tokens = beginning(data, rows + measured, length, options.data)
+    tokens = spread(data, rows + measured, length, options.data)
     held_out = max(1, len(tokens) * measured // (rows + measured))
+    last = torch.zeros(len(tokens), dtype=torch.bool)  # from all over the text too
+    last[evenly(held_out, len(tokens))] = True
+    tokens = torch.cat([tokens[~last], tokens[last]])
     device = choose_device(options.train.device)
     decoder = reference.decoder().to(device)
     losses = bridged_losses(

@@ -1,4 +1,4 @@
-"""Closed forms of heirs, solved on the training text's beginning."""
+"""Closed forms of heirs, solved on windows that are spread over the training text."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ from wakeful.world import joined
 def narrowed_reference(
     recipe: Recipe, reference: Decoder, width: WidthConfig, progress: Passed = unseen
 ) -> Decoder:
-    """Return the reference with fewer heads and channels, solved on the text's beginning."""
+    """Return the reference with fewer heads and channels, solved on the training text."""
     device = choose_device(recipe.train.device)
     tokens, numbers = _text(recipe, recipe.width.tokens)
     reference.to(device)
@@ -37,9 +37,9 @@ def narrowed_reference(
 
 
 def _text(recipe: Recipe, most: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"] | None]:
-    """Return at most so many tokens of the training text's beginning, and their `documents`."""
+    """Return at most so many tokens, spread over the training text, and their `documents`."""
     data, length = load_data(recipe.data), recipe.train.length
-    tokens = beginning(data, max(1, most // length), length, recipe.data)
+    tokens = spread(data, max(1, most // length), length, recipe.data)
     return tokens, documents(tokens, data, recipe.data)
 
 
@@ -66,14 +66,14 @@ def documents(
     return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
-def beginning(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
-    """Return the first rows of the training text, at most as many as `max_tokens` and it have.
+def spread(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
+    """Return rows evenly spread over the training text, or over its first `max_tokens`.
 
-    Of a mixture each part's first, by its share. With `bos` each begins as training's windows then
-    do: with BOS in the place of its first token.
+    At most as many as it has; of a mixture each part's by its share. With `bos` each begins as
+    training's windows then do: with BOS in the place of its first token.
     """
-    rows = min(rows, _allowed(data, config) // length)
-    tokens = torch.from_numpy(data.train.read(data.train.opening(rows, length), length))
+    starts = data.train.spread(rows, length, _allowed(data, config))
+    tokens = torch.from_numpy(data.train.read(starts, length))
     bos = data.begin(config)
     if bos is not None:
         tokens[:, 0] = bos
@@ -93,7 +93,7 @@ def bridges(
     heir: Decoder,
     progress: Passed,
 ) -> list[Bridged]:
-    """Bridge an heir's gaps on the training text's beginning, in place.
+    """Bridge an heir's gaps on the training text, in place.
 
     Of an heir that had other layers before, and the bridges `kept`, only those gaps that it lacked
     then. Return all of its bridges in order of depth, with those that stayed.

@@ -206,6 +206,8 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
     if isinstance(inputs, NvE2M1) and inputs.adaptive:
         again = "\"nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')\""
         raise _lacks(scheme, "NVFP4 inputs whose largest number of a group is 6", again)
+    if isinstance(inputs, MxE2M1) and inputs.exponent != "even":
+        raise _lacks(scheme, "MXFP4 inputs whose exponents follow the rule even", name)
     if weights.two_scales:
         if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
             raise _lacks(scheme, "NVFP4 whose t is per tensor", name)

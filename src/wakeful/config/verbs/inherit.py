@@ -112,7 +112,7 @@ class InheritOptions(Drawn):
     diagnose_length: int = 0
     """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
-    """Sequences of that diagnosis, from the training text's beginning."""
+    """Sequences of that diagnosis, from all over the training text."""
     data: Annotated[DataConfig, Beside(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )

@@ -25,7 +25,7 @@ class QuantizeOptions(Reading):
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
-    calibration_sequences: HowMuch[int] = 4
+    calibration_sequences: HowMuch[int] = 16
     """Sequences for static scales, methods and caches that need them."""
     calibration_text: How[tuple[str, ...]] = ()
     """Texts to calibrate on, with equally many sequences of each, named as for --text. None: the

@@ -359,21 +359,34 @@ _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class MxE2M1(_E2M1):
-    """MXFP4: groups of 32 share s = 2^(⌊log₂ max|x|⌋ − 2), a power of two (OCP Microscaling
-    Formats 1.0, sections 5.3 and 6.3).
+    """MXFP4: groups of 32 share s = 2^(e − 2), a power of two (OCP Microscaling Formats 1.0,
+    section 5.3), whose e comes from max|x| by one of three rules.
+
+    `even`, what vLLM and compressed-tensors compute: ⌊log₂ max|x|⌋, and one more from 1.75 · 2^e
+    on; `floor`, the specification's section 6.3: never more, which clips up to a quarter off the
+    largest number; `ceil`, cuBLAS's: the least e that clips nothing.
     """
 
     name = "mx_e2m1"
-    examples = ("mx_e2m1(per='channel')",)
+    examples = ("mx_e2m1(per='channel')", "mx_e2m1(per='channel', exponent='floor')")
     name_of_format = "MXFP4"
     scale_type = torch.float8_e8m0fnu
     group: int = field(init=False, default=32)
+    exponent: Literal["even", "floor", "ceil"] = "even"
+
+    @property
+    def words(self) -> str:
+        return super().words + f", exponents by {self.exponent}" * (self.exponent != "even")
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         size = _largest(smallest, largest)
-        exponent = torch.frexp(size).exponent - 3  # of a fraction from ½ to 1
+        fraction, exponent = torch.frexp(size)  # from ½ to 1
+        if self.exponent == "even":
+            exponent = exponent + (fraction >= 0.875)
+        elif self.exponent == "ceil":
+            exponent = exponent + (fraction > 0.75)  # 6 of 8
         one = torch.ones_like(size)
-        scale = torch.ldexp(one, exponent.clamp(-126, 127))
+        scale = torch.ldexp(one, (exponent - 3).clamp(-126, 127))
         return Scales(torch.where(size > 0, scale, one))
 
 
