@@ -66,17 +66,21 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
     for hook in hooks:
         hook.remove()
     with torch.inference_mode():  # as a user may call it
-        seen = observe(model, layers, tokens, products=True, weights=heard)
+        ways = [
+            observe(model, layers, tokens, products=True, weights=heard),
+            observe(model, layers, tokens, products=True, weighs=True),
+        ]
     for name in layers:
         total = torch.zeros(2 * [matrix(layers[name])[0].shape[1]])
         for x, (found,), weights in zip(inputs[name], heard[name], expected, strict=True):
             least = 1e-6 * float(weights[name].max())
             torch.testing.assert_close(found, weights[name], rtol=1e-3, atol=least)
             total += x.T @ (weights[name].unsqueeze(1) * x)
-        products = seen[name].products
-        assert products is not None
         least = 1e-5 * float(total.abs().max())
-        torch.testing.assert_close(products, total, rtol=1e-3, atol=least)
+        for seen in ways:
+            products = seen[name].products
+            assert products is not None
+            torch.testing.assert_close(products, total, rtol=1e-3, atol=least)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -14,7 +14,7 @@ from wakeful.quant.observing import merge, observe
 from wakeful.quant.reconstruction import Rounded, fit_blocks
 from wakeful.quant.schemes import Scheme
 from wakeful.quant.schemes.methods import Seen
-from wakeful.quant.walking import portions
+from wakeful.quant.walking import fit, portions
 from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.world import World
 
@@ -65,14 +65,16 @@ class Exchange:
                     self.make(name)
             return
         weights, parts = None, iter([layers])
+        weighs = method.weighs_tokens and not method.sequential and fit(layers)
         if method.needs_products:
-            weights = token_weights(model, layers, text) if method.weighs_tokens else None
+            if method.weighs_tokens and not weighs:
+                weights = token_weights(model, layers, text)
             parts = portions(model, layers, text, follows=method.sequential)
         fed = None
         if method.norms:
             fed = {name for readers in readers_of_norms(model).values() for name in readers}
         for part in parts:
-            self.seen = self._looked(part, weights)
+            self.seen = self._looked(part, weights, weighs=weighs)
             for name, shown in self.seen.items():
                 shown.of_norm = fed is None or name in fed
             made = {name: self.make(name) for name in part}
@@ -89,14 +91,15 @@ class Exchange:
         return made
 
     def _looked(
-        self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None
-    ) -> dict[str, Seen]:
+        self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None,
+        *, weighs: bool = False,
+    ) -> dict[str, Seen]:  # fmt: skip
         """Return what all processes' text shows of some layers, where that is asked for."""
         method, static = self.scheme.rounding, self.scheme.scales == "static"
         if not static and (self.scheme.method is None or method.fits_blocks):
             return {}
         seen = observe(
-            self.model, dict(part), self.text, weights=weights,
+            self.model, dict(part), self.text, weights=weights, weighs=weighs,
             products=method.needs_products, outputs=static and self.scheme.outputs is not None,
         )  # fmt: skip
         merge(seen, self.world)

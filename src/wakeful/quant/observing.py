@@ -1,9 +1,11 @@
 """What calibration text shows of linear layers, as hooks see it, in one process or several."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from wakeful.probes.running import logits_of
 from wakeful.quant.linear import matrix
 from wakeful.quant.schemes.methods import Readers, Seen
 from wakeful.quant.walking import Enough
-from wakeful.quant.weighing import TokenWeights
+from wakeful.quant.weighing import TokenWeights, listening
 from wakeful.world import World
 
 
@@ -27,16 +29,20 @@ def observe(
     *,
     products: bool = False,
     weights: TokenWeights | None = None,
+    weighs: bool = False,
     outputs: bool = False,
 ) -> dict[str, Seen]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
     Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
-    matrices, with `weights` of tokens for each layer's own; `outputs` asks for the largest outputs,
-    which multiplies every layer a second time.
+    matrices, with `weights` of tokens for each layer's own, which are found in the same pass where
+    it `weighs` them; `outputs` asks for the largest outputs, which multiplies every layer a second
+    time.
     """
     found: dict[str, Seen] = {}
     turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
+    held: dict[tuple[str, int], tuple[Tensor, Seen]] = {}  # inputs that wait for theirs
+    calls = Counter[str]()
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
 
     def see(name: str, args: tuple[Any, ...], _output: object) -> None:
@@ -44,16 +50,18 @@ def observe(
         shared = next((seen for each, seen in read if each() is x), None)
         seen = found.get(name)
         if seen is None:
-            seen = _unseen(layer, shared, products=products, own=weights is not None)
+            seen = _unseen(layer, shared, products=products, own=weighs or weights is not None)
         rows = x.detach().reshape(-1, x.shape[-1]).float()
-        weighed = next(turns[name]) if weights is not None else None
-        if weighed is not None and seen.products is not None:
-            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
+        if weighs:
+            held[name, calls[name]] = rows, seen
+            calls[name] += 1
+        elif weights is not None and (weighed := next(turns[name])) is not None:
+            weigh(rows, seen, weighed)
         if shared is None or shared.channels is not seen.channels:
             size = rows.abs()
             torch.maximum(seen.channels, size.amax(0), out=seen.channels)
             seen.sums += size.sum(0)
-            if seen.products is not None and weights is None:
+            if seen.products is not None and not weighs and weights is None:
                 seen.products += rows.T @ rows
         if outputs:
             seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
@@ -62,12 +70,25 @@ def observe(
         if shared is None:
             read.append((weakref.ref(x), seen))
 
-    with hooked(layers, after=see):
+    def weigh(rows: Tensor, seen: Seen, weighed: Tensor) -> None:
+        if seen.products is not None:
+            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
+
+    def hear(name: str, turn: int, weighed: Tensor) -> None:
+        weigh(*held.pop((name, turn)), weighed)
+
+    with ExitStack() as around:
+        reads = partial(logits_of, model)
+        if weighs:
+            reads = around.enter_context(listening(model, layers, hear))
+        around.enter_context(hooked(layers, after=see))
         for number, tokens in enumerate(calibration):
             read.clear()
+            held.clear()
+            calls.clear()
             turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})
             with suppress(Enough):
-                logits_of(model, tokens)
+                reads(tokens)
     unread = [name for name in layers if name not in found]
     if unread:
         others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""

@@ -55,7 +55,7 @@ def portions(
     With `follows` no part goes past a block, and a block whose layers the caller has exchanged runs
     again, so that the next ones read what the exchanged ones give.
     """
-    several = follows or len(list(_parts(layers))) > 1
+    several = follows or not fit(layers)
     walks = several and _walks(model, text[0][:, :_PROBED])
     by_block = list(_by_block(model, layers)) if walks or follows else [layers]
     if not walks:
@@ -119,6 +119,11 @@ def onward(
         with walk.at(number):
             walk.run(model, text)
         walk.advance()
+
+
+def fit(layers: Mapping[str, nn.Module]) -> bool:
+    """Whether the XᵀX of all of the layers fit into `PRODUCTS` bytes together."""
+    return len(list(_parts(layers))) <= 1
 
 
 class _Walk:

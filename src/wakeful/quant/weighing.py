@@ -8,7 +8,8 @@ each other (GuidedQuant, 2505.07004, whose channels are here one group). Roundin
 value of a sink, is what many gradients meet in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,22 +38,63 @@ def token_weights(
         WakefulError: the model has no embedding.
     """
     found: dict[str, list[list[Tensor | None]]] = {name: [] for name in layers}
+
+    def hear(name: str, turn: int, weights: Tensor) -> None:
+        calls = found[name][-1]
+        calls += [None] * (turn + 1 - len(calls))
+        calls[turn] = weights
+
+    with listening(model, layers, hear) as read:
+        for tokens in text:
+            for calls in found.values():
+                calls.append([])
+            for name, count in read(tokens).items():
+                found[name][-1] += [None] * (count - len(found[name][-1]))
+            _together([calls[-1] for calls in found.values()])
+    return found
+
+
+@contextmanager
+def listening(
+    model: nn.Module, layers: Mapping[str, nn.Module], hear: Callable[[str, int, Tensor], None]
+) -> Iterator[Callable[[Int[Tensor, "B L"]], Mapping[str, int]]]:
+    """Yield what reads a sequence forward and back, and returns how often each layer was called.
+
+    `hear` is told of a layer, of the number of its call, and of the (M,) weights of its tokens,
+    the last layer first; of no call that the loss hears nothing of.
+
+    Raises:
+        WakefulError: the model has no embedding.
+    """
     starts: list[Tensor] = []
+    counts = dict.fromkeys(layers, 0)
 
     def begin(_name: str, _args: tuple[Any, ...], rows: Tensor) -> Tensor:
         starts.append(rows.detach().requires_grad_())
         return starts[-1]
 
     def listen(name: str, y: Tensor, width: int) -> None:
-        calls = found[name][-1]
-        turn = len(calls)
-        calls.append(None)
-
-        def hear(gradient: Tensor) -> None:
-            calls[turn] = gradient.reshape(-1, width).float().square().mean(1)
-
+        turn = counts[name]
+        counts[name] += 1
         if y.requires_grad:
-            y.register_hook(hear)
+            y.register_hook(
+                lambda each: hear(name, turn, each.reshape(-1, width).float().square().mean(1))
+            )
+
+    def read(tokens: Tensor) -> Mapping[str, int]:
+        starts.clear()
+        counts.update(dict.fromkeys(layers, 0))
+        logits = logits_of(model, tokens.clone())[:, first - 1 : -1]
+        if not starts:
+            raise WakefulError(
+                f"{type(model).__name__} has no embedding to follow the loss back to: use "
+                "gptq(weighting='none')"
+            )
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), tokens[:, first:].flatten(), reduction="sum"
+        )
+        torch.autograd.grad(loss, starts, allow_unused=True)
+        return counts
 
     tables = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
     # Heads normalize and turn what their matrix gave.
@@ -67,23 +109,7 @@ def token_weights(
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        for tokens in text:
-            starts.clear()
-            for calls in found.values():
-                calls.append([])
-            logits = logits_of(model, tokens.clone())[:, first - 1 : -1]
-            if not starts:
-                raise WakefulError(
-                    f"{type(model).__name__} has no embedding to follow the loss back to: use "
-                    "gptq(weighting='none')"
-                )
-            loss = nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), tokens[:, first:].flatten(), reduction="sum"
-            )
-            torch.autograd.grad(loss, starts, allow_unused=True)
-            del logits, loss
-            _together([calls[-1] for calls in found.values()])
-    return found
+        yield read
 
 
 def _together(heard: Sequence[list[Tensor | None]]) -> None:
