@@ -531,7 +531,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
     short = ["--scheme", "coarse", "--scales", "static", "--text", str(few)]
-    assert "7 sequences of 16 tokens need 112 tokens" in wrong(*short)
+    assert "19 sequences of 16 tokens need 304 tokens" in wrong(*short)
     assert not out.exists()
     assert not small.exists()
     assert not list(tmp_path.glob(".*.part"))

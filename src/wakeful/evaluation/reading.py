@@ -93,7 +93,8 @@ class TextWords(Words):
         if len(tokens) < take * num_sequences:
             raise WakefulError(
                 f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, "
-                f"and the text has {len(tokens)} of {loaded.name}'s: give more text, or less length"
+                f"and the text has {len(tokens)} of {loaded.name}'s: give more text, or ask for "
+                "fewer or shorter sequences"
             )
         first = [loaded.bos] if bos and loaded.bos is not None else []
         return [first + tokens[n * take : (n + 1) * take] for n in range(num_sequences)]
