@@ -72,9 +72,9 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
         ]
     for name in layers:
         total = torch.zeros(2 * [matrix(layers[name])[0].shape[1]])
-        for x, (found,), weights in zip(inputs[name], heard[name], expected, strict=True):
+        for x, found, weights in zip(inputs[name], heard[name], expected, strict=True):
             least = 1e-6 * float(weights[name].max())
-            torch.testing.assert_close(found, weights[name], rtol=1e-3, atol=least)
+            torch.testing.assert_close(found[0], weights[name], rtol=1e-3, atol=least)
             total += x.T @ (weights[name].unsqueeze(1) * x)
         least = 1e-5 * float(total.abs().max())
         for seen in ways:

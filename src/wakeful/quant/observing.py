@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ def observe(
     time.
     """
     found: dict[str, Seen] = {}
-    turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
+    known: dict[str, Mapping[int, Tensor]] = {}  # the weights of a sequence, by the call
     held: dict[tuple[str, int], tuple[Tensor, Seen]] = {}  # inputs that wait for theirs
     calls = Counter[str]()
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
@@ -52,11 +52,12 @@ def observe(
         if seen is None:
             seen = _unseen(layer, shared, products=products, own=weighs or weights is not None)
         rows = x.detach().reshape(-1, x.shape[-1]).float()
+        turn = calls[name]
+        calls[name] += 1
         if weighs:
-            held[name, calls[name]] = rows, seen
-            calls[name] += 1
-        elif weights is not None and (weighed := next(turns[name])) is not None:
-            weigh(rows, seen, weighed)
+            held[name, turn] = rows, seen
+        elif weights is not None and turn in known[name]:
+            weigh(rows, seen, known[name][turn])
         if shared is None or shared.channels is not seen.channels:
             size = rows.abs()
             torch.maximum(seen.channels, size.amax(0), out=seen.channels)
@@ -83,10 +84,9 @@ def observe(
             reads = around.enter_context(listening(model, layers, hear))
         around.enter_context(hooked(layers, after=see))
         for number, tokens in enumerate(calibration):
-            read.clear()
-            held.clear()
-            calls.clear()
-            turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})
+            for notes in (read, held, calls):
+                notes.clear()
+            known.update({name: each[number] for name, each in (weights or {}).items()})
             with suppress(Enough):
                 reads(tokens)
     unread = [name for name in layers if name not in found]

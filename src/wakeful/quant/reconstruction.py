@@ -45,7 +45,7 @@ def fit_blocks(
         inside = [name for name in layers if name.startswith(f"{turn.name}.")]
         weights = None
         if heard is not None:
-            weights = [torch.zeros(()) if each is None else each for (each,) in heard[turn.name]]
+            weights = [each.get(0, torch.zeros(())) for each in heard[turn.name]]
         nearest = {name: make(name, None) for name in inside}
         rounded = _fitted(turn, {name: layers[name] for name in inside}, nearest, method, weights)
         put(model, {name: make(name, each) for name, each in rounded.items()})

@@ -8,6 +8,7 @@ each other (GuidedQuant, 2505.07004, whose channels are here one group). Roundin
 value of a sink, is what many gradients meet in.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,8 +24,10 @@ from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import matrix
 
-TokenWeights = Mapping[str, Sequence[Sequence[Tensor | None]]]
-"""Of each layer, of each sequence, of each call: (M,) weights of its tokens; None is zeros."""
+TokenWeights = Mapping[str, Sequence[Mapping[int, Tensor]]]
+"""Of each layer, of each sequence, by the number of the call: (M,) weights of its tokens; zeros
+where there are none.
+"""
 
 
 def token_weights(
@@ -37,19 +40,16 @@ def token_weights(
     Raises:
         WakefulError: the model has no embedding.
     """
-    found: dict[str, list[list[Tensor | None]]] = {name: [] for name in layers}
+    found: dict[str, list[dict[int, Tensor]]] = {name: [] for name in layers}
 
     def hear(name: str, turn: int, weights: Tensor) -> None:
-        calls = found[name][-1]
-        calls += [None] * (turn + 1 - len(calls))
-        calls[turn] = weights
+        found[name][-1][turn] = weights
 
     with listening(model, layers, hear) as read:
         for tokens in text:
             for calls in found.values():
-                calls.append([])
-            for name, count in read(tokens).items():
-                found[name][-1] += [None] * (count - len(found[name][-1]))
+                calls.append({})
+            read(tokens)
             _together([calls[-1] for calls in found.values()])
     return found
 
@@ -57,8 +57,8 @@ def token_weights(
 @contextmanager
 def listening(
     model: nn.Module, layers: Mapping[str, nn.Module], hear: Callable[[str, int, Tensor], None]
-) -> Iterator[Callable[[Int[Tensor, "B L"]], Mapping[str, int]]]:
-    """Yield what reads a sequence forward and back, and returns how often each layer was called.
+) -> Iterator[Callable[[Int[Tensor, "B L"]], None]]:
+    """Yield what reads a sequence forward and back.
 
     `hear` is told of a layer, of the number of its call, and of the (M,) weights of its tokens,
     the last layer first; of no call that the loss hears nothing of.
@@ -67,23 +67,23 @@ def listening(
         WakefulError: the model has no embedding.
     """
     starts: list[Tensor] = []
-    counts = dict.fromkeys(layers, 0)
+    calls = Counter[str]()
 
     def begin(_name: str, _args: tuple[Any, ...], rows: Tensor) -> Tensor:
         starts.append(rows.detach().requires_grad_())
         return starts[-1]
 
     def listen(name: str, y: Tensor, width: int) -> None:
-        turn = counts[name]
-        counts[name] += 1
+        turn = calls[name]
+        calls[name] += 1
         if y.requires_grad:
             y.register_hook(
                 lambda each: hear(name, turn, each.reshape(-1, width).float().square().mean(1))
             )
 
-    def read(tokens: Tensor) -> Mapping[str, int]:
+    def read(tokens: Tensor) -> None:
         starts.clear()
-        counts.update(dict.fromkeys(layers, 0))
+        calls.clear()
         logits = logits_of(model, tokens.clone())[:, first - 1 : -1]
         if not starts:
             raise WakefulError(
@@ -94,7 +94,6 @@ def listening(
             logits.flatten(0, 1).float(), tokens[:, first:].flatten(), reduction="sum"
         )
         torch.autograd.grad(loss, starts, allow_unused=True)
-        return counts
 
     tables = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
     # Heads normalize and turn what their matrix gave.
@@ -112,13 +111,12 @@ def listening(
         yield read
 
 
-def _together(heard: Sequence[list[Tensor | None]]) -> None:
+def _together(heard: Sequence[dict[int, Tensor]]) -> None:
     """Copy the weights of one sequence into one tensor, now that what the pass held is free: where
     they came up, amid it, they would keep the allocator from giving anything back.
     """
-    places = [(calls, turn) for calls in heard for turn in range(len(calls))]
-    places = [(calls, turn, each) for calls, turn in places if (each := calls[turn]) is not None]
-    whole = torch.cat([each for _, _, each in places]) if places else torch.empty(0)
-    parts = whole.split([len(each) for _, _, each in places])
-    for (calls, turn, _), part in zip(places, parts, strict=True):
+    places = [(calls, turn) for calls in heard for turn in calls]
+    each = [calls[turn] for calls, turn in places]
+    whole = torch.cat(each) if each else torch.empty(0)
+    for (calls, turn), part in zip(places, whole.split([*map(len, each)]), strict=True):
         calls[turn] = part
