@@ -464,13 +464,14 @@ def test_a_growing_students_baselines_are_foreseen_with_the_steps_of_all_its_rou
     assert twice == pytest.approx(2 * once)
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(999, (8, 4)), (32, (2, 4))])
-def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said(
+@pytest.mark.parametrize(("tokens", "rows"), [(999, (16, 8)), (32, (4, 8))])
+def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said_from_all_over_the_text(
     reference: Run, text: Path, known: Model, tokens: int, rows: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(reading, "SOLVED_ON", 128)
     monkeypatch.setattr(reading, "MEASURED_ON", 64)
+    monkeypatch.setattr(reading, "TRIED_LENGTH", 8)
     tried = Mock(return_value={1: 1.0})
     monkeypatch.setattr(reading, "bridged_losses", tried)
     options = InheritOptions(
@@ -480,7 +481,14 @@ def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said(
     data = PreparedData.open(recipe_for(reference, text).data.source)
     reading.diagnosed_layers(options, known, data, Silent())
     measured = tried.call_args.kwargs["held_out"]
-    assert (len(tried.call_args.args[1]) - measured, measured) == rows
+    found = tried.call_args.args[1]
+    assert (len(found) - measured, measured) == rows
+    # Every so many of the text's windows; those to measure on lie all over it too.
+    starts = np.arange(sum(rows)) * (data.train.num_tokens // 8) // sum(rows) * 8
+    held = [number * sum(rows) // measured for number in range(measured)]
+    assert starts[held[-1]] > 0.7 * data.train.num_tokens
+    ours = [*np.delete(starts, held), *starts[held]]
+    assert found.tolist() == [data.train.tokens[start : start + 8].tolist() for start in ours]
 
 
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
