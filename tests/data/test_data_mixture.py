@@ -203,6 +203,7 @@ def test_spread_rows_are_dealt_by_share_and_take_turns() -> None:
     assert found.read(found.spread(10, 10), 10)[:, 0].tolist() == [
         0, 100_000, 10, 20, 100_300, 200_000, 30, 40, 100_600, 50,
     ]  # fmt: skip
+    assert len(found.spread(10, 10, within=49)) == 4
     # A part gives what it has: seven rows of the twelve that are its share.
     rows = found.read(found.spread(20, 10), 10)
     assert np.bincount(rows[:, 0] // 100_000).tolist() == [7, 6, 2]

@@ -103,9 +103,10 @@ class MixedTokens(Tokens):
     def spread(self, rows: int, length: int, within: int = 0) -> np.ndarray:
         """Return where rows that are evenly spread over each domain start, each by its share.
 
-        The domains take turns evenly. One with too few tokens gives what it has.
+        The domains take turns evenly. One with too few tokens gives what it has. A mixture has no
+        first tokens: `within` bounds the rows alone, and training refuses it (`Data.first`).
         """
-        assert within in (0, self.num_tokens), "a mixture is read whole"
+        rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
         counts = np.minimum(_dealt(shares, rows), self.sizes // length)
         owners = np.repeat(np.arange(len(counts)), counts)
