@@ -186,6 +186,24 @@ def like(source: Tensor, made: Tensor) -> Tensor:
     return Paged(in_file(made.to(kind) if rounds else made).stored, made.dtype)
 
 
+def bring(model: nn.Module) -> nn.Module:
+    """Read the weights of a model that stay in files into memory, in place; return the model."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, Paged):
+                copied = made.get(id(parameter)) or nn.Parameter(whole(parameter.detach()))
+                module._parameters[name] = made[id(parameter)] = copied
+    return model
+
+
+def put(module: nn.Module, name: str, values: Tensor) -> None:
+    """Give a module another parameter in the place of its own, in the type and where that lies."""
+    old = module.get_parameter(name)
+    made = like(old, values.to(old.dtype))
+    setattr(module, name, nn.Parameter(made, requires_grad=old.requires_grad))
+
+
 def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Let the matrices of a model stay in the files that they were read from; return the model.
 

@@ -218,8 +218,9 @@ class WidthConfig(Ruled):
 class HealConfig(Ruled):
     """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
-    by: How[Literal["reference", "text"]] = "reference"
-    """Learn from the reference's predictions (alpha adds the text), or from the text alone."""
+    by: How[Literal["reference", "text", "none"]] = "reference"
+    """Learn from the reference's predictions (alpha adds the text), from the text alone, or not at
+    all: the heir is what its layers and their bridges make it."""
     alpha: float = 0.0
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0

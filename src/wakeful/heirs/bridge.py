@@ -49,6 +49,7 @@ from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
+from wakeful.paged import put
 from wakeful.training.setup import AS_IT_IS
 from wakeful.world import ALONE, World
 
@@ -276,9 +277,9 @@ def solve(
     total, plain = world.sums(total, plain)
     solution = _solved(equations, size, options, first, scale)
     new = solution[:size].T
-    down.weight.copy_(new @ weight.double() if through else new)
+    put(down, "weight", new @ weight.double() if through else new)
     if bias is not None:
-        bias.copy_(solution[size] + (new @ bias.double() if through else 0))
+        put(down, "bias", solution[size] + (new @ bias.double() if through else 0))
     left = (
         equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options, world)
     )
@@ -320,8 +321,7 @@ def _rescaled(
     if not norm.scales_channels:
         nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
     by = nz / nn_
-    weight = norm.get_parameter("weight")
-    weight.copy_(weight.double() * by)
+    put(norm, "weight", norm.get_parameter("weight").double() * by)
     return float((zz - 2 * by * nz + by * by * nn_).sum())
 
 

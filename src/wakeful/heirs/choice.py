@@ -105,8 +105,7 @@ class _Trial:
         """Return the loss without the layers from `start` on, bridged by the one before them."""
         before, stop = start - 1, start + dropped
         block = self.fitted[before].blocks[before]
-        parameters = [each for part in carriers(block) for each in part.parameters()]
-        kept = [parameter.clone() for parameter in parameters]
+        kept = [(part, dict(part.named_parameters())) for part in carriers(block)]
         try:
             gap = Gap(before, start, stop - 1)
             solve(self.fitted[before].copy(), self.fitted[stop].copy(), gap, self.options)
@@ -116,8 +115,9 @@ class _Trial:
             stream.through(len(stream.blocks))
             return self._loss(stream.states())
         finally:
-            for parameter, old in zip(parameters, kept, strict=True):
-                parameter.copy_(old)
+            for part, parameters in kept:
+                for name, old in parameters.items():
+                    setattr(part, name, old)
 
     def _loss(self, states: Iterator[Float[Tensor, "B L D"]]) -> float:
         total, done = 0.0, 0

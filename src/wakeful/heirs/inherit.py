@@ -20,6 +20,7 @@ from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import fill, initialize, set_parameter
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
+from wakeful.paged import Paged
 
 _PROJECTIONS = ("query", "key", "value")
 _STORED = {"key": "keys", "value": "values"}
@@ -193,12 +194,20 @@ def _assembled(
 def _copy_part(target: Decoder, name: str, theirs: nn.Module) -> None:
     """Copy the weights of a part into the target's, which are made where it has none yet.
 
-    A donor without memory, which is inherited from to check a recipe, leaves them unmade.
+    A donor without memory, which is inherited from to check a recipe, leaves them unmade; one whose
+    weights stay in their files shares them.
     """
-    for inner, parameter in target.get_submodule(name).named_parameters():
-        if parameter.is_meta and not theirs.get_parameter(inner).is_meta:
+    part, state = target.get_submodule(name), dict(theirs.state_dict())
+    for inner, parameter in list(part.named_parameters()):
+        there = theirs.get_parameter(inner)
+        if parameter.is_meta and isinstance(there, Paged):
+            set_parameter(target, f"{name}.{inner}", there.detach())
+        elif parameter.is_meta and not there.is_meta:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
-    target.get_submodule(name).load_state_dict(theirs.state_dict())
+    shared = [inner for inner, made in part.named_parameters() if isinstance(made, Paged)]
+    part.load_state_dict(
+        {n: each for n, each in state.items() if n not in shared}, strict=not shared
+    )
 
 
 def _start_variants(target: Decoder, known: Sequence[Sequence[Donor]]) -> None:

@@ -405,7 +405,7 @@ def foreseen(
     return {
         "diagnosing": one * diagnosing,
         "choosing": one * choosing,
-        "evaluating": taken,
+        "evaluating": taken * (1 + 2 * (1 - dropped / total) * (options.heal.by == "none")),
         "closed forms": one * seeds * solved_on(recipe, total, data),
         "training": seeds * _trained(options, recipe, total, one, taken),
     }
@@ -420,7 +420,7 @@ def _trained(
         return 0.0
     baselines = {name: baseline_of(name) for name in recipe.baselines}
     taught = {name for name, each in baselines.items() if each.distil}
-    if recipe.heal.by != "text":
+    if recipe.heal.by == "reference":
         taught |= {"heir", *(name for name, each in baselines.items() if each.heals)}
     batch = one * train.batch_size * train.length
     costs = [

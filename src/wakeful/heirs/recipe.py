@@ -122,7 +122,7 @@ class Recipe:
     def healing(self, layers: LayerMap, num_layers: int) -> DistillConfig:
         """The loss of an heir of these layers of the reference's `num_layers`."""
         heal = self.heal
-        if heal.by == "text":
+        if heal.by != "reference":
             return DistillConfig()
         return DistillConfig(
             teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature,

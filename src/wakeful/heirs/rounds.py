@@ -65,6 +65,10 @@ class Seed:
             )
         return FinishedStages(rounds, baselines)
 
+    def first(self) -> TrainingStage:
+        """Return the stage of the first heir."""
+        return self._round(0, None)
+
     def train_arm(self, baseline: str) -> None:
         """Do the part of `carry_out` that is one baseline's, or the heirs' where none is named.
 
@@ -75,7 +79,7 @@ class Seed:
             if self.recipe.most_heirs > 1 or not baseline:
                 heirs = [each.stage for each in self._rounds()]
             else:
-                heirs = [self._round(0, None)]
+                heirs = [self.first()]
             for stage in self._stages(baseline, heirs) if baseline else ():
                 self._finished(stage)
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from huggingface_hub import ModelCardData
 
+from wakeful.config.options import default_of
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
@@ -148,7 +149,7 @@ def _beside(rows: Iterable[str]) -> list[str]:
 
 def command_of(verb: str, options: object, *names: str) -> str:
     """Return the command line of a verb about names with the options that are not as usual."""
-    usual = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    usual = {field.name: default_of(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
     flags = _flags(to_table(options), to_table(usual))
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
 

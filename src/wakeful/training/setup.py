@@ -18,6 +18,7 @@ from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import configured, optimizer_of
+from wakeful.paged import bring
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import Run
 from wakeful.training.events import Write, wanted_packages
@@ -189,7 +190,7 @@ def make_decoder(config: Config, device: torch.device, given: Decoder | None = N
         if given is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            decoder = given.requires_grad_(True)
+            decoder = bring(given).requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return adapted(config, decoder.to(device=device, dtype=dtype))
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import polars as pl
 import tomli_w
 import torch
 
+from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, FigureFormat, InheritOptions, options_from
 from wakeful.data.base import Data
@@ -33,7 +35,7 @@ from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStages, check_stages
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export, refuse_existing
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.finite import check_finite
@@ -48,9 +50,11 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
+from wakeful.verbs import untrained
 from wakeful.verbs.inherited import Inheritance
 from wakeful.verbs.result import showing
 from wakeful.verbs.sources import Source, as_ours, name_of
+from wakeful.verbs.untrained import UntrainedHeir
 from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
@@ -77,7 +81,7 @@ def inherit(
     shown: Shown | None = None,
     options: InheritOptions | None = None,
     **given: Any,
-) -> Inheritance:
+) -> Inheritance | UntrainedHeir:
     """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
 
         wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
@@ -91,8 +95,9 @@ def inherit(
         given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
-    reference.parquet, summary.json and report.html. Nothing is written before everything that can
-    be checked has been.
+    reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
+    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html.
+    Nothing is written before everything that can be checked has been.
 
     Raises:
         WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
@@ -110,6 +115,8 @@ def inherit(
         _check_world(wanted, world)
         usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
         out = Path(wanted.resume or wanted.out or usual)
+        if reference is not None and wanted.heal.by == "none":
+            return _untrained(reference, tokenizer, wanted, out, shown, world)
         if reference is None:
             begun = _resumed(out, shown, world)
         elif world.first:
@@ -225,6 +232,73 @@ class _Begun:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """A reference and a text, read, and the layers that were chosen."""
+
+    reference: Model
+    place: str
+    """Where a resumed inheritance will find it."""
+    options: InheritOptions
+    data: Data
+    diagnosed: Diagnosed | None
+    recipe: Recipe
+    config: Config
+    """Of a run that would train the whole reference."""
+    solving: float
+    """Seconds that closed forms may take."""
+
+
+def _planned(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    out: Path,
+    show: Display,
+    world: World,
+) -> _Planned:
+    _check_names(options)
+    if options.recipe and isinstance(source, str | Path):
+        merged_from(str(source))
+    reference, place = _reference(source, tokenizer, out, show)
+    if options.recipe:
+        _check_merged(reference, place)
+    options = _fitted(options, reference)
+    total = reference.decoder().config.num_layers
+    planning.plan_layers(options, total, None)
+    data = prepared_text(options, reference, show)
+    solving = _foretold(place, options, reference, data, show, world)
+    diagnosed = diagnosed_layers(options, reference, data, show)
+    recipe = planning.make_recipe(place, options, total, data, diagnosed)
+    recipe.check(total)
+    config = check_stages(recipe, reference.decoder(), world)
+    return _Planned(reference, place, options, data, diagnosed, recipe, config, solving)
+
+
+def _untrained(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    out: Path,
+    shown: Shown,
+    world: World,
+) -> UntrainedHeir:
+    """Write the heir that choosing and bridging leave."""
+    if world.size > 1:
+        raise WakefulError("heal.by = none takes one process: leave out torchrun")
+    refuse_existing(out)
+    with shown("inherit") as show:
+        planned = _planned(source, tokenizer, options, out, show, world)
+        reference, recipe = planned.reference, planned.recipe
+        stage = Seed(recipe, reference.decoder(), math.inf, out, shown).first()
+        heir = untrained.made(
+            stage, recipe, options, reference, planned.data, planned.config, show,
+            source=name_of(source), out=out,
+        )  # fmt: skip
+    heir.save(out)
+    return heir
+
+
 def _begun(
     source: Source,
     tokenizer: AnyTokenizer | str | Path | None,
@@ -236,22 +310,10 @@ def _begun(
     began = time.monotonic()
     run = Run(out)
     run.refuse_existing("inherit")
-    _check_names(options)
-    if options.recipe and isinstance(source, str | Path):
-        merged_from(str(source))
     with shown("inherit") as show:
-        reference, place = _reference(source, tokenizer, out, show)
-        if options.recipe:
-            _check_merged(reference, place)
-        options = _fitted(options, reference)
-        total = reference.decoder().config.num_layers
-        planning.plan_layers(options, total, None)
-        data = prepared_text(options, reference, show)
-        solving = _foretold(place, options, reference, data, show, world)
-        diagnosed = diagnosed_layers(options, reference, data, show)
-        recipe = planning.make_recipe(place, options, total, data, diagnosed)
-        recipe.check(total)
-        config = check_stages(recipe, reference.decoder(), world)
+        planned = _planned(source, tokenizer, options, out, show, world)
+        reference, data, recipe = planned.reference, planned.data, planned.recipe
+        config, options, total = planned.config, planned.options, len(reference.blocks)
         if recipe.heal.top_k:
             lesson = recipe.healing(recipe.layer_map(0), total)
             healed = dataclasses.replace(config.train, distill=lesson)
@@ -265,7 +327,7 @@ def _begun(
             show.note("timing a step of every model")
             timing = partial(show.count, "timing a step: models")
             costs = planning.measure_costs(recipe, reference.decoder(), data, timing)
-            before = time.monotonic() - began + solving
+            before = time.monotonic() - began + planned.solving
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
             steps = planning.steps_within(
                 costs, left, every=options.train.eval_every, before=before
@@ -279,7 +341,7 @@ def _begun(
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device, world.size))
-        plan = _plan(options, diagnosed, costs, str(reference.agreement or ""))
+        plan = _plan(options, planned.diagnosed, costs, str(reference.agreement or ""))
         new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
@@ -321,7 +383,8 @@ def _foretold(
     expected = planning.foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
     minutes = options.minutes or _DEFAULT_MINUTES
-    limit = "" if options.train.steps else f"all in {minutes:g} minutes"
+    timed = not options.train.steps and options.heal.by != "none"
+    limit = f"all in {minutes:g} minutes" if timed else ""
     if whole >= LONG or limit:
         parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
         parts += [f"and training {duration(max(0.0, minutes * 60 - whole))}"] if limit else []

@@ -156,7 +156,9 @@ class InheritOptions(Drawn):
         Needs("width.tokens", "width.heads width.mlp baseline=narrow", "it is for narrowing"),
         Excludes("drops", "grow blocks copy",
                  "whole layers are dropped in the order of --choose, and healed in between"),
-        Excludes("heal.by=text", "heal.alpha heal.temperature heal.top_k",
+        Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
+                 "drops seeds cluster recipe heal.lora.rank", "nothing is trained"),
+        Excludes("heal.by=text heal.by=none", "heal.alpha heal.temperature heal.top_k",
                  "the reference's predictions are not learned from"),
         Excludes("heal.hidden", "heal.top_k heal.by",
                  "the reference's streams are needed every step"),

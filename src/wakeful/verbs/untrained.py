@@ -1,0 +1,212 @@
+"""`inherit` without training: layers of a reference, chosen and bridged, written as a model."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
+from wakeful.config.verbs import InheritOptions
+from wakeful.data.base import Data
+from wakeful.display import Display
+from wakeful.estimates import Estimate, weighted_mean, with_error
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.layers import written
+from wakeful.heirs.reading import evaluated
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.stages import TrainingStage
+from wakeful.hf.weights_out import describe, export
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.model.finite import check_finite
+from wakeful.norms.base import Norm
+from wakeful.paged import Paged
+from wakeful.reports.card import command_of, model_card
+from wakeful.reports.html import write
+from wakeful.reports.lineage import bridged
+from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method
+from wakeful.runs.run import Run
+from wakeful.verbs.result import Measured
+
+REFERENCE, PLAIN, HEIR = "reference", "without a bridge", "heir"
+"""Whose loss in every window is known."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class UntrainedHeir(Measured):
+    """Layers of a reference, bridged, and what leaving out the others costs."""
+
+    model: Model
+    reference: Model
+    layers: tuple[int, ...]
+    """The reference's layers that it has."""
+    rule: str
+    """How they were chosen."""
+    bridges: tuple[Bridged, ...]
+    windows: pl.DataFrame
+    """A row a validation window: its number, its tokens, and the loss in it of the reference, of
+    the heir, and without the bridge where there is one."""
+    options: InheritOptions
+    source: str
+    """The name that the reference was asked for by."""
+    path: Path
+    """The folder."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The losses, a row a validation window."""
+        return self.windows
+
+    @property
+    def page(self) -> Path:
+        """The page about it."""
+        return self.path / "report.html"
+
+    @property
+    def losses(self) -> dict[str, Estimate]:
+        """Nats a token of each, ± its standard error over windows."""
+        return {name: self._over(pl.col(name)) for name in self._models}
+
+    @property
+    def costs(self) -> dict[str, Estimate]:
+        """The loss over the reference's, paired by window."""
+        gap = {name: pl.col(name) - pl.col(REFERENCE) for name in self._models[1:]}
+        return {name: self._over(each) for name, each in gap.items()}
+
+    @property
+    def _models(self) -> list[str]:
+        return [name for name in (REFERENCE, PLAIN, HEIR) if name in self.frame.columns]
+
+    def _over(self, loss: pl.Expr) -> Estimate:
+        return weighted_mean(self.frame.select(loss).to_series(), self.frame["tokens"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The layers, the bridges, the losses and what they are over the reference's."""
+        return json.loads(json.dumps({
+            "reference": self.source, "rule": self.rule, "layers": self.layers,
+            "bridges": [to_table(each) for each in self.bridges],
+            "losses": self.losses, "costs": self.costs, "parameters": self._parameters,
+        }))  # fmt: skip
+
+    @property
+    def _parameters(self) -> dict[str, int]:
+        pairs = ((REFERENCE, self.reference), (HEIR, self.model))
+        return {n: sum(p.numel() for p in each.module.parameters()) for n, each in pairs}
+
+    @property
+    def report(self) -> Report:
+        """What leaving layers out costs, with a bridge and without."""
+        total, costs = len(self.reference.blocks), self.costs
+        cost = with_error(*costs[HEIR], "+")
+        beside = f"; without a bridge {with_error(*costs[PLAIN], '+')}" if PLAIN in costs else ""
+        said = (
+            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats a "
+            f"token over all of them, and nothing was trained{beside}."
+        )
+        count = {PLAIN: self._parameters[HEIR], **self._parameters}
+        rows = [
+            [name, f"{count[name]:,}", with_error(*loss),
+             with_error(*costs[name], "+") if name in costs else ""]
+            for name, loss in self.losses.items()
+        ]  # fmt: skip
+        parts: list[Part] = [
+            Table(["", "parameters", "loss", "over the reference"], rows,
+                  "Nats a token on the validation text", "figures"),
+            *(Text(bridged(each, self.options.bridge)) for each in self.bridges),
+        ]  # fmt: skip
+        tokens = int(self.frame["tokens"].sum())
+        told = {
+            "Layers": f"{written(self.layers)} of 0–{total - 1}, by {self.rule}",
+            "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
+            f"in {len(self.frame)} windows, differences paired by window, ± one standard error",
+            "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
+            "matrices measured as they are written",
+        }
+        place = str(self.path)
+        steps = [
+            Step("Let it write", f"wakeful generate {place}"),
+            Step("Make it smaller", f"wakeful quantize {place} --scheme w4a16"),
+        ]
+        return Report(
+            f"An heir of {self.reference.name}", [said], steps,
+            [Section("What leaving layers out costs", parts, brief=True), method(told)],
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder that Transformers loads, with the page beside it."""
+        decoder, model = self.model.decoder(), self.model
+        losses, costs = self.losses, self.costs
+        done = [
+            f"its layers {written(self.layers)} (from 0), chosen by {self.rule}",
+            *(bridged(each, self.options.bridge) for each in self.bridges),
+            "nothing was trained",
+        ]
+        before, after = (with_error(*losses[name]) for name in (REFERENCE, HEIR))
+        card = model_card(
+            model, describe(decoder.config)[0], command_of("inherit", self.options, self.source),
+            source=self.reference, done=done,
+            figures=[f"| loss, nats a token | {before} | {after} |",
+                     f"| over the reference, paired | | {with_error(*costs[HEIR], '+')} |"],
+        )  # fmt: skip
+        export(decoder, folder, tokenizer=model.own_tokenizer, dtype=model.written_in, card=card)
+        run = Run(folder)
+        run.write_json("inherit.json", self.summary)
+        run.write_frame("windows.parquet", self.frame)
+        write(self.report, run.path / "report.html", self.figures)
+        return run.path
+
+
+def made(
+    stage: TrainingStage,
+    recipe: Recipe,
+    options: InheritOptions,
+    reference: Model,
+    data: Data,
+    config: Config,
+    show: Display,
+    *,
+    source: str,
+    out: Path,
+) -> UntrainedHeir:
+    """Return what an heir's stage starts from, and its losses beside its reference's."""
+    decoder = stage.start(partial(show.count, "narrowing: layers passed"))
+    name = f"{reference.name} with {len(stage.layers)} layers"
+    heir = replace(
+        reference, name=name, module=decoder.eval().requires_grad_(False), path=None,
+        agreement=None, generates_as=reference, read_tokenizer=lambda: reference.own_tokenizer,
+    )  # fmt: skip
+    models = {REFERENCE: evaluated(config, reference, data, show)}
+    check_finite(models[REFERENCE]["loss"].to_torch())
+    if recipe.bridge.map != "none" and stage.bridge is not None:
+        plain = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
+        bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
+        models |= {PLAIN: plain} if bridges else {}
+    else:
+        bridges = []
+    _round(decoder, heir.written_in)
+    models[HEIR] = evaluated(config, heir, data, show)
+    frame = models[REFERENCE].select("window", "tokens")
+    frame = frame.with_columns(**{each: found["loss"] for each, found in models.items()})
+    return UntrainedHeir(
+        model=heir, reference=reference, layers=stage.layers, rule=recipe.rule,
+        bridges=tuple(bridges), windows=frame, options=options, source=source, path=out,
+        figures=options.figures,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _round(decoder: Decoder, kind: torch.dtype) -> None:
+    """Round what is in memory to the type that is written, in place.
+
+    Norms stay: a scale that is stored less one is exact there, and not as the decoder has it.
+    """
+    for module in decoder.modules():
+        for parameter in () if isinstance(module, Norm) else module.parameters(recurse=False):
+            if not isinstance(parameter, Paged):
+                parameter.copy_(parameter.to(kind))
