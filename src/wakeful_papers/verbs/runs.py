@@ -49,7 +49,6 @@ from wakeful_papers.exhibits.figures import (
     SeenRow,
     answer_name,
     seen_of_arm,
-    seen_of_model,
     seen_of_run,
     train_curve,
 )
@@ -117,7 +116,7 @@ def carried_out(
                 facts = facts or RunFacts.of(read)
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
                 answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
-                seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
+                seen[job.group, job.row, seed] = seen_of_run(read).besides(layers, answers)
                 source = str(path)
             else:
                 source = reference.source
@@ -139,7 +138,7 @@ def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[RowKey,
             found = _read_over(given.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
             answers = _asked(given.source, _named(given.source), plan, place, shown)
-            seen["", row, seed] = seen_of_model(figures, layers, answers)
+            seen["", row, seed] = SeenRow(figures).besides(layers, answers)
     return seen
 
 
@@ -278,7 +277,7 @@ def _inherited(
         answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.sizes.reference.parameters)
-        found[job.group, "reference", seed] = seen_of_model(figures, None, answers)
+        found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
     for arm in summary.arms:
         row = "heir" if arm.arm == summary.final else arm.arm
         row = ALIKE["reference"] if row == "reference" else row
@@ -287,7 +286,7 @@ def _inherited(
         layers = _looked_at(last, label, row, plan, place, shown)
         answers = _asked(str(last), label, plan, place, shown)
         training = train_curve([read_run(path / stage) for stage in arm.runs])
-        found[job.group, row, seed] = seen_of_arm(arm, training, layers, answers)
+        found[job.group, row, seed] = seen_of_arm(arm, training).besides(layers, answers)
     return found, path / summary.heir.runs[-1]
 
 
