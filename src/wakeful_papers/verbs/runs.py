@@ -1,8 +1,6 @@
 """The runs that an exhibit takes: trained or taken, inherited, looked at and asked."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from wakeful.config.schema import DataConfig
 from wakeful.config.verbs import LENGTH, with_shots
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
+from wakeful.digests import json_digest
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.estimates import perplexity
@@ -154,8 +153,7 @@ def _read_over(
     read = "" if words is None else words.sha256
     probes = [each for each in plan.exhibit.probes if each in PROBES]
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
-    folder = runs / f"{short(source)}-looks-{digest}"
+    folder = runs / f"{short(source)}-looks-{json_digest(facts)[:12]}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
     records = [folder / f"stretch-{n}.json" for n in range(count)]
     if not all(file.is_file() for file in (*frames, *records)):
@@ -229,8 +227,7 @@ def _state(source: str) -> list[tuple[str, int, int]]:
 def _named(source: str) -> str:
     """Return what the answers of a model are called: those of other weights have another name."""
     state = _state(source)
-    digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:6]
-    return f"{short(source)}-{digest}" if state else short(source)
+    return f"{short(source)}-{json_digest(state)[:6]}" if state else short(source)
 
 
 def train_job(job: Job, seed: int, path: Path, shown: Shown) -> None:
