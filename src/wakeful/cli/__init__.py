@@ -75,8 +75,8 @@ def _status(verb: str, rest: list[str]) -> int:
     """Run a verb and return its exit status; say in one line what the user can mend."""
     try:
         _check_text([verb, *rest])
-        if verb not in VERBS and verb not in added("verbs"):
-            known = [*VERBS, *added("verbs")]
+        known = [*VERBS, *added("verbs")]
+        if verb not in known:
             raise WakefulError(
                 f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
             )

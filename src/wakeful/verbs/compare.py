@@ -28,7 +28,6 @@ from wakeful.verbs.result import Stored
 class Comparison(Stored):
     """Variants trained alike, and how they differ."""
 
-    path: Path
     page: Path
     """The page about it."""
     found: Compared

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 class Inheritance(Stored):
     """Heirs of a reference, what they reached, and the baselines beside them."""
 
-    path: Path
     page: Path
     """The page about it."""
 

@@ -121,6 +121,7 @@ def same_or_each(words: Mapping[str, str]) -> str:
     return "; ".join(f"{name} {each}" for name, each in words.items())
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Stored(Result):
     """A result whose run directory was written while the work went on."""
 

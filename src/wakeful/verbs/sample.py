@@ -1,6 +1,5 @@
 """The verb `data generate`: a model in, prepared data that it wrote itself out."""
 
-import hashlib
 import itertools
 import json
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from wakeful.config.verbs import SampleOptions, options_from
 from wakeful.data.order import key64
 from wakeful.data.sampled import Documents, sampled
 from wakeful.data.tokens import PreparedData
-from wakeful.digests import state_sha256
+from wakeful.digests import joined_sha256, state_sha256
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.loading.chat import user_turn
@@ -91,7 +90,7 @@ def sample_data(
             "top_k": wanted.top_k,
             "top_p": wanted.top_p,
             "seed": wanted.seed,
-            "prompts": _sha256([begin.prompts, begin.reply]),
+            "prompts": joined_sha256(json.dumps([begin.prompts, begin.reply])),
             "chat": begin.chat,
             "validation_fraction": wanted.validation_fraction,
         }
@@ -196,7 +195,3 @@ def _part(
         if new[0] not in begin.ends and not unasked:
             found.append(row[begin.silent :])
     return found
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,7 +1,6 @@
 """The verb train: a configuration in, a trained model in its run directory out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,8 @@ if TYPE_CHECKING:
     from wakeful.loading.model import Model
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Run(Stored):
     """A training run."""
-
-    path: Path
 
     @property
     def config(self) -> Config:

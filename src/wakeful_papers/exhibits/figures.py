@@ -28,14 +28,20 @@ class SeenRow:
     pictures: Mapping[str, Frame] = field(default_factory=dict)
     """The rows of each of `PICTURES` that was looked at; "row,column" is their `position`."""
 
+    def besides(self, layers: Frame | None, answers: Mapping[str, float]) -> "SeenRow":
+        """Return it with what its layers showed if they were looked at, and its figures on tasks by
+        `answer_name`.
+        """
+        figures = {**self.figures, **answers}
+        if layers is None:
+            return SeenRow(figures, self.curves)
+        pictures = {name: layers.filter(pl.col("metric") == name) for name in PICTURES}
+        found = {name: rows for name, rows in pictures.items() if rows.height}
+        return SeenRow(figures, {**self.curves, **of_layers(layers)}, found)
 
-def seen_of_run(
-    run: TrainedRun, layers: Frame | None = None, answers: Mapping[str, float] | None = None
-) -> SeenRow:
-    """Return a finished training run's figures and curves, those of its layers if looked at.
 
-    `answers` are its figures on tasks, by `answer_name`.
-    """
+def seen_of_run(run: TrainedRun) -> SeenRow:
+    """Return a finished training run's figures and curves."""
     schemes = (
         f"{kind}{scheme}" for scheme in run.summary.quantization for kind in (INCREASE, DAMAGE)
     )
@@ -45,7 +51,7 @@ def seen_of_run(
     tokens = float(run.summary.tokens)
     figures |= {"tokens": tokens, "all_tokens": tokens, "seconds": run.summary.seconds}
     curves = {"train_loss": train_curve([run]), "validation_loss": validation_curve(run)}
-    return _with_looks(figures | dict(answers or {}), curves, layers)
+    return SeenRow(figures, curves)
 
 
 def validation_curve(run: TrainedRun) -> Curve:
@@ -64,13 +70,6 @@ def answer_name(task: str, metric: str, shots: int = 0) -> str:
     return f"{name}_{shots}_shots" if shots else name
 
 
-def seen_of_model(
-    figures: Mapping[str, float], layers: Frame | None, answers: Mapping[str, float] | None = None
-) -> SeenRow:
-    """Return what a model that was not trained here showed."""
-    return _with_looks({**figures, **(answers or {})}, {}, layers)
-
-
 def train_curve(runs: Sequence[TrainedRun]) -> Curve:
     """Return the training loss over the steps of an arm's stages, one after another."""
     steps: list[np.ndarray] = []
@@ -84,12 +83,7 @@ def train_curve(runs: Sequence[TrainedRun]) -> Curve:
     return np.concatenate(steps), np.concatenate(losses)
 
 
-def seen_of_arm(
-    arm: Arm,
-    training: Curve,
-    layers: Frame | None = None,
-    answers: Mapping[str, float] | None = None,
-) -> SeenRow:
+def seen_of_arm(arm: Arm, training: Curve) -> SeenRow:
     """Return the figures and curves of an heir or a baseline, as `seen_of_run`.
 
     `all_tokens` are the `tokens` with those of the rounds of growth before it.
@@ -106,18 +100,7 @@ def seen_of_arm(
     last = {point.step: point.loss for point in arm.curve}
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])
-    curves = {"train_loss": training, "validation_loss": (steps, curve)}
-    return _with_looks(figures | dict(answers or {}), curves, layers)
-
-
-def _with_looks(
-    figures: Mapping[str, float], curves: Mapping[str, Curve], layers: Frame | None
-) -> SeenRow:
-    if layers is None:
-        return SeenRow(figures, curves)
-    pictures = {name: layers.filter(pl.col("metric") == name) for name in PICTURES}
-    found = {name: rows for name, rows in pictures.items() if rows.height}
-    return SeenRow(figures, {**curves, **of_layers(layers)}, found)
+    return SeenRow(figures, {"train_loss": training, "validation_loss": (steps, curve)})
 
 
 def of_layers(frame: Frame) -> dict[str, Curve]:

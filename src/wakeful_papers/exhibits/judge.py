@@ -200,9 +200,9 @@ class _Pair:
         told = replace(
             told, premise=mean[0], because=told.because or f"{premise.says}: {value}"
         )  # fmt: skip
-        absent = _absent if told.outcome == "reversed" else _absent_on_average
+        surely = told.outcome == "reversed"
         if told.outcome == "not applicable" or not all(
-            absent(premise, each) for each in measured.values()
+            _absent(premise, each, surely=surely) for each in measured.values()
         ):
             return told
         return _not_applicable(told, f"no {premise.says.removeprefix('a ')}: {value}")
@@ -214,14 +214,11 @@ def _not_applicable(told: Verdict, because: str) -> Verdict:
     return replace(told, outcome="not applicable", direct=direct, because=because)
 
 
-def _absent_on_average(premise: Premise, values: Sequence[float]) -> bool:
-    return not premise.shown(mean_and_error(values)[0])
-
-
-def _absent(premise: Premise, values: Sequence[float]) -> bool:
-    """Whether the whole 95% interval shows no phenomenon; a single seed has none."""
+def _absent(premise: Premise, values: Sequence[float], *, surely: bool) -> bool:
+    """Whether the mean shows no phenomenon or, `surely`, the whole 95% interval, which of a single
+    seed is infinite.
+    """
     mean, error = mean_and_error(values)
-    beyond = math.nan if math.isnan(error) else reach(error, len(values))
-    return not math.isnan(beyond) and not any(
-        premise.shown(edge) for edge in (mean - beyond, mean + beyond)
-    )
+    beyond = reach(error, len(values)) if surely else 0.0
+    edges = (mean - beyond, mean + beyond)
+    return not math.isnan(beyond) and not any(map(premise.shown, edges))

@@ -1,6 +1,5 @@
 """The outcome of a direction, by the 95% interval of a paired difference over seeds."""
 
-import math
 from typing import Literal
 
 from wakeful.estimates import Estimate, reach
@@ -21,9 +20,9 @@ def outcome_of(
     lies below `margin`, and reversed where it lies above. All else, and a single seed, is not
     resolved.
     """
-    if difference is None or math.isnan(difference[1]):
+    if difference is None:
         return "not resolved"
-    beyond = reach(difference[1], seeds)
+    beyond = reach(difference[1], seeds)  # infinite for a single seed
     low, high = difference[0] - beyond, difference[0] + beyond
     confirmed, reverse = {
         "same": (-margin <= low and high <= margin, low > margin or high < -margin),

@@ -1,8 +1,6 @@
 """An exhibit at a scale: which runs it takes, and what they cost."""
 
 import dataclasses
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +22,7 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
 from wakeful.config.verbs import LENGTH
+from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
@@ -44,7 +43,7 @@ class Job:
         """What the run is called among others: equal configurations share one folder."""
         table = config_to_table(self.config)
         del table["name"]
-        return f"{self.config.model.num_layers}x{self.config.model.width}-{_digest(table)}"
+        return f"{self.config.model.num_layers}x{self.config.model.width}-{json_digest(table)[:12]}"
 
     def seeded(self, seed: int) -> Config:
         """Return the configuration with a seed, called by its row."""
@@ -163,7 +162,7 @@ class Plan:
         facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
         for given in self.existing.values():
             for seed in self.seeds:
-                name = f"{short(given.source)}-read-{_digest(facts)}/seed-{seed}"
+                name = f"{short(given.source)}-read-{json_digest(facts)[:12]}/seed-{seed}"
                 operations = 2.0 * given.parameters * self.stretch
                 found[name] = Piece(1, self.stretch, operations, 0.0, "reading")
         return found
@@ -199,7 +198,7 @@ class Plan:
 
     def heirs_folder(self, job: Job, seed: int) -> str:
         """Return what the inheritance from a job's reference is called among the runs."""
-        return f"{self.reference_name(job)}-heirs-{_digest(heirs_table(self, job, seed))}"
+        return f"{self.reference_name(job)}-heirs-{json_digest(heirs_table(self, job, seed))[:12]}"
 
     def reference_name(self, job: Job) -> str:
         """Return what a job's reference is called in the names of files."""
@@ -434,7 +433,7 @@ def _instead(
 def short(source: str) -> str:
     """Return what a model is called in the names of files."""
     last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
-    return f"{last}-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
+    return f"{last}-{joined_sha256(source)[:6]}"
 
 
 def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
@@ -448,16 +447,16 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     """
     heirs, config = plan.heirs[job.group], job.seeded(seed)
     steps = _steps(heirs, job)
-    train = config_to_table(config)["train"] | {"steps": steps}
+    table = config_to_table(config)
+    train = table["train"] | {"steps": steps}
     often = 0 < 100 * config.train.eval_every <= config.train.steps
     train["eval_every"] = max(1, steps // (100 if often else 10))
-    data = config_to_table(config)["data"]
-    data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab_size")}
-    del data["max_tokens"], data["first_batch"]
+    theirs = ("tokenizer", "vocab_size", "max_tokens", "first_batch")
+    data = {key: value for key, value in table["data"].items() if key not in theirs}
     if heirs.epochs:
         trained = steps * config.train.batch_size * config.train.length
         data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))
-    optimizer = config_to_table(config)["optimizer"]
+    optimizer = table["optimizer"]
     optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps // 5)
     return {
         **(
@@ -495,7 +494,3 @@ def _plain(table: Table, name: str) -> Table:
     """Return a table on top of its preset, without what is said of a comparison."""
     whole = on_preset(table, name)
     return {key: value for key, value in whole.items() if key not in OWN_KEYS}
-
-
-def _digest(facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

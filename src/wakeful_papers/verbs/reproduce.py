@@ -1,10 +1,12 @@
 """The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -133,29 +135,24 @@ def reproduce(
     """
     wanted = options_from(ReproduceOptions, given, options)
     names = _asked_for(names, wanted)
-    cluster = cluster_of(wanted.cluster) if wanted.cluster else None
     shown = shown or usual
     runs = Path(wanted.runs or exhibit_folder(names[0], wanted).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
-    plans, left_out = _chosen(names, wanted, runs, finished, cluster)
+    plans, left_out = _chosen(names, wanted, runs, finished)
     if len(plans) > 1:
         with shown(f"{len(plans)} exhibits") as show:
             total = total_of(plans.values(), finished)
-            show.note(f"{len(plans)} exhibits: {_told(total, wanted, cluster)}")
+            show.note(f"{len(plans)} exhibits: {_told(total, wanted)}")
     plans = {place: _tuned(plan, place, runs, wanted, shown) for place, plan in plans.items()}
-    shared = cluster is not None and len(plans) > 1
+    shared = bool(wanted.cluster) and len(plans) > 1
     faults = _shared_out(plans, runs, wanted, shown) if shared else {}
     done: list[tuple[Path, Judged, Report | None]] = []
     for place, plan in plans.items():
-        try:
+        with _or_left_out(plan.exhibit.name, wanted, left_out):
             if shared and place != list(plans)[-1]:  # the last one's report is returned
                 done.append((place, _kept(place, faults), None))
             else:
-                done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
-        except WakefulError as error:
-            if not wanted.all or isinstance(error, Interrupted):
-                raise
-            left_out.append(_why(plan.exhibit.name, error))
+                done.append((place, *_work(plan, place, runs, wanted, shown)))
     if not done:
         raise WakefulError(f"no exhibit could be run; {left_out[0]}")
     last, one, told = done[-1]
@@ -248,11 +245,7 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
 
 
 def _chosen(
-    names: Sequence[str],
-    wanted: ReproduceOptions,
-    runs: Path,
-    finished: Finished,
-    cluster: Cluster | None,
+    names: Sequence[str], wanted: ReproduceOptions, runs: Path, finished: Finished
 ) -> tuple[dict[Path, Plan], list[str]]:
     """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
 
@@ -262,25 +255,32 @@ def _chosen(
     plans: dict[Path, Plan] = {}
     left_out: list[str] = []
     known: Known = {}
+    cluster = _cluster(wanted)
     for name in names:
-        try:
+        with _or_left_out(name, wanted, left_out):
             plan = planned(exhibit(name), wanted)
             place = exhibit_folder(name, wanted)
             _check_folder(plan, place, wanted.given)
             check_fits([*plans.values(), plan], runs, finished, cluster)
             check_models(plan, known)
-        except WakefulError as error:
-            if not wanted.all:
-                raise
-            left_out.append(_why(name, error))
-        else:
             plans[place] = plan
     return plans, left_out
 
 
-def _why(name: str, error: WakefulError) -> str:
-    """Return why an exhibit cannot be run, with its name once."""
-    return str(error) if str(error).startswith(name) else f"{name}: {error}"
+@contextlib.contextmanager
+def _or_left_out(name: str, wanted: ReproduceOptions, left_out: list[str]) -> Iterator[None]:
+    """With --all, add to `left_out` why an exhibit cannot be run, with its name once."""
+    try:
+        yield
+    except WakefulError as error:
+        if not wanted.all or isinstance(error, Interrupted):
+            raise
+        left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
+
+
+def _cluster(wanted: ReproduceOptions) -> Cluster | None:
+    """Return where runs are trained; None is here."""
+    return cluster_of(wanted.cluster) if wanted.cluster else None
 
 
 def exhibit_folder(name: str, wanted: ReproduceOptions) -> Path:
@@ -347,10 +347,11 @@ def check_fits(
         )
 
 
-def _told(total: Total, wanted: ReproduceOptions, cluster: Cluster | None) -> str:
+def _told(total: Total, wanted: ReproduceOptions) -> str:
     """Return what is still to be run, in words."""
     if not total.runs:
         return "all runs are finished"
+    cluster = _cluster(wanted)
     told = (
         f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
         "roughly"
@@ -394,7 +395,7 @@ def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
 def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
     """Look at an exhibit's runs and judge it, as the work of a cluster."""
     plan = _tuned(planned(exhibit(name), wanted), place, Path(runs), wanted, usual)
-    _work(plan, place, Path(runs), wanted, None, usual)
+    _work(plan, place, Path(runs), wanted, usual)
 
 
 def _tuned(plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown) -> Plan:
@@ -431,18 +432,13 @@ def _prepare(plan: Plan, show: Display) -> None:
 
 
 def _work(
-    plan: Plan,
-    place: Path,
-    runs: Path,
-    wanted: ReproduceOptions,
-    cluster: Cluster | None,
-    shown: Shown,
+    plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown
 ) -> tuple[Judged, Report]:
     """Run what is missing of an exhibit, judge it and write its page."""
     with shown(plan.exhibit.name) as show:
         _prepare(plan, show)
         total = total_of([plan], lambda name: is_done(runs / name))
-        show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
+        show.note(f"{plan.exhibit.name}: {_told(total, wanted)}")
     run = _begun(plan, place, wanted)
     with run.lock(), run.under_way():
         overflowed: Mapping[Path, str] = {}
@@ -499,7 +495,7 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
         grid.add_column(column)
     for column in ("tokens", "here", "paper's tokens", "H100 hours", "on eight", "memory"):
         grid.add_column(column, justify="right", no_wrap=True)
-    for paper, names in _by_paper().items():
+    for paper, names in groupby(exhibit_names(), key=lambda name: exhibit(name).paper):
         grid.add_row(Text(paper, style="bold"))
         for name in names:
             found = exhibit(name)
@@ -535,13 +531,6 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
             f"{_size(total.memory)} of memory, {_size(total.disk)} of disk"
         ))  # fmt: skip
     return Group(grid, Text(), *totals, Text(), Text(told, style="dim"))
-
-
-def _by_paper() -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name in exhibit_names():
-        found.setdefault(exhibit(name).paper, []).append(name)
-    return found
 
 
 def _size(count: float) -> str:

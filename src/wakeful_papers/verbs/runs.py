@@ -1,8 +1,6 @@
 """The runs that an exhibit takes: trained or taken, inherited, looked at and asked."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from wakeful.config.schema import DataConfig
 from wakeful.config.verbs import LENGTH, with_shots
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
+from wakeful.digests import json_digest
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.estimates import perplexity
@@ -49,7 +48,6 @@ from wakeful_papers.exhibits.figures import (
     SeenRow,
     answer_name,
     seen_of_arm,
-    seen_of_model,
     seen_of_run,
     train_curve,
 )
@@ -117,7 +115,7 @@ def carried_out(
                 facts = facts or RunFacts.of(read)
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
                 answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
-                seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
+                seen[job.group, job.row, seed] = seen_of_run(read).besides(layers, answers)
                 source = str(path)
             else:
                 source = reference.source
@@ -139,7 +137,7 @@ def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[RowKey,
             found = _read_over(given.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
             answers = _asked(given.source, _named(given.source), plan, place, shown)
-            seen["", row, seed] = seen_of_model(figures, layers, answers)
+            seen["", row, seed] = SeenRow(figures).besides(layers, answers)
     return seen
 
 
@@ -155,8 +153,7 @@ def _read_over(
     read = "" if words is None else words.sha256
     probes = [each for each in plan.exhibit.probes if each in PROBES]
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
-    folder = runs / f"{short(source)}-looks-{digest}"
+    folder = runs / f"{short(source)}-looks-{json_digest(facts)[:12]}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
     records = [folder / f"stretch-{n}.json" for n in range(count)]
     if not all(file.is_file() for file in (*frames, *records)):
@@ -230,8 +227,7 @@ def _state(source: str) -> list[tuple[str, int, int]]:
 def _named(source: str) -> str:
     """Return what the answers of a model are called: those of other weights have another name."""
     state = _state(source)
-    digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:6]
-    return f"{short(source)}-{digest}" if state else short(source)
+    return f"{short(source)}-{json_digest(state)[:6]}" if state else short(source)
 
 
 def train_job(job: Job, seed: int, path: Path, shown: Shown) -> None:
@@ -278,7 +274,7 @@ def _inherited(
         answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.sizes.reference.parameters)
-        found[job.group, "reference", seed] = seen_of_model(figures, None, answers)
+        found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
     for arm in summary.arms:
         row = "heir" if arm.arm == summary.final else arm.arm
         row = ALIKE["reference"] if row == "reference" else row
@@ -287,7 +283,7 @@ def _inherited(
         layers = _looked_at(last, label, row, plan, place, shown)
         answers = _asked(str(last), label, plan, place, shown)
         training = train_curve([read_run(path / stage) for stage in arm.runs])
-        found[job.group, row, seed] = seen_of_arm(arm, training, layers, answers)
+        found[job.group, row, seed] = seen_of_arm(arm, training).besides(layers, answers)
     return found, path / summary.heir.runs[-1]
 
 

@@ -1,11 +1,24 @@
-"""Options of `data generate`."""
+"""Options of `data prepare` and `data generate`."""
 
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Ruled, Within
-from wakeful.config.schema import TextConfig
+from wakeful.config.schema import TRAINED, TextConfig
 from wakeful.config.verbs.reading import LENGTH, Bos
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(TextConfig):
+    """How to turn text into memory-mapped tokens.
+
+    wakeful data generate --help: text that a model writes.
+    """
+
+    out: Where[str]
+    """Folder to create."""
+
+    RULES = (TRAINED,)
 
 
 @dataclass(frozen=True, kw_only=True)
