@@ -349,8 +349,8 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
                    f"so they say nothing of other seeds{own}"),
         ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
                   "standard error over them"),
-        ("Machine", f"{environment.device_name}, {environment.threads} threads; torch "
-                    f"{environment.torch}, wakeful {environment.wakeful}"),
+        ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
+                    f"{environment.wakeful}"),
     ]  # fmt: skip
 
 
