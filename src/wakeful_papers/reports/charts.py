@@ -82,11 +82,11 @@ class Names:
         return colored("row", self.labels, legend=None)
 
     def lines(
-        self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, at: str, height: int, **more: Any
+        self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, height: int, **more: Any
     ) -> Drawing:
-        """Draw a line a row, with a legend."""
-        tooltip = ["row:N", f"{at}:Q", tip("value", ".4f")]
-        chart = lines(frame, "row", self.labels, x, y, tooltip, at=at, legend=alt.Legend(), **more)
+        """Draw a line a row over the column x, with a legend."""
+        tooltip = ["row:N", "x:Q", tip("value", ".4f")]
+        chart = lines(frame, "row", self.labels, x, y, tooltip, at="x", legend=alt.Legend(), **more)
         return chart.properties(height=height, width="container")
 
 
@@ -175,9 +175,7 @@ def over_groups(
         fitted = fitted.transform_regression("x", "value", method="log", groupby=["row"])
         fitted = fitted.mark_line(strokeWidth=1, strokeDash=[2, 3])
         under.append(fitted.encode(x=x, y=y, color=bare))
-    chart = names.lines(
-        frame.drop("low", "high"), x, y, at="x", height=280, points=True, under=under
-    )
+    chart = names.lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
     return [(title or figure, chart)]
 
 
@@ -327,7 +325,7 @@ def _curves(
                       scale=alt.Scale(type="log", domain=(1, top), nice=False),
                       axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
         under = [line_at("y", 0.0, "zero")] if zero else []
-        return names.lines(frame, axis, y, at="x", height=300, points=x == "layer", under=under)
+        return names.lines(frame, axis, y, height=300, points=x == "layer", under=under)
 
     return _each_group(names, title, draw)
 

@@ -33,7 +33,6 @@ def claims_report(
     scales = {judged.scale for judged in exhibits.values()}
     counts = counted(each for judged in exhibits.values() for each in judged.verdicts)
     told = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
-    left: list[Part] = [Listed([f"left out: {line}" for line in left_out])] if left_out else []
     return Report(
         "What the papers claim, judged here",
         [told + _told(exhibits.values())],
@@ -45,7 +44,8 @@ def claims_report(
                 Text("A verdict is of its scale and text, and speaks for no other. "
                      f"{READING} Of this many claims one in twenty would stand out by chance."),
             ]),
-            *([Section("", left, brief=True)] if left else []),
+            *([Section("", [Listed([f"left out: {line}" for line in left_out])], brief=True)]
+              if left_out else []),
         ],
     )  # fmt: skip
 

@@ -112,9 +112,6 @@ def reproduction_report(
          *claim_cells(each, _words(exhibit, each.figure))]
         for each in verdicts
     ]  # fmt: skip
-    diverged: list[Part] = []
-    if results.diverged:
-        diverged = [Text("Without these runs, which diverged:"), Listed(results.diverged)]
     return Report(
         exhibit.heading,
         [f"At {plan.scale} scale: {told_apart(of_all)}"],
@@ -128,7 +125,9 @@ def reproduction_report(
             Section("Claims", [
                 Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims",
                       terminal=("verdict", "here", "95% interval")),
-                Text(READING, "note"), *diverged,
+                Text(READING, "note"),
+                *([Text("Without these runs, which diverged:"), Listed(results.diverged)]
+                  if results.diverged else []),
             ], brief=True),
             *(Section(title, [Chart(title, lambda drawing=drawing: drawing, explained=line)])
               for title, line, drawing in drawn(exhibit, results)),
