@@ -328,6 +328,7 @@ def diagnosis_report(
 
     legend = Legend(names)
     sections = [
+        *([Section("What was done", [Facts(done)], brief=True)] if done else []),
         Section("Verdict", [Findings({each.name: findings(each) for each in diagnoses}, LEVELS)],
                 brief=True),
         Section("Figures", [
@@ -367,8 +368,6 @@ def diagnosis_report(
                  "residual_peak", "kurtosis"),
         told_method([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
-    if done:
-        sections.insert(0, Section("What was done", [Facts(done)], brief=True))
     steps = next_steps(diagnoses, named) if steps is None else steps
     return Report(
         title or f"Diagnosis of {', '.join(names)}", headlines(diagnoses), steps, sections
