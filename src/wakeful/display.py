@@ -184,12 +184,7 @@ def display(console: Console, name: str) -> Iterator[Display]:
         yield Bars(progress, name)
 
 
-@contextlib.contextmanager
-def usual(name: str) -> Iterator[Display]:
+def usual(name: str) -> AbstractContextManager[Display]:
     """Show progress to who calls from Python: bars on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Silent()
-        return
-    with display(console, name) as show:
-        yield show
+    return display(console, name) if console.is_terminal else contextlib.nullcontext(Silent())

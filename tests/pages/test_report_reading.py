@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from pages.synthetic import inheritance
 from pages.test_report import STEPS, make_comparison, make_run
 from wakeful.comparison.reading import Comparison, read_comparison, read_run
 from wakeful.comparison.tables import (
@@ -28,6 +29,7 @@ from wakeful.reports.charts import specification
 from wakeful.reports.comparison import caveat, comparison_report, headline, next_step
 from wakeful.reports.comparison_charts import difference_chart, relative_loss_chart
 from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Facts
 
@@ -349,6 +351,13 @@ def test_machines_are_told_by_their_processes_and_threads(tmp_path: Path) -> Non
         "CPU, 1 thread; torch 2, Python 3, wakeful 0",
         "CPU, 2 processes of 1 thread; torch 2, Python 3, wakeful 0",
     ]
+
+
+def test_an_inheritance_tells_its_machine_so_too(tmp_path: Path) -> None:
+    folder = inheritance(tmp_path / "i")
+    change_json(folder / "environment.json", {"device_name": "CPU", "threads": 1, "processes": 2})
+    page = write(inheritance_report(folder), tmp_path / "page.html").read_text("utf-8")
+    assert "<dd>CPU, 2 processes of 1 thread; torch" in page
 
 
 def test_the_lowest_is_named_among_several_alone(tmp_path: Path) -> None:

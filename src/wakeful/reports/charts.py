@@ -79,6 +79,11 @@ def shapes(names: Sized) -> list[str]:
     return [SHAPES[n % len(SHAPES)] for n in range(len(names))]
 
 
+def marks(names: Sized) -> list[tuple[str, str]]:
+    """Return each name's color and shape."""
+    return [*zip(colors(names), shapes(names), strict=True)]
+
+
 def dashes(names: Sized) -> list[list[int]]:
     """Return a dash for each name; past the palette's length others go with a color."""
     return [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]

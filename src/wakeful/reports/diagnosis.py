@@ -191,9 +191,11 @@ def _curve(
     if metric in _LOG:
         frame = _positive(frame)
         # Of the first token and of the rest, on one scale.
-        both = [frame, *(_positive(_of_all(diagnoses, partial(rows, position=other)))
-                         for each, _, other, *_ in _CURVES if each == metric)]  # fmt: skip
-        edges = pl.concat(each.select("low", "high") for each in both)
+        edges = pl.concat(
+            _positive(_of_all(diagnoses, partial(rows, position=other))).select("low", "high")
+            for each, _, other, *_ in _CURVES
+            if each == metric
+        )
         ticks = alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
         scale = alt.Scale(type="log")
         if not edges.is_empty():
@@ -316,16 +318,17 @@ def diagnosis_report(
     named = sources if len(sources) == len(diagnoses) else names
     longest = max(each.length for each in diagnoses)
     curves = layer_charts(diagnoses)
-    every_map = [(each, maps(each, longest)) for each in diagnoses]
+    every_map = [maps(each, longest) for each in diagnoses]
     ahead = (0, 2) if len(diagnoses) < 3 else (0,)
 
     def some(first: bool) -> Side:
         """Return a map or two of each model, or the others."""
-        return Side([chart for _, found in every_map for number, chart in enumerate(found)
+        return Side([chart for found in every_map for number, chart in enumerate(found)
                      if (number in ahead) == first], wide=True)  # fmt: skip
 
     legend = Legend(names)
     sections = [
+        *([Section("What was done", [Facts(done)], brief=True)] if done else []),
         Section("Verdict", [Findings({each.name: findings(each) for each in diagnoses}, LEVELS)],
                 brief=True),
         Section("Figures", [
@@ -365,8 +368,6 @@ def diagnosis_report(
                  "residual_peak", "kurtosis"),
         told_method([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
-    if done:
-        sections.insert(0, Section("What was done", [Facts(done)], brief=True))
     steps = next_steps(diagnoses, named) if steps is None else steps
     return Report(
         title or f"Diagnosis of {', '.join(names)}", headlines(diagnoses), steps, sections
@@ -374,18 +375,15 @@ def diagnosis_report(
 
 
 def _compared_table(diagnoses: Sequence[Diagnosis]) -> Table:
-    figures = [summary(each) for each in diagnoses]
-    errors = [_errors(each) for each in diagnoses]
+    known = [(summary(each), _errors(each)) for each in diagnoses]
     rows = [
-        [Cell(label, explained(key)), *_compared(
-            key, [(one[key], more.get(key)) for one, more in zip(figures, errors, strict=True)])]
+        [Cell(label, explained(key)),
+         *_compared(key, [(figures[key], errors.get(key)) for figures, errors in known])]
         for key, label in _COMPARED
-        if any(figure[key] is not None for figure in figures)
+        if any(figures[key] is not None for figures, _ in known)
     ]  # fmt: skip
-    names = _names(diagnoses)
-    marks = [(color, "circle") for color in charts.colors(names)]
-    return Table(["mean over layers (block outputs)", *names], rows, "Figures of each model",
-                 "figures", marks, marked="columns")  # fmt: skip
+    columns = ["mean over layers (block outputs)", *_names(diagnoses)]
+    return Table(columns, rows, "Figures of each model", "figures", colored=True)
 
 
 def _tokens(diagnoses: Sequence[Diagnosis]) -> Iterator[Part]:

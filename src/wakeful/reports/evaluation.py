@@ -15,7 +15,7 @@ from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.costs import DECODED, ROUNDS
 from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
-from wakeful.reports.charts import Drawing, colored, colors, dots, shapes, tip, told_apart
+from wakeful.reports.charts import Drawing, colored, dots, shapes, tip, told_apart
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -53,8 +53,7 @@ def evaluation_report(
         for title, each in found.items()
     ]  # fmt: skip
     paired = any(cell.under for row in rows for cell in row[1:])
-    marks = [(color, "circle") for color in colors(names)]
-    table = Table(["measure", *names], rows, "Figures", marks=marks, marked="columns")
+    table = Table(["measure", *names], rows, "Figures", colored=True)
     below = sharper = ""
     if paired:
         below = (

@@ -18,7 +18,6 @@ from wakeful.reports.value import (
     Cell,
     Chart,
     Facts,
-    Part,
     Report,
     Section,
     Side,
@@ -189,11 +188,7 @@ def inheritance_report(path: str | Path) -> Report:
         tell = (
             " The baseline reference, which trains the whole model on the same tokens, would tell."
         )
-    figures: list[Part] = [
-        Text("The figures before the choice, of the reference on the training text.", "note"),
-        Side(_chosen_by(summary)),
-    ]
-    kept = f"{summary.sizes.heir.context:,}"
+    chosen_by = _chosen_by(summary)
     sections = [
         Section("Verdict", [
             *map(Text, verdicts(summary)),
@@ -221,13 +216,14 @@ def inheritance_report(path: str | Path) -> Report:
         *_over_seeds(summary),
         Section("Depth", [
             Text(choice), *(Text(bridged(one, recipe.bridge)) for one in summary.choice.bridges),
-            *(figures if _chosen_by(summary) else []),
+            *([Text("The figures before the choice, of the reference on the training text.",
+                    "note"), Side(chosen_by)] if chosen_by else []),
         ]),
         Section("What it saved", [
             Table(["measured here", reference.name, heir.arm, "ratio"],
                   [_size(summary.sizes, *size) for size in _SIZES], "What the heir saves"),
             Text("Weights and caches are the bytes of live tensors; the cache holds "
-                 f"{kept} tokens of one sequence.", "note"),
+                 f"{summary.sizes.heir.context:,} tokens of one sequence.", "note"),
         ]),
         method(_method(summary, environment)),
     ]  # fmt: skip
@@ -349,8 +345,8 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
                    f"so they say nothing of other seeds{own}"),
         ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
                   "standard error over them"),
-        ("Machine", f"{environment.device_name}, {environment.threads} threads; torch "
-                    f"{environment.torch}, wakeful {environment.wakeful}"),
+        ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
+                    f"{environment.wakeful}"),
     ]  # fmt: skip
 
 

@@ -340,7 +340,6 @@ def quantization_report(
     steps = [next_step(damage, source, options)]
     if saved:
         steps = after_saving(source, saved["folder"], context, stock=saved["stock"])
-    marks = [*zip(charts.colors(names), charts.shapes(names), strict=True)]
     kurtoses = ", ".join(
         f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
         for row in full["schemes"]
@@ -358,7 +357,7 @@ def quantization_report(
                  f"and reaches past {HARMLESS}.", "note"),
         ]),
         Section("Before and after", [
-            _damage_table(damage, full, marks),
+            _damage_table(damage, full),
             terms([("nats and perplexity", "perplexity"), ("KL", "kl"),
                    ("median and worst layer", "relative_error")]),
             Text("Loss increases are paired: both models read the same tokens. Weights count what "
@@ -440,9 +439,7 @@ PREDICTS = (
 )
 
 
-def _damage_table(
-    damage: Damage, full: Mapping[str, Any], marks: Sequence[tuple[str, str]]
-) -> Table:
+def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
     rows: list[Sequence[Cell | str]] = []
     for each in full["schemes"]:
         told, module = with_errors(each), each["worst_layer"]
@@ -463,7 +460,7 @@ def _damage_table(
     return Table(
         ["scheme", "damage", "loss, nats a token", "KL, nats", "perplexity", "median layer",
          "worst layer", "weights", "seconds"],
-        [first, *rows], "Damage of each scheme", marks=[("", ""), *marks],
+        [first, *rows], "Damage of each scheme", marks=[("", ""), *charts.marks(damage.schemes)],
         terminal=("damage", "loss, nats a token", "KL, nats", "worst layer", "weights"),
     )  # fmt: skip
 

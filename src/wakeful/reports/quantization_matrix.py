@@ -17,7 +17,7 @@ from wakeful.evaluation.damage import (
     predicts,
     summary,
 )
-from wakeful.reports.charts import Drawing, colors, shapes, tip
+from wakeful.reports.charts import Drawing, marks, tip
 from wakeful.reports.quantization import (
     PREDICTS,
     error_over_kurtosis,
@@ -93,7 +93,6 @@ def matrix_report(
         for damage, source in zip(damages, named, strict=True)
         for step in [next_step(damage, source, options)]
     ]
-    marks = [*zip(colors(names), shapes(names), strict=True)]
     worst = [
         Fold(f"{damage.measurement.name}: {scheme}", [worst_table(damage, scheme)])
         for damage in damages for scheme in damage.schemes
@@ -107,7 +106,7 @@ def matrix_report(
     ]  # fmt: skip
     sections = [
         Section("Models and schemes", [
-            _damage_table(damages, marks),
+            _damage_table(damages),
             *([Text(heads)] if heads else []),
             terms([("perplexity", "perplexity"), ("KL", "kl"), ("kurtosis", "kurtosis")]),
             Text("First in each cell the increase of the loss in nats a token, paired: both models "
@@ -130,7 +129,7 @@ def matrix_report(
     return Report(title, [headline(damage) for damage in damages], steps, sections)
 
 
-def _damage_table(damages: Sequence[Damage], marks: Sequence[tuple[str, str]]) -> Table:
+def _damage_table(damages: Sequence[Damage]) -> Table:
     rows: list[list[Cell]] = []
     for damage in damages:
         full = summary(damage)
@@ -152,7 +151,7 @@ def _damage_table(damages: Sequence[Damage], marks: Sequence[tuple[str, str]]) -
         rows.append(row)
     schemes = list(damages[0].schemes)
     return Table(["model", *schemes], rows, "Damage of each scheme to each model", "paper",
-                 marks=marks)  # fmt: skip
+                 marks=marks(damages))  # fmt: skip
 
 
 def _correlation_table(damages: Sequence[Damage]) -> Table:

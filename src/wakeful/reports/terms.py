@@ -43,7 +43,6 @@ TERMS = {
     "lazy": "a layer is lazy where all its heads give every query the same mixture",
     "mean_attention": "rows are queries, columns keys; a sink is a bright column",
     "attention_of_layers": "rows are queries, columns keys, each a fraction of the sequence",
-    "mass_columns": "columns that hold most of a head's energy (τ, usually 0.9), mean over heads",
     "entropy": "how evenly attention falls on tokens; low means on few",
     "importance": "the mean attention that all queries give a token",
     "top_importance": "the mean attention of the tokens that have most of it",

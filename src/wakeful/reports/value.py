@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from wakeful.finding import Finding, Level
-from wakeful.reports.charts import Drawing, Titled, colors
+from wakeful.reports.charts import Drawing, Titled
 from wakeful.reports.terms import explained
 
 Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
@@ -79,26 +79,26 @@ class Table:
     """How the page sets it: "paper", "figures", "claims", "overview", "words" (sentences); only of
     "" a terminal shows what stands under figures."""
     marks: Sequence[tuple[str, str]] = ()
-    """A color and a shape for each row, or each column after the first, as `marked` says."""
+    """A color and a shape for each row."""
     terminal: Sequence[str] | None = None
     """The columns that a terminal has room for; None is all of them."""
-    marked: Literal["rows", "columns"] = "rows"
+    colored: bool = False
+    """Whether the columns after the first have the colors of charts."""
 
     @property
     def for_terminal(self) -> Iterator[tuple[str, list[Cell]]]:
         """The columns that a terminal shows, each with its cells."""
         for number, name in enumerate(self.columns):
             if self.terminal is None or number == 0 or name in self.terminal:
-                yield name, [_cell(row[number]) for row in self.rows]
+                yield name, [row[number] for row in self.cells]
 
-    @property
+    @cached_property
     def cells(self) -> list[list[Cell]]:
         """The rows, every entry a cell."""
-        return [[_cell(entry) for entry in row] for row in self.rows]
-
-
-def _cell(entry: Cell | str) -> Cell:
-    return entry if isinstance(entry, Cell) else Cell(entry)
+        return [
+            [entry if isinstance(entry, Cell) else Cell(entry) for entry in row]
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -152,17 +152,15 @@ class Findings:
     @property
     def table(self) -> Table:
         """A row a finding, a column a model."""
-        models = [*self.found.values()]
         rows = [
             [Cell(alike[0].title, under=[alike[0].band]), *(
                 Cell(self.words[each.level], each.text, level=each.level, style="bold")
                 for each in alike
             )]
-            for alike in zip(*models, strict=True)
+            for alike in zip(*self.found.values(), strict=True)
         ]  # fmt: skip
-        marks = [(color, "circle") for color in colors(models)]
-        return Table(["finding", *self.found], rows, "Verdict on each model", "words", marks,
-                     marked="columns")  # fmt: skip
+        columns = ["finding", *self.found]
+        return Table(columns, rows, "Verdict on each model", "words", colored=True)
 
 
 @dataclass(frozen=True)
@@ -219,10 +217,9 @@ class Report:
         return next((drawing for _, drawing in self._drawings()), None)
 
     def _drawings(self) -> Iterator[tuple[str, Drawing]]:
-        for section in self.sections:
-            for chart in _charts(section.parts):
-                if chart.drawing is not None:
-                    yield chart.label, chart.drawing
+        for chart in _charts(self.sections):
+            if chart.drawing is not None:
+                yield chart.label, chart.drawing
 
 
 def _sentences(parts: Iterable[Part]) -> Iterator[str]:
@@ -237,11 +234,11 @@ def _sentences(parts: Iterable[Part]) -> Iterator[str]:
                 yield from (f"{whose}{each.title}: {each.text}" for each in found)
 
 
-def _charts(parts: Iterable[Part]) -> Iterator[Chart]:
+def _charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, Chart):
             yield part
-        elif isinstance(part, Side | Group | Fold):
+        elif isinstance(part, Side | Group | Fold | Section):
             yield from _charts(part.parts)
 
 

@@ -15,6 +15,7 @@ from wakeful.reports.charts import (
     PALETTE,
     RANKS,
     Drawing,
+    Titled,
     colored,
     dots,
     line_at,
@@ -81,18 +82,25 @@ class Names:
         return colored("row", self.labels, legend=None)
 
     def lines(
-        self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, at: str, height: int, **more: Any
+        self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, height: int, **more: Any
     ) -> Drawing:
-        """Draw a line a row, with a legend."""
-        tooltip = ["row:N", f"{at}:Q", tip("value", ".4f")]
-        chart = lines(frame, "row", self.labels, x, y, tooltip, at=at, legend=alt.Legend(), **more)
+        """Draw a line a row over the column x, with a legend."""
+        tooltip = ["row:N", "x:Q", tip("value", ".4f")]
+        chart = lines(frame, "row", self.labels, x, y, tooltip, at="x", legend=alt.Legend(), **more)
         return chart.properties(height=height, width="container")
 
 
-Draw = Callable[..., list[tuple[str, Drawing]]]
+def _each_group(names: Names, title: str, draw: Callable[[str], Drawing | None]) -> Titled:
+    """Draw a chart a group, of those that have something to draw."""
+    drawings = ((names.group(group), draw(group)) for group in names.results.groups)
+    return [
+        (" ".join(filter(None, (label, title))), drawing)
+        for label, drawing in drawings
+        if drawing is not None
+    ]
 
 
-def relative_loss(names: Names) -> list[tuple[str, Drawing]]:
+def relative_loss(names: Names) -> Titled:
     """Draw the smoothed training loss minus the baseline's over steps, a chart a group."""
     base = names.results.baseline
     return _curves(
@@ -100,7 +108,7 @@ def relative_loss(names: Names) -> list[tuple[str, Drawing]]:
     )  # fmt: skip
 
 
-def losses(names: Names, *, curve: str = "validation_loss") -> list[tuple[str, Drawing]]:
+def losses(names: Names, *, curve: str = "validation_loss") -> Titled:
     """Draw a loss over steps, a chart a group."""
     title = curve.replace("_", " ") + " (nats a token)"
     return _curves(names, lambda at: at.curve(curve), "step", title)
@@ -108,7 +116,7 @@ def losses(names: Names, *, curve: str = "validation_loss") -> list[tuple[str, D
 
 def over_layers(
     names: Names, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
-) -> list[tuple[str, Drawing]]:
+) -> Titled:
     """Draw a metric over the layers of the trained models."""
     name = f"{metric}/{variant}/{position}"
     title = title or metric.replace("_", " ")
@@ -116,9 +124,7 @@ def over_layers(
     return _curves(names, lambda at: at.curve(name), "layer", title, ranks=ranks)
 
 
-def over_positions(
-    names: Names, *, metric: str, title: str = "", start: int = 0
-) -> list[tuple[str, Drawing]]:
+def over_positions(names: Names, *, metric: str, title: str = "", start: int = 0) -> Titled:
     """Draw a metric over positions from 1, the mean over the layers of the trained models.
 
     The metric numbers them from `start`.
@@ -138,7 +144,7 @@ def over_positions(
 def over_groups(
     names: Names, *, figure: str = "loss", title: str = "", axis: str = "", log: bool = False,
     fit: Sequence[str] = (),
-) -> list[tuple[str, Drawing]]:  # fmt: skip
+) -> Titled:  # fmt: skip
     """Draw a figure over the place of the groups, such as length or size, ± one standard error.
 
     Places are the paper's own numbers at every scale, and `axis` says of what: "tokens per
@@ -147,10 +153,10 @@ def over_groups(
     """
     results = names.results
     rows = [
-        {"row": names.label(row), "x": place, **_spread(values_of(results, group, row, figure))}
+        {"row": names.label(row), "x": place, **_spread(values)}
         for group, place in results.places.items()
         for row in results.rows
-        if values_of(results, group, row, figure)
+        if (values := values_of(results, group, row, figure))
     ]
     if not rows:
         return []
@@ -169,34 +175,29 @@ def over_groups(
         fitted = fitted.transform_regression("x", "value", method="log", groupby=["row"])
         fitted = fitted.mark_line(strokeWidth=1, strokeDash=[2, 3])
         under.append(fitted.encode(x=x, y=y, color=bare))
-    chart = names.lines(
-        frame.drop("low", "high"), x, y, at="x", height=280, points=True, under=under
-    )
+    chart = names.lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
     return [(title or figure, chart)]
 
 
-def bars(
-    names: Names, *, figure: str = "loss", title: str = "", against: bool = True
-) -> list[tuple[str, Drawing]]:
+def bars(names: Names, *, figure: str = "loss", title: str = "", against: bool = True) -> Titled:
     """Draw a figure of each row ± one standard error, paired differences to the baseline's.
 
     The paper's own stand beside them as open diamonds, where it prints them, with a legend.
     """
     results, base = names.results, names.results.baseline
-    found: list[tuple[str, Drawing]] = []
-    for group in results.groups:
+    axis = title or figure
+    axis = f"{axis} minus {names.label(base)}" if against else axis
+
+    def draw(group: str) -> Drawing | None:
         rows = []
         for row in results.rows:
-            values = _paired(results, group, row, figure) if against else None
-            values = values_of(results, group, row, figure) if values is None else values
+            values = (_paired if against else values_of)(results, group, row, figure)
             if not values or (against and row == base):
                 continue
             rows.append({"row": names.label(row), **_spread(values),
                          "paper": _printed(names, group, row, figure, against)})  # fmt: skip
         if not rows:
-            continue
-        axis = title or figure
-        axis = f"{axis} minus {names.label(base)}" if against else axis
+            return None
         frame = rounded(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
         x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8))
         under = [line_at("x", 0.0, "zero")] if against else []
@@ -213,35 +214,29 @@ def bars(
             )
             told["description"] = "points are means over seeds here, open diamonds are the paper's"
         tooltip = [tip("value", "+.4f"), tip("paper", "+.4f")]
-        chart = dots(
+        return dots(
             frame, "row", x, names.color(), order=names.labels, tooltip=tooltip, under=under,
             over=over,
         ).properties(**told)  # fmt: skip
-        found.append((" ".join(filter(None, (names.group(group), axis))), chart))
-    return found
+
+    return _each_group(names, axis, draw)
 
 
-def mean_attention(names: Names) -> list[tuple[str, Drawing]]:
+def mean_attention(names: Names) -> Titled:
     """Draw the mean attention of all heads and layers among the first positions, a row beside
     the other.
     """
     title = "mean attention of all heads and layers"
-    return _pictured(names, "mean_attention", title, lambda shown: heads.mean_attention(
-        [(label, rows) for label, rows, _ in shown]
-    ))  # fmt: skip
+    return _pictured(names, "mean_attention", title, lambda shown, _: heads.mean_attention(shown))
 
 
-def hidden_magnitude(names: Names) -> list[tuple[str, Drawing]]:
+def hidden_magnitude(names: Names) -> Titled:
     """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
     title = "magnitude of hidden states, mean over layers"
-    return _pictured(names, "hidden_picture", title, lambda shown: heads.hidden(
-        [(label, rows) for label, rows, _ in shown]
-    ))  # fmt: skip
+    return _pictured(names, "hidden_picture", title, lambda shown, _: heads.hidden(shown))
 
 
-def attention_of_layers(
-    names: Names, *, at: Sequence[float] = (), by_rank: bool = False
-) -> list[tuple[str, Drawing]]:
+def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool = False) -> Titled:
     """Draw the attention of some layers, the mean over their heads: those at shares of the depth,
     or with `by_rank` the one of the highest rank and the one of the lowest.
     """
@@ -253,47 +248,42 @@ def attention_of_layers(
             return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
         return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
 
-    def draw(shown: list[tuple[str, Frame, SeenRow]]) -> Drawing | None:
+    def draw(shown: heads.Labeled, of: Sequence[SeenRow]) -> Drawing | None:
         found, most = [], 0
-        for label, rows, seen in shown:
+        for (label, rows), seen in zip(shown, of, strict=True):
             cells = heads.placed(rows, "row", "column", "layer")
             mean = cells.group_by("layer", "row", "column", maintain_order=True).agg(
                 pl.col("value").mean()
             )
             layers = chosen(seen, rows)
             most = max(most, len(layers))
-            found += [
-                (f"{label}, layer {layer}", mean.filter(pl.col("layer") == layer - 1))
-                for layer in layers
-            ]
+            found += [(f"{label}, layer {layer}", mean.filter(layer=layer - 1)) for layer in layers]
         return heads.squares(found, most)
 
     return _pictured(names, "attention_picture", "attention, mean over a layer’s heads", draw)
 
 
 def _pictured(
-    names: Names,
-    metric: str,
-    title: str,
-    draw: Callable[[list[tuple[str, Frame, SeenRow]]], Drawing | None],
-) -> list[tuple[str, Drawing]]:
+    names: Names, metric: str, title: str,
+    draw: Callable[[heads.Labeled, Sequence[SeenRow]], Drawing | None],
+) -> Titled:  # fmt: skip
     """Draw a picture of the first seed's models, a drawing a group."""
-    results, found = names.results, []
-    for group in results.groups:
-        shown = [
-            (names.label(row), seen.pictures[metric], seen)
+    results = names.results
+
+    def draw_group(group: str) -> Drawing | None:
+        of = {
+            row: seen
             for row in results.rows
             if (seen := results.seen.get((group, row, results.seeds[0]))) is not None
             and metric in seen.pictures
-        ]
-        if shown:
-            heading = f"{title} (seed {results.seeds[0]})"
-            if (drawing := draw(shown)) is not None:
-                found.append((" ".join(filter(None, (names.group(group), heading))), drawing))
-    return found
+        }
+        shown = [(names.label(row), seen.pictures[metric]) for row, seen in of.items()]
+        return draw(shown, [*of.values()]) if shown else None
+
+    return _each_group(names, f"{title} (seed {results.seeds[0]})", draw_group)
 
 
-_DRAWN: tuple[Draw, ...] = (
+_DRAWN: tuple[Callable[..., Titled], ...] = (
     relative_loss, losses, over_layers, over_positions, over_groups, bars, mean_attention,
     hidden_magnitude, attention_of_layers,
 )  # fmt: skip
@@ -304,14 +294,14 @@ DRAWINGS = {draw.__name__: draw for draw in _DRAWN}
 def _curves(
     names: Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False,
     ranks: bool = False,
-) -> list[tuple[str, Drawing]]:  # fmt: skip
+) -> Titled:  # fmt: skip
     """Draw a curve of each row, the mean over seeds ± one standard error, a chart a group.
 
     Ranks have a logarithmic axis, as in a diagnosis; their bands end at 1.
     """
-    found: list[tuple[str, Drawing]] = []
     results = names.results
-    for group in results.groups:
+
+    def draw(group: str) -> Drawing | None:
         frames = []
         for row in results.rows:
             curves = [
@@ -324,7 +314,7 @@ def _curves(
             if curves:
                 frames.append(_mean(curves).with_columns(row=pl.lit(names.label(row))))
         if not frames:
-            continue
+            return None
         frame = rounded(pl.concat(frames))
         axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
         y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
@@ -335,9 +325,9 @@ def _curves(
                       scale=alt.Scale(type="log", domain=(1, top), nice=False),
                       axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
         under = [line_at("y", 0.0, "zero")] if zero else []
-        chart = names.lines(frame, axis, y, at="x", height=300, points=x == "layer", under=under)
-        found.append((" ".join(filter(None, (names.group(group), title))), chart))
-    return found
+        return names.lines(frame, axis, y, height=300, points=x == "layer", under=under)
+
+    return _each_group(names, title, draw)
 
 
 def _mean(curves: Sequence[Curve]) -> pl.DataFrame:
@@ -348,12 +338,10 @@ def _mean(curves: Sequence[Curve]) -> pl.DataFrame:
     every = max(1, -(-len(shared) // _MOST_POINTS))
     shared = shared[(len(shared) - 1) % every :: every]
     values = np.array([y[np.searchsorted(x, shared)] for x, y in curves])
-    spread = [_spread(list(column)) for column in values.T]
     return pl.DataFrame(
-        {"x": shared.astype(float)}
-        | {key: [each[key] for each in spread] for key in ("value", "low", "high")},
-        schema_overrides={"low": pl.Float64, "high": pl.Float64},
-    )  # fmt: skip
+        [{"x": x, **_spread(list(y))} for x, y in zip(shared, values.T, strict=True)],
+        schema=dict.fromkeys(("x", "value", "low", "high"), pl.Float64),
+    )
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from wakeful.reports.value import Cell, Fold, Listed, Part, Report, Section, Table, Text, listed
-from wakeful_papers.exhibits.judge import Fate, Judged
+from wakeful_papers.exhibits.judge import Judged
 from wakeful_papers.reports.reproduction import (
     JUDGED,
     OUTCOMES,
@@ -31,12 +31,12 @@ def claims_report(
         link = Path(os.path.relpath(folder / "report.html", page.parent)).as_posix()
         papers.setdefault(judged.paper, {})[quote(link)] = judged
     scales = {judged.scale for judged in exhibits.values()}
+    counts = counted(each for judged in exhibits.values() for each in judged.verdicts)
     told = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
-    left: list[Part] = [Listed([f"left out: {line}" for line in left_out])] if left_out else []
     return Report(
         "What the papers claim, judged here",
         [told + _told(exhibits.values())],
-        next_scale("PAPER/EXHIBIT", scales, _all(exhibits.values())),
+        next_scale("PAPER/EXHIBIT", scales, counts),
         [
             *(Section(paper, _of_paper(paper, found), brief=True)
               for paper, found in papers.items()),
@@ -44,7 +44,8 @@ def claims_report(
                 Text("A verdict is of its scale and text, and speaks for no other. "
                      f"{READING} Of this many claims one in twenty would stand out by chance."),
             ]),
-            *([Section("", left, brief=True)] if left else []),
+            *([Section("", [Listed([f"left out: {line}" for line in left_out])], brief=True)]
+              if left_out else []),
         ],
     )  # fmt: skip
 
@@ -72,10 +73,6 @@ def _of_paper(paper: str, found: Mapping[str, Judged]) -> list[Part]:
             Table(["exhibit", "claim", *JUDGED], claims, f"Claims of {paper}", "claims judged"),
         ]),
     ]  # fmt: skip
-
-
-def _all(exhibits: Iterable[Judged]) -> dict[Fate, int]:
-    return counted(verdict for judged in exhibits for verdict in judged.verdicts)
 
 
 def _told(exhibits: Iterable[Judged]) -> str:

@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from wakeful.comparison.reading import TrainedRun
 from wakeful.config.schema import config_to_toml
 from wakeful.device import H100
 from wakeful.display import duration
 from wakeful.estimates import mean_and_error, to_error, with_error
-from wakeful.reports.charts import Drawing
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -114,9 +112,6 @@ def reproduction_report(
          *claim_cells(each, _words(exhibit, each.figure))]
         for each in verdicts
     ]  # fmt: skip
-    diverged: list[Part] = []
-    if results.diverged:
-        diverged = [Text("Without these runs, which diverged:"), Listed(results.diverged)]
     return Report(
         exhibit.heading,
         [f"At {plan.scale} scale: {told_apart(of_all)}"],
@@ -130,9 +125,11 @@ def reproduction_report(
             Section("Claims", [
                 Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims",
                       terminal=("verdict", "here", "95% interval")),
-                Text(READING, "note"), *diverged,
+                Text(READING, "note"),
+                *([Text("Without these runs, which diverged:"), Listed(results.diverged)]
+                  if results.diverged else []),
             ], brief=True),
-            *(Section(title, [Chart(title, partial(_made, drawing), explained=line)])
+            *(Section(title, [Chart(title, lambda drawing=drawing: drawing, explained=line)])
               for title, line, drawing in drawn(exhibit, results)),
             Section("Figures", [
                 *_tables(exhibit, results),
@@ -143,10 +140,6 @@ def reproduction_report(
             _method(plan, results, facts),
         ],
     )  # fmt: skip
-
-
-def _made(drawing: Drawing) -> Drawing:
-    return drawing
 
 
 JUDGED = ("verdict", "paper", "here", "95% interval", "seeds")
@@ -181,10 +174,8 @@ def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
 def grounds(verdict: Verdict) -> list[str]:
     """Return what a verdict rests on besides its difference."""
     alone = f"; the difference alone: {verdict.direct}" if verdict.direct else ""
-    return [
-        *filter(None, [verdict.basis]),
-        *([f"{verdict.because}{alone}"] if verdict.because else []),
-    ]
+    because = f"{verdict.because}{alone}" if verdict.because else ""
+    return [*filter(None, (verdict.basis, because))]
 
 
 def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
@@ -225,8 +216,8 @@ def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
 
 def _words(exhibit: Exhibit, figure: str) -> str:
     """Return what a figure is called: as its column is, or the column of the measure it varies."""
-    titles = {column.figure: column.title for column in exhibit.table.columns}
-    titles = {"loss": "validation loss"} | titles
+    titles = {"loss": "validation loss"}
+    titles |= {column.figure: column.title for column in exhibit.table.columns}
     return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
 
 
@@ -234,12 +225,6 @@ def counted(verdicts: Iterable[Verdict]) -> dict[Fate, int]:
     """Return how many claims came out how, those of no claim among them."""
     found = Counter(each.outcome for each in verdicts)
     return {outcome: found[outcome] for outcome in OUTCOMES}
-
-
-def counts_in_words(counts: Mapping[Any, int]) -> str:
-    """Return what came out, without what did not."""
-    told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return told or "none judged"
 
 
 def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
@@ -252,7 +237,8 @@ def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
         counts = {each: verdicts.count((basis, each)) for each in OUTCOMES}
         if count := sum(counts.values()):
             what = f" {basis}" if basis else ""
-            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {counts_in_words(counts)}")
+            told = listed(f"{each} {outcome}" for outcome, each in counts.items() if each)
+            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {told}")
     first, *apart = sentences or ["none judged"]
     return f"{first}." + (f" Counted apart: {'; '.join(apart)}." if apart else "")
 
