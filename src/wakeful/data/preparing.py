@@ -27,7 +27,6 @@ from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
-    TOKEN_DTYPES,
     VERSION,
     PreparedData,
     building_beside,
@@ -380,7 +379,7 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
 
 def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
     """Yield the ids of each document, (tokens,), the end of text behind them."""
-    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
+    dtype = token_dtype(tokenizer.vocab_size)
     parts: list[np.ndarray] = []
     for batch in _batches(_texts(side, "encoding", progress), tokenizer):
         encoded = tokenizer.encode_batch([piece for piece, _ in batch])

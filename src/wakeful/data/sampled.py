@@ -19,7 +19,6 @@ from wakeful.data.split import DIGEST, held_out
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
-    TOKEN_DTYPES,
     PreparedData,
     building_beside,
     changed_settings,
@@ -158,7 +157,7 @@ def _built(
 ) -> dict[str, Any]:
     """Write all files but `data.json`; return what that says."""
     tokenizer.save(building)
-    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
+    dtype = token_dtype(tokenizer.vocab_size)
     rows = [np.array(document, dtype) for document in documents]
     whole = hashlib.sha256()
     digests: list[bytes] = []

@@ -272,14 +272,14 @@ def write_splits(
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
         },
-        "dtype": token_dtype(tokenizer.vocab_size),
+        "dtype": token_dtype(tokenizer.vocab_size).name,
         "splits": {name: write_split(folder, name, *side) for name, side in sides.items()},
     }
 
 
-def token_dtype(vocab_size: int) -> str:
-    """Return the narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Return the narrowest type for the ids below `vocab_size`; its name stands in `data.json`."""
+    return TOKEN_DTYPES["uint16" if vocab_size <= 2**16 else "uint32"]
 
 
 def is_prepared(folder: Path) -> bool:
