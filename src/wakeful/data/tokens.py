@@ -28,6 +28,7 @@ from wakeful.config.schema import DataConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.base import Data
 from wakeful.data.order import Tokens
+from wakeful.data.readers import os_errors
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
@@ -108,16 +109,12 @@ class PreparedData(Data):
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
         folder = expanded(folder)
-        try:
+        with os_errors(f"cannot read {folder}", "prepare the data again"):
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
                 prepared.split(split)
             if verify:
                 prepared.verify()
-        except OSError as error:
-            raise WakefulError(
-                f"cannot read {folder}: {error.strerror or error}: prepare the data again"
-            ) from error
         return prepared
 
     @property
@@ -363,13 +360,9 @@ def _damaged(path: Path, what: str) -> WakefulError:
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
     """Return the data in `folder`, None where it is free; refuse anything else there."""
-    try:
+    with os_errors(f"cannot use {folder}", "choose another folder"):
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
-    except OSError as error:
-        raise WakefulError(
-            f"cannot use {folder}: {error.strerror or error}: choose another folder"
-        ) from error
     if not is_prepared(folder):
         raise WakefulError(
             f"{folder} exists and is not prepared data: choose another folder or move it away"
@@ -397,14 +390,11 @@ def building_beside(folder: Path) -> Iterator[Path]:
     So a prepared folder appears whole or not at all, and never over something else.
     """
     building = part_beside(folder)
+    cure = "free some space or choose another folder (nothing was kept)"
     try:
-        building.mkdir(parents=True)
-        yield building
-    except OSError as error:
-        raise WakefulError(
-            f"cannot write {folder}: {error.strerror or error}: free some space or choose "
-            "another folder (nothing was kept)"
-        ) from error
+        with os_errors(f"cannot write {folder}", cure):
+            building.mkdir(parents=True)
+            yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

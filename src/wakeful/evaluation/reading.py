@@ -172,10 +172,8 @@ class TaskWords(Words):
         self, loaded: Model, length: int, number: int, *, bos: bool, targets: int = 0
     ) -> list[list[int]]:
         task = self.task
-        ids = list(range(1, len(task.characters) + 1))
-        if loaded.bos != BOS_ID or [loaded.plain(each) for each in task.characters] != [
-            [each] for each in ids
-        ]:
+        ids = [[number] for number in range(1, len(task.characters) + 1)]
+        if loaded.bos != BOS_ID or [*map(loaded.plain, task.characters)] != ids:
             raise WakefulError(
                 f"{loaded.name} does not have the tokens of {task}: a task is read by models that "
                 "were trained on it"
