@@ -145,32 +145,9 @@ class TaskWords(Words):
         return self.task.sha256
 
     def sequences(
-        self, loaded: Model, *, length: int, num_sequences: int, bos: bool
+        self, loaded: Model, *, length: int, num_sequences: int, bos: bool, targets: int = 0
     ) -> list[list[int]]:
-        return self._rows(loaded, length, num_sequences, bos=bos)
-
-    def windows(
-        self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
-    ) -> list[Window]:
-        if stride != length:
-            raise WakefulError(
-                f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
-            )
-        most = VALIDATION_TOKENS // length
-        rows = self._rows(loaded, length, min(num_sequences or most, most), bos=bos, targets=1)
-        return [Window(row[:-1], row[1:], 1) for row in rows]
-
-    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
-        over = dataclasses.replace(
-            nats, metric="loss over the task's own", exponential=False,
-            values=nats.values - self.task.losses(rows).sum(1),
-        )  # fmt: skip
-        return [over]
-
-    def _rows(
-        self, loaded: Model, length: int, number: int, *, bos: bool, targets: int = 0
-    ) -> list[list[int]]:
+        """Return the first sequences, each with so many `targets` behind its `length` tokens."""
         task = self.task
         ids = [[number] for number in range(1, len(task.characters) + 1)]
         if loaded.bos != BOS_ID or [*map(loaded.plain, task.characters)] != ids:
@@ -181,13 +158,34 @@ class TaskWords(Words):
         if not bos:
             raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
         check_length(loaded, length, bos=bos)
-        if number * length > VALIDATION_TOKENS:
+        if num_sequences * length > VALIDATION_TOKENS:
             raise WakefulError(
-                f"{number} windows of {length} tokens are more than the {VALIDATION_TOKENS:,} "
-                f"that {task} is validated on: ask for fewer, or for shorter ones"
+                f"{num_sequences} windows of {length} tokens are more than the "
+                f"{VALIDATION_TOKENS:,} that {task} is validated on: ask for fewer, or for shorter "
+                "ones"
             )
-        read = TaskData(task).validation.read(np.arange(number) * length, length + targets)
-        return read.tolist()
+        starts = np.arange(num_sequences) * length
+        return TaskData(task).validation.read(starts, length + targets).tolist()
+
+    def windows(
+        self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
+    ) -> list[Window]:
+        if stride != length:
+            raise WakefulError(
+                f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
+            )
+        most = VALIDATION_TOKENS // length
+        number = min(num_sequences or most, most)
+        rows = self.sequences(loaded, length=length, num_sequences=number, bos=bos, targets=1)
+        return [Window(row[:-1], row[1:], 1) for row in rows]
+
+    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
+        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
+        over = dataclasses.replace(
+            nats, metric="loss over the task's own", exponential=False,
+            values=nats.values - self.task.losses(rows).sum(1),
+        )  # fmt: skip
+        return [over]
 
 
 def words_of(source: str, num_tokens: int) -> Words:
