@@ -118,9 +118,9 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
-    files = _files(source)
-    if os.path.isdir(source):
-        _tell_of_others(Path(source), {name for name, _ in files})
+    files, folder = _files(source), expanded(source)
+    if os.path.isdir(folder) and not _is_stdlib(source):
+        _tell_of_others(folder, {name for name, _ in files})
     for name, path in files:
         if _is_stdlib(source):
             yield Document(name, read_python(path) or "")
