@@ -64,6 +64,23 @@ def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_what_is_not_read_of_a_folder_at_home_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ["a.txt", "p.png"]:
+        (tmp_path / "texts" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text("text")
+    assert [d.name for d in read_documents("~/texts")] == ["a.txt"]
+    assert "texts: 1 of its files are not read" in caplog.text
+
+
+def test_a_folder_that_is_called_as_the_standard_library_is_not_read(tmp_path, caplog, monkeypatch):
+    (tmp_path / "python-stdlib").mkdir()
+    (tmp_path / "python-stdlib" / "p.png").touch()
+    monkeypatch.chdir(tmp_path)
+    assert next(read_documents("python-stdlib")).name == "__future__.py"
+    assert not caplog.records
+
+
 def test_a_glob_and_a_list(tmp_path):
     for name in ["x/1.txt", "x/2.odd", "y/3.txt"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -175,15 +175,6 @@ def _by_seed(variant: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
     return sorted((run for run in runs if run.variant == variant), key=lambda run: run.seed)
 
 
-def read_run(path: str | Path, variant: str = "") -> TrainedRun:
-    """Read one finished training run.
-
-    Raises:
-        WakefulError: a file of it is missing, damaged or without what reports read.
-    """
-    return _read(path, variant, done=True)
-
-
 def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> Comparison:
     """Read a comparison folder, one run, or several runs.
 
@@ -208,7 +199,7 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     for path in source:
         # A finished baseline is what all else is measured by; without it the error says so.
         done = not runs or is_done(Path(path))
-        (runs if done else partial).append(_read(path, done=done))
+        (runs if done else partial).append(read_run(path, done=done))
     apart = _called_apart([*runs, *partial])
     runs, partial = apart[: len(runs)], apart[len(runs) :]
     found = _checked(
@@ -267,11 +258,11 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
     for variant, seed in itertools.product(header.variants, header.seeds):
         place = path / variant / f"seed-{seed}"
         if is_done(place):
-            runs.append(_read(place, variant, done=True))
+            runs.append(read_run(place, variant))
             continue
         unfinished.append(f"{variant}, seed {seed}")
         if (place / "data.json").is_file():
-            partial.append(_read(place, variant, done=False))
+            partial.append(read_run(place, variant, done=False))
     for run, first, odd in _odd_ones([*runs, *partial]):
         raise WakefulError(
             f"{run.path} and {first.path} are not seeds of one variant: they differ in {odd}; move "
@@ -299,8 +290,13 @@ def _is_folder_name(name: str) -> bool:
     return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
 
 
-def _read(path: str | Path, variant: str = "", *, done: bool) -> TrainedRun:
-    """Read a run that is `done`, or has begun: of its summary there is only the data it reads."""
+def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> TrainedRun:
+    """Read a training run that is `done`, or one under way: of its summary there is only the data
+    it reads.
+
+    Raises:
+        WakefulError: a file of it is missing, damaged or without what reports read.
+    """
     run = Run.open(path)
     summary = run.read(Summary, "summary.json") if done else None
     validation = pl.DataFrame(schema=VALIDATION)

@@ -6,6 +6,7 @@ a token of a text, but Unigram, WordPiece and WordLevel hold its spelling as an 
 other. So the encoder is built with special tokens of another spelling, which no text can guess.
 """
 
+import itertools
 import json
 import math
 import secrets
@@ -52,15 +53,13 @@ class Encoder:
                 and no way to say so; or it takes too long.
         """
         encoded: list[list[int]] = []
-        waiting: list[str] = []
-        for text in texts:
-            if len(text) > PIECE_CHARACTERS:
-                encoded += self._ids(waiting)
-                waiting = []
+        for long, alike in itertools.groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):
+            if not long:
+                encoded += self._ids(list(alike))
+                continue
+            for text in alike:
                 encoded.append([i for part in self.pieces(text) for i in self._ids([part])[0]])
-            else:
-                waiting.append(text)
-        return encoded + self._ids(waiting)
+        return encoded
 
     def with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and how many of its characters lie before each one's end."""
@@ -84,8 +83,6 @@ class Encoder:
         return pieces(text) if self._cuts_are_free else iter([text])
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
         self._prove(max(texts, key=len))
         return [encoding.ids for encoding in self._run(texts)]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, evenly, key64
+from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, key64
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
@@ -109,14 +109,12 @@ class MixedTokens(Tokens):
         rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
         counts = np.minimum(_dealt(shares, rows), self.sizes // length)
-        owners = np.repeat(np.arange(len(counts)), counts)
-        turns = np.argsort(
-            np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable"
-        )
-        places = np.concatenate(
-            [evenly(count, size) for count, size in zip(counts, self.sizes // length, strict=True)]
-        )
-        return (self.offsets[owners] + length * places)[turns]
+        turns = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        starts = [
+            offset + part.spread(count, length)
+            for offset, part, count in zip(self.offsets, self.parts, counts, strict=True)
+        ]
+        return np.concatenate(starts)[np.argsort(turns, kind="stable")]
 
 
 class MixedBatches(Batches):

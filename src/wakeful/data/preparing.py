@@ -27,7 +27,6 @@ from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
-    TOKEN_DTYPES,
     VERSION,
     PreparedData,
     building_beside,
@@ -102,12 +101,11 @@ def prepare(
     if max_bytes is not None and max_bytes < 1:
         raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
     _check_outside(folder, source)
-    for each in [source] if isinstance(source, str) else source:
-        if mixture_of(each) is not None:
-            raise WakefulError(
-                "a mixture's parts are prepared by the run that names it, each into a folder of "
-                "its own in the cache: prepare a part by itself, or train on the mixture"
-            )
+    if any(map(mixture_of, single_sources(source))):
+        raise WakefulError(
+            "a mixture's parts are prepared by the run that names it, each into a folder of its "
+            "own in the cache: prepare a part by itself, or train on the mixture"
+        )
     settings = {
         "vocab_size": vocab_size,
         "tokenizer": tokenizer and [tokenizer.fingerprint, tokenizer.end_of_text_token],
@@ -380,7 +378,7 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
 
 def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
     """Yield the ids of each document, (tokens,), the end of text behind them."""
-    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
+    dtype = token_dtype(tokenizer.vocab_size)
     parts: list[np.ndarray] = []
     for batch in _batches(_texts(side, "encoding", progress), tokenizer):
         encoded = tokenizer.encode_batch([piece for piece, _ in batch])

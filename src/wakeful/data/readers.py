@@ -4,6 +4,7 @@ Files may come from anywhere: nothing here unpickles, and whatever is wrong with
 by file and place.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -50,7 +51,7 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
     """
     ending = path.suffix.lower()
-    try:
+    with reading(path):
         if ending in PARQUET_ENDINGS:
             yield from _read_parquet(name, path, text_field)
         elif ending in JSON_ENDINGS and _begins_array(path):
@@ -59,15 +60,21 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
             yield from _read_json_lines(name, path, text_field)
         else:
             yield Document(name, decoded(path.read_bytes(), path))
+
+
+def reading(path: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Turn what the operating system says against reading a path into a `WakefulError`."""
+    return os_errors(f"cannot read {path}", "check the path and its permissions")
+
+
+@contextlib.contextmanager
+def os_errors(what: str, cure: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into a `WakefulError`: `what`, the reason, the cure."""
+    try:
+        yield
     except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: str | Path, error: OSError) -> WakefulError:
-    """Return the error for what the operating system does not let us read."""
-    return WakefulError(
-        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
-    )
+        parts = (what, str(error.strerror or error), cure)
+        raise WakefulError(": ".join(filter(None, parts))) from error
 
 
 def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from wakeful.data.overlap import NothingHeldOut, drop_overlap
+from wakeful.data.readers import os_errors
 from wakeful.data.split import DIGEST, held_out
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
-    TOKEN_DTYPES,
     PreparedData,
     building_beside,
     changed_settings,
@@ -65,16 +65,12 @@ class Parts:
         if file.is_file():
             return self._documents(file)
         documents = write(number)
-        try:
+        cure = "free some space, and the same command goes on"
+        with os_errors(f"cannot write {self.path}", cure):
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / _SETTINGS).is_file():
                 _replace(self.path / _SETTINGS, self._settings)
             _replace(file, documents)
-        except OSError as error:
-            raise WakefulError(
-                f"cannot write {self.path}: {error.strerror or error}: free some space, and the "
-                "same command goes on"
-            ) from error
         return documents
 
     def remove(self) -> None:
@@ -158,7 +154,7 @@ def _built(
 ) -> dict[str, Any]:
     """Write all files but `data.json`; return what that says."""
     tokenizer.save(building)
-    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
+    dtype = token_dtype(tokenizer.vocab_size)
     rows = [np.array(document, dtype) for document in documents]
     whole = hashlib.sha256()
     digests: list[bytes] = []

@@ -27,7 +27,7 @@ from wakeful.data.readers import (
     Document,
     checked_text,
     read_file,
-    unreadable,
+    reading,
     without,
 )
 from wakeful.data.tokens import is_prepared
@@ -107,10 +107,8 @@ def source_manifest(source: str | Sequence[str]) -> str:
     for one in single_sources(source):
         lines.update(f"source\0{one if one.startswith(HUB_PREFIX) else ''}\0".encode())
         for name, path in [] if one.startswith(HUB_PREFIX) else _files(one):
-            try:
+            with reading(path):
                 stat = path.stat()
-            except OSError as error:
-                raise unreadable(path, error) from error
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
     return lines.hexdigest()
@@ -120,9 +118,9 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
-    files = _files(source)
-    if os.path.isdir(source):
-        _tell_of_others(Path(source), {name for name, _ in files})
+    files, folder = _files(source), expanded(source)
+    if os.path.isdir(folder) and not _is_stdlib(source):
+        _tell_of_others(folder, {name for name, _ in files})
     for name, path in files:
         if _is_stdlib(source):
             yield Document(name, read_python(path) or "")
@@ -132,7 +130,7 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
 
 def _files(source: str) -> list[tuple[str, Path]]:
     """Return the files of a local source as (name relative to the source, path), sorted by name."""
-    try:
+    with reading(source[:200]):  # a folder that may not be entered, a path that is too long
         if not _is_stdlib(source):
             return _find(source)
         pattern = source.partition(":")[2] or "*"
@@ -140,8 +138,6 @@ def _files(source: str) -> list[tuple[str, Path]]:
         if not found:
             raise WakefulError(f"no file of the standard library matches {pattern}")
         return found
-    except OSError as error:  # a folder that may not be entered, a path that is too long
-        raise unreadable(source[:200], error) from error
 
 
 def _is_stdlib(source: str) -> bool:
@@ -257,11 +253,9 @@ def read_python(path: Path) -> str | None:
         WakefulError: the file cannot be read.
     """
     try:
-        with tokenize.open(path) as file:
+        with reading(path), tokenize.open(path) as file:
             text = file.read()
         text.encode("utf-8")
-    except OSError as error:
-        raise unreadable(path, error) from error
     except (SyntaxError, UnicodeError, LookupError):
         return None
     return text

@@ -275,12 +275,9 @@ class Tokenizer:
         taken: dict[str, Any] = json.loads(self._json())
         taken |= {"truncation": None, "padding": None}
         table = dict(self.table)
-        flags = [table.pop(name, None) for name in ("add_bos_token", "add_eos_token")]
-        if any(flag is not None for flag in flags):
-            put = [
-                token if flag else None
-                for flag, token in zip(flags, (self.bos, self.end), strict=True)
-            ]
+        first, last = (table.pop(name, None) for name in ("add_bos_token", "add_eos_token"))
+        if first is not None or last is not None:
+            put = self.bos if first else None, self.end if last else None
             taken["post_processor"] = _putting(self.inner, *put)
         return taken, table
 

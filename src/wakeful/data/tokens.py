@@ -28,6 +28,7 @@ from wakeful.config.schema import DataConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.base import Data
 from wakeful.data.order import Tokens
+from wakeful.data.readers import os_errors
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
@@ -108,16 +109,12 @@ class PreparedData(Data):
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
         folder = expanded(folder)
-        try:
+        with os_errors(f"cannot read {folder}", "prepare the data again"):
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
                 prepared.split(split)
             if verify:
                 prepared.verify()
-        except OSError as error:
-            raise WakefulError(
-                f"cannot read {folder}: {error.strerror or error}: prepare the data again"
-            ) from error
         return prepared
 
     @property
@@ -189,7 +186,7 @@ class PreparedData(Data):
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
-        path = tokens_path(self.folder, split)
+        path, starts = _files(self.folder, split)
         size = path.stat().st_size
         if size != facts["tokens"] * dtype.itemsize:
             raise _damaged(
@@ -199,7 +196,7 @@ class PreparedData(Data):
             raise _damaged(path, "it is empty")
         return TokenFile(
             tokens=np.memmap(path, dtype, mode="r"),
-            documents=_read_documents(self.folder, split, facts),
+            documents=_read_documents(starts, facts),
             num_bytes=facts["bytes"],
             vocab_size=self.vocab_size,
             end_of_text=self.info["tokenizer"]["end_of_text"],
@@ -208,24 +205,20 @@ class PreparedData(Data):
 
     def verify(self) -> None:
         """Raise `WakefulError` where a file has another SHA-256 than the recorded one."""
-        expected = {"tokenizer.json": self.info["tokenizer"]["fingerprint"]}
+        expected = {self.folder / "tokenizer.json": self.info["tokenizer"]["fingerprint"]}
         for split in SPLITS:
-            facts = self.info["splits"][split]
-            expected[tokens_path(self.folder, split).name] = facts["sha256"]
-            expected[documents_path(self.folder, split).name] = facts["documents_sha256"]
-        for name, digest in expected.items():
-            if file_sha256(self.folder / name) != digest:
-                raise _damaged(self.folder / name, "its SHA-256 is not the one in data.json")
+            facts, files = self.info["splits"][split], _files(self.folder, split)
+            expected |= zip(files, (facts["sha256"], facts["documents_sha256"]), strict=True)
+        for path, digest in expected.items():
+            if file_sha256(path) != digest:
+                raise _damaged(path, "its SHA-256 is not the one in data.json")
         for found in (self.train, self.validation):
             found.check(found.tokens)
 
 
-def tokens_path(folder: Path, split: SplitName) -> Path:
-    return folder / f"{split}.tokens"
-
-
-def documents_path(folder: Path, split: SplitName) -> Path:
-    return folder / f"{split}.documents.npy"
+def _files(folder: Path, split: SplitName) -> tuple[Path, Path]:
+    """Return the files of a split: its tokens, and where its documents begin."""
+    return folder / f"{split}.tokens", folder / f"{split}.documents.npy"
 
 
 def write_split(
@@ -235,7 +228,8 @@ def write_split(
 
     Return its facts in `data.json`; `num_bytes` are those of the text.
     """
-    path, lengths = tokens_path(folder, split), array("q")
+    path, starts = _files(folder, split)
+    lengths = array("q")
     part = part_beside(path)  # the documents may be read from the file that is there
     with part.open("wb") as file:
         for document in documents:
@@ -243,13 +237,13 @@ def write_split(
             lengths.append(len(document))
     part.replace(path)
     ends = np.cumsum(lengths, dtype="<i8")
-    np.save(documents_path(folder, split), ends - lengths, allow_pickle=False)
+    np.save(starts, ends - lengths, allow_pickle=False)
     return {
         "documents": len(lengths),
         "tokens": int(ends[-1]),
         "bytes": num_bytes,
         "sha256": file_sha256(path),
-        "documents_sha256": file_sha256(documents_path(folder, split)),
+        "documents_sha256": file_sha256(starts),
     }
 
 
@@ -272,14 +266,14 @@ def write_splits(
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
         },
-        "dtype": token_dtype(tokenizer.vocab_size),
+        "dtype": token_dtype(tokenizer.vocab_size).name,
         "splits": {name: write_split(folder, name, *side) for name, side in sides.items()},
     }
 
 
-def token_dtype(vocab_size: int) -> str:
-    """Return the narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Return the narrowest type for the ids below `vocab_size`; its name stands in `data.json`."""
+    return TOKEN_DTYPES["uint16" if vocab_size <= 2**16 else "uint32"]
 
 
 def is_prepared(folder: Path) -> bool:
@@ -337,8 +331,7 @@ def _is_complete(info: dict[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def _read_documents(folder: Path, split: SplitName, facts: dict[str, Any]) -> np.ndarray:
-    path = documents_path(folder, split)
+def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
     try:
         with warnings.catch_warnings(action="error"):  # of a header that Python 2 would write
             documents = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -363,13 +356,9 @@ def _damaged(path: Path, what: str) -> WakefulError:
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
     """Return the data in `folder`, None where it is free; refuse anything else there."""
-    try:
+    with os_errors(f"cannot use {folder}", "choose another folder"):
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
-    except OSError as error:
-        raise WakefulError(
-            f"cannot use {folder}: {error.strerror or error}: choose another folder"
-        ) from error
     if not is_prepared(folder):
         raise WakefulError(
             f"{folder} exists and is not prepared data: choose another folder or move it away"
@@ -397,14 +386,11 @@ def building_beside(folder: Path) -> Iterator[Path]:
     So a prepared folder appears whole or not at all, and never over something else.
     """
     building = part_beside(folder)
+    cure = "free some space or choose another folder (nothing was kept)"
     try:
-        building.mkdir(parents=True)
-        yield building
-    except OSError as error:
-        raise WakefulError(
-            f"cannot write {folder}: {error.strerror or error}: free some space or choose "
-            "another folder (nothing was kept)"
-        ) from error
+        with os_errors(f"cannot write {folder}", cure):
+            building.mkdir(parents=True)
+            yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

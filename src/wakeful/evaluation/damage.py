@@ -94,16 +94,20 @@ def _mean_kurtosis(damage: Damage, position: str) -> float | None:
     return finite(mean_over_layers(block_values(damage, "kurtosis", "", position)))
 
 
+def named(name: str, estimate: Estimate) -> dict[str, float | None]:
+    """Return a figure and its standard error by their names; what is not finite is null."""
+    value, error = estimate
+    return {name: finite(value), f"{name}_standard_error": finite(error)}
+
+
 def summary(damage: Damage) -> dict[str, Any]:
     """Return the figures of every scheme; an error that one sequence cannot give is null."""
     measurement = damage.measurement
-    perplexity, error = measurement.perplexity()
     return {
         "model": measurement.name,
         "sequences": len(measurement.counts),
         "tokens": sum(measurement.counts),
-        "perplexity": finite(perplexity),
-        "perplexity_standard_error": finite(error),
+        **named("perplexity", measurement.perplexity()),
         "parameters": damage.parameters,
         "bytes": damage.full_bytes,
         **{
@@ -118,21 +122,17 @@ def summary(damage: Damage) -> dict[str, Any]:
 def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
     """Return one scheme's figures."""
     measurement, scheme = damage.measurement, damage.schemes[name]
-    figures: dict[str, Any] = {"scheme": name, "definition": scheme.definition,
-                               "scales": scheme.scales}  # fmt: skip
-    estimates: dict[str, Estimate] = {
-        "perplexity": measurement.perplexity(name),
-        "increase": measurement.increase(name),
-        "loss_increase": measurement.loss_increase(name),
-        "kl": measurement.divergence(name),
-    }
-    for key, (value, error) in estimates.items():
-        figures[key] = finite(value)
-        figures[f"{key}_standard_error"] = finite(error)
     errors = layer_errors(damage, name)
     found = errors.sort("value", descending=True, nulls_last=True).to_dicts()
     worst = found[0] if found else dict.fromkeys(errors.columns)  # of a cache alone, no layer is
-    return figures | {
+    return {
+        "scheme": name,
+        "definition": scheme.definition,
+        "scales": scheme.scales,
+        **named("perplexity", measurement.perplexity(name)),
+        **named("increase", measurement.increase(name)),
+        **named("loss_increase", measurement.loss_increase(name)),
+        **named("kl", measurement.divergence(name)),
         "ratio": finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
         "bytes": damage.bytes[name],
         "bytes_ratio": damage.bytes[name] / damage.full_bytes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.data.readers import checked_text, parsed_json
+from wakeful.data.readers import checked_text, os_errors, parsed_json
 from wakeful.errors import WakefulError
 from wakeful.plain_text import decoded
 
@@ -145,8 +145,5 @@ def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _decoded(path: str | Path) -> str:
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise WakefulError(f"cannot read {path}: {error.strerror or error}") from error
-    return decoded(data, path)
+    with os_errors(f"cannot read {path}"):
+        return decoded(Path(path).read_bytes(), path)

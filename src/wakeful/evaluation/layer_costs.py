@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from wakeful.estimates import finite, with_error
-from wakeful.evaluation.damage import follows
+from wakeful.evaluation.damage import follows, named
 from wakeful.quant.sensitivity import LayerCost
 
 _FIGURES = ("alone", "together", "kl")
@@ -18,8 +18,7 @@ def cost_frame(found: Sequence[LayerCost]) -> pl.DataFrame:
     for each in found:
         row: dict[str, Any] = {"module": each.name}
         for name in _FIGURES:
-            value, error = getattr(each, name)
-            row |= {name: finite(value), f"{name}_standard_error": finite(error)}
+            row |= named(name, getattr(each, name))
         rows.append(row | {"kurtosis": finite(each.kurtosis), "bytes": each.size})
     return pl.DataFrame(rows)
 

@@ -145,9 +145,27 @@ class TaskWords(Words):
         return self.task.sha256
 
     def sequences(
-        self, loaded: Model, *, length: int, num_sequences: int, bos: bool
+        self, loaded: Model, *, length: int, num_sequences: int, bos: bool, targets: int = 0
     ) -> list[list[int]]:
-        return self._rows(loaded, length, num_sequences, bos=bos)
+        """Return the first sequences, each with so many `targets` behind its `length` tokens."""
+        task = self.task
+        ids = [[number] for number in range(1, len(task.characters) + 1)]
+        if loaded.bos != BOS_ID or [*map(loaded.plain, task.characters)] != ids:
+            raise WakefulError(
+                f"{loaded.name} does not have the tokens of {task}: a task is read by models that "
+                "were trained on it"
+            )
+        if not bos:
+            raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
+        check_length(loaded, length, bos=bos)
+        if num_sequences * length > VALIDATION_TOKENS:
+            raise WakefulError(
+                f"{num_sequences} windows of {length} tokens are more than the "
+                f"{VALIDATION_TOKENS:,} that {task} is validated on: ask for fewer, or for shorter "
+                "ones"
+            )
+        starts = np.arange(num_sequences) * length
+        return TaskData(task).validation.read(starts, length + targets).tolist()
 
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
@@ -157,7 +175,8 @@ class TaskWords(Words):
                 f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
             )
         most = VALIDATION_TOKENS // length
-        rows = self._rows(loaded, length, min(num_sequences or most, most), bos=bos, targets=1)
+        number = min(num_sequences or most, most)
+        rows = self.sequences(loaded, length=length, num_sequences=number, bos=bos, targets=1)
         return [Window(row[:-1], row[1:], 1) for row in rows]
 
     def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
@@ -167,29 +186,6 @@ class TaskWords(Words):
             values=nats.values - self.task.losses(rows).sum(1),
         )  # fmt: skip
         return [over]
-
-    def _rows(
-        self, loaded: Model, length: int, number: int, *, bos: bool, targets: int = 0
-    ) -> list[list[int]]:
-        task = self.task
-        ids = list(range(1, len(task.characters) + 1))
-        if loaded.bos != BOS_ID or [loaded.plain(each) for each in task.characters] != [
-            [each] for each in ids
-        ]:
-            raise WakefulError(
-                f"{loaded.name} does not have the tokens of {task}: a task is read by models that "
-                "were trained on it"
-            )
-        if not bos:
-            raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
-        check_length(loaded, length, bos=bos)
-        if number * length > VALIDATION_TOKENS:
-            raise WakefulError(
-                f"{number} windows of {length} tokens are more than the {VALIDATION_TOKENS:,} "
-                f"that {task} is validated on: ask for fewer, or for shorter ones"
-            )
-        read = TaskData(task).validation.read(np.arange(number) * length, length + targets)
-        return read.tolist()
 
 
 def words_of(source: str, num_tokens: int) -> Words:

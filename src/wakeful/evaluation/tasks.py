@@ -121,10 +121,8 @@ def quiet() -> Iterator[None]:
 def _local(
     name: str,
     examples: Sequence[Completion | MultipleChoice],
-    *,
-    output_type: str,
     metrics: dict[str, tuple[str, bool]],
-    **fields: Callable[[dict[str, Any]], Any],
+    **fields: Any,
 ) -> Task:
     rows = [dataclasses.asdict(example) for example in examples]
     with quiet():
@@ -133,7 +131,6 @@ def _local(
                 "task": name,
                 "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
                 "test_split": "test",
-                "output_type": output_type,
                 "doc_to_text": _field("context"),
                 "metric_list": [
                     {"metric": metric, "aggregation": aggregation, "higher_is_better": better}

@@ -465,13 +465,10 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, a tied tensor under its first name."""
-    seen: set[int] = set()
-    unique: dict[str, Tensor] = {}
+    first: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            unique[name] = tensor.detach()
-    return unique
+        first.setdefault(id(tensor), (name, tensor))
+    return {name: tensor.detach() for name, tensor in first.values()}
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -61,10 +61,8 @@ class Backcopy(Task):
 
     @property
     def sha256(self) -> str:
-        parts = (str(self.triggers), self.characters, self.counts.tobytes())
         whole = hashlib.sha256(b"backcopy")
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
+        for data in (b"%d" % self.triggers, self.characters.encode(), self.counts.tobytes()):
             whole.update(len(data).to_bytes(8, "little") + data)
         return whole.hexdigest()
 
@@ -85,7 +83,7 @@ class Backcopy(Task):
     def draw(self, numbers: np.ndarray) -> np.ndarray:
         bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
         windows = np.full(bits.shape, BOS_ID, np.int64)  # a row a position
-        ends, tokens, copies = self._ends, self._tokens, self._copies
+        (ends, tokens), copies = self._pairs, self._copies
         for place in range(1, len(windows)):
             last = windows[place - 1]
             drawn = tokens[np.searchsorted(ends, (last << _BITS) + bits[place], side="right")]
@@ -126,18 +124,12 @@ class Backcopy(Task):
         return np.floor(sums / sums[:, -1:] * 2**_BITS).astype(np.int64)
 
     @cached_property
-    def _ends(self) -> np.ndarray:
-        """The bounds of the pairs that occur, row after row, each row 2⁴⁰ further on."""
-        return (self._bounds + (np.arange(len(self._bounds)) << _BITS)[:, None])[self._occurring]
-
-    @cached_property
-    def _tokens(self) -> np.ndarray:
-        """The token that belongs to each of `_ends`."""
-        return np.nonzero(self._occurring)[1]
-
-    @property
-    def _occurring(self) -> np.ndarray:
-        return np.diff(self._bounds, prepend=0, axis=1) > 0
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds of the pairs that occur, row after row, each row 2⁴⁰ further on, and the
+        second token of each.
+        """
+        before, tokens = np.nonzero(np.diff(self._bounds, prepend=0, axis=1))
+        return self._bounds[before, tokens] + (before << _BITS), tokens
 
     @cached_property
     def _table(self) -> tuple[str, np.ndarray]:
