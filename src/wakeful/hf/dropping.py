@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
@@ -30,7 +30,7 @@ from wakeful.hf.weights_out import (
     write_generation,
     write_tensors,
 )
-from wakeful.hf.whole import Shards, read_config
+from wakeful.hf.whole import Shards, read_config, their_errors
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
@@ -126,13 +126,9 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     quantized = table.get("quantization_config")
     if quantized:
         changed["quantization_config"] = _moved(quantized, _places(config, layers), _BLOCK)
-    try:
+    what = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
+    with their_errors(what):
         return type(config).from_dict(table | changed)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"no {config.model_type} can be described that has the layers {[*layers]} alone: "
-            f"{first_line(error)}"
-        ) from None
 
 
 def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -237,13 +233,8 @@ def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     if config.get_text_config(decoder=True) is not config:  # it would build the text part alone
         named = getattr(transformers, (config.architectures or [""])[0], None)
         made = getattr(named, "_from_config", made)
-    try:
-        with torch.device("meta"):
-            return made(config)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"no model can be built of the configuration: {first_line(error)}"
-        ) from None
+    with their_errors("no model can be built of the configuration"), torch.device("meta"):
+        return made(config)
 
 
 def _place(model: PreTrainedModel) -> str:

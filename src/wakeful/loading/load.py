@@ -22,7 +22,16 @@ from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import is_quantized_folder, load_quantized
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import INDEX, ONE, SMOLLM2, Shards, read_config, smollm2_folder, whole_model
+from wakeful.hf.whole import (
+    INDEX,
+    ONE,
+    SMOLLM2,
+    Shards,
+    read_config,
+    smollm2_folder,
+    their_errors,
+    whole_model,
+)
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -370,15 +379,9 @@ def _stock_tokenizer(
         place, gguf = place.parent, place.name
     if gguf:
         options["gguf_file"] = gguf
-    try:
-        with hub_or_cache() if isinstance(place, str) else nullcontext():
-            return AutoTokenizer.from_pretrained(
-                place, trust_remote_code=trust_remote_code, **options
-            )
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"{place} has no tokenizer that can be loaded: {first_line(error)}"
-        ) from None
+    looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
+    with their_errors(f"{place} has no tokenizer that can be loaded"), looked_up:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
 
 
 def no_model(name: str, error: BaseException) -> WakefulError:
@@ -391,19 +394,13 @@ def no_model(name: str, error: BaseException) -> WakefulError:
 
 def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
-    try:
-        with hub_or_cache():
-            return Path(
-                huggingface_hub.snapshot_download(
-                    name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
-                )
+    absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
+    with their_errors(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
             )
-    except Exception as error:  # the hub's own errors have no common class
-        raise WakefulError(
-            f"{name[:80]!r} is not a folder, GGUF file or run directory here, "
-            "and fetching it from the hub "
-            f"failed: {first_line(error)}"
-        ) from None
+        )
 
 
 def _is_own(folder: Path) -> bool:
