@@ -315,7 +315,7 @@ def _transformers(
     strict: bool,
 ) -> Model:
     gguf = place.path.name if place.kind == "gguf" else ""
-    source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
+    source = place.name if place.kind == "hub" else place.path
     stays = False
     if place.kind == "folder":
         with Shards(place.path) as tensors:
@@ -323,8 +323,8 @@ def _transformers(
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
-                source, dtype="auto" if stays else dtype or "auto", gguf=gguf,
-                trust_remote_code=trust_remote_code, strict=strict,
+                place.path.parent if gguf else source, gguf=gguf, strict=strict,
+                dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
             )  # fmt: skip
     except WakefulError:
         raise
@@ -337,7 +337,7 @@ def _transformers(
         raise no_model(place.name, error) from None
     if stays:
         page(module, dtype or module.dtype)
-    read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
+    read = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
     return Model(
         name=place.name, architecture=type(module).__name__, read_tokenizer=read,
         module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
@@ -372,13 +372,12 @@ def _context(module: nn.Module) -> int:
 
 
 def _stock_tokenizer(
-    place: str | Path, *, gguf: str = "", trust_remote_code: bool = False
+    place: str | Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder, a name on the hub or a GGUF file, read by Transformers."""
     options: dict[str, Any] = {"local_files_only": True} if isinstance(place, Path) else {}
     if isinstance(place, Path) and place.is_file():
-        place, gguf = place.parent, place.name
-    if gguf:
-        options["gguf_file"] = gguf
+        options["gguf_file"], place = place.name, place.parent
     looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
     with their_errors(f"{place} has no tokenizer that can be loaded"), looked_up:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
