@@ -26,7 +26,7 @@ class Family:
     """
 
     name: str
-    layer: str
+    layer: str = r"layers\.\d+"
     reads: str
     writes: str
     tables: str = r"(?!)"
@@ -64,27 +64,23 @@ _GPT2 = Family(
 FAMILIES = (
     Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, StableLM, Starcoder2, Mixtral's attention
         name="llama",
-        layer=r"layers\.\d+",
         reads=r"self_attn\.(?:q|k|v|qkv)_proj|mlp\.(?:(?:gate|up|gate_up)_proj|c_fc)",
         writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
         tables=r"embed_tokens",
     ),
     Family(  # CLIP, SigLIP
         name="phi",
-        layer=r"layers\.\d+",
         reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
         writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
         tables=r"embed_tokens|token_embedding|position_embedding",
     ),
     Family(
         name="vit",
-        layer=r"layers\.\d+",
         reads=r"attention\.[qkv]_proj|mlp\.fc1",
         writes=r"attention\.o_proj|mlp\.fc2",
     ),
     Family(  # BART, Whisper, Marian
         name="opt",
-        layer=r"layers\.\d+",
         reads=r"(?:self_attn|encoder_attn)\.[qkv]_proj|fc1",
         writes=r"(?:self_attn|encoder_attn)\.out_proj|fc2",
         tables=r"embed_tokens|embed_positions|shared",
@@ -101,7 +97,6 @@ FAMILIES = (
     ),
     Family(  # Pythia
         name="gpt_neox",
-        layer=r"layers\.\d+",
         reads=r"attention\.query_key_value|mlp\.dense_h_to_4h",
         writes=r"attention\.dense|mlp\.dense_4h_to_h",
         tables=r"embed_in",
@@ -132,7 +127,6 @@ FAMILIES = (
     ),
     Family(
         name="modernbert",
-        layer=r"layers\.\d+",
         reads=r"attn\.Wqkv|mlp\.Wi",
         writes=r"attn\.Wo|mlp\.Wo",
         tables=r"tok_embeddings",
@@ -140,7 +134,6 @@ FAMILIES = (
     ),
     Family(
         name="nn.Transformer",
-        layer=r"layers\.\d+",
         reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
         writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
     ),

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
@@ -30,7 +30,7 @@ from wakeful.hf.weights_out import (
     write_generation,
     write_tensors,
 )
-from wakeful.hf.whole import Shards, read_config
+from wakeful.hf.whole import Shards, read_config, their_errors
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
@@ -99,10 +99,23 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
         WakefulError: the architecture has none.
     """
     text = text_of(config)
-    if text is not config:
-        return _with_text(config, shortened(text, layers), layers)
-    total = config.num_hidden_layers
+    if text is config:
+        changed, block = _of_layers(config, layers), _BLOCK
+    else:
+        part = _part_of(config, text)
+        assert part is not None
+        changed, block = {part: shortened(text, layers).to_dict()}, _TEXT_BLOCK
     table = config.to_dict()
+    if quantized := table.get("quantization_config"):  # a whole's names other parts' blocks too
+        changed["quantization_config"] = _moved(quantized, _places(text, layers), block)
+    what = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
+    with their_errors(what):
+        return type(config).from_dict(table | changed)
+
+
+def _of_layers(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that are others where a configuration is of these layers alone."""
+    table, total = config.to_dict(), config.num_hidden_layers
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     changed: dict[str, Any] = {depth: len(layers)}
     for name, value in table.items():
@@ -123,16 +136,7 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
             changed[name] = [value[layer] for layer in layers]
     if {"attention_types", "attention_layers"} <= table.keys():  # GPT-Neo: one is made of the other
         changed["attention_types"] = [[changed["attention_layers"], 1]]
-    quantized = table.get("quantization_config")
-    if quantized:
-        changed["quantization_config"] = _moved(quantized, _places(config, layers), _BLOCK)
-    try:
-        return type(config).from_dict(table | changed)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"no {config.model_type} can be described that has the layers {[*layers]} alone: "
-            f"{first_line(error)}"
-        ) from None
+    return changed
 
 
 def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -152,20 +156,6 @@ def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
 def _part_of(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     parts = (name for name in config.sub_configs if getattr(config, name, None) is text)
     return next(parts, None)
-
-
-def _with_text(
-    config: PreTrainedConfig, text: PreTrainedConfig, layers: Sequence[int]
-) -> PreTrainedConfig:
-    """Return the configuration of a whole with another text decoder in it."""
-    before = config.get_text_config(decoder=True)
-    part = _part_of(config, before)
-    assert part is not None
-    table = config.to_dict() | {part: text.to_dict()}
-    if quantized := table.get("quantization_config"):  # which names the other parts' blocks too
-        places = _places(before, layers)
-        table["quantization_config"] = _moved(quantized, places, _TEXT_BLOCK)
-    return type(config).from_dict(table)
 
 
 def renumbered(
@@ -237,13 +227,8 @@ def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     if config.get_text_config(decoder=True) is not config:  # it would build the text part alone
         named = getattr(transformers, (config.architectures or [""])[0], None)
         made = getattr(named, "_from_config", made)
-    try:
-        with torch.device("meta"):
-            return made(config)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"no model can be built of the configuration: {first_line(error)}"
-        ) from None
+    with their_errors("no model can be built of the configuration"), torch.device("meta"):
+        return made(config)
 
 
 def _place(model: PreTrainedModel) -> str:

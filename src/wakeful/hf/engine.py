@@ -5,7 +5,7 @@ It looks for one call of the attention interface a layer, and reads the layer's 
 sinks off the module that makes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -98,36 +98,31 @@ def serve(decoder: Decoder, config: WakefulConfig) -> None:
 
 def _check(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
     """Return whether the heads have sinks."""
-    config, normalizer = decoder.config, attentions[0].dot.normalizer
-    one = decoder.embed.weight.new_zeros(1, 1, config.width)
+    normalizer = attentions[0].dot.normalizer
+    one = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)
     sink = normalizer.log_sink(one) if normalizer.fused else None
-    for refused, why in (
-        (
-            not normalizer.fused,
-            f"model.normalizer = {config.normalizer} makes other weights than a softmax",
-        ),
-        (
-            any(attention.attenders for attention in attentions),
-            f"model.route = {config.route} attends in a way of its own",
-        ),
-        (
-            config.relaxed_prefix > 1,
-            f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones",
-        ),
-        (
-            sink is not None and sink.dim() > 1,
-            f"model.normalizer = {config.normalizer} has a sink of every query's own",
-        ),
-        (
-            any(attention.leaves_null for attention in attentions),
-            f"model.depth = {config.depth} reads what queries give to no key",
-        ),
-        (
-            config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None),
-            f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "
-            f"{config.normalizer} add more than one term to the denominator",
-        ),
-    ):
-        if refused:
-            raise WakefulError(f"{why}, which no engine computes: run it by Transformers")
+    for why in _unlike_engines(decoder, attentions, sink):
+        raise WakefulError(f"{why}, which no engine computes: run it by Transformers")
     return sink is not None
+
+
+def _unlike_engines(
+    decoder: Decoder, attentions: Sequence[Attention], sink: Tensor | None
+) -> Iterator[str]:
+    """Yield what the kernels of engines do not do."""
+    config = decoder.config
+    if not attentions[0].dot.normalizer.fused:
+        yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"
+    if any(attention.attenders for attention in attentions):
+        yield f"model.route = {config.route} attends in a way of its own"
+    if config.relaxed_prefix > 1:
+        yield f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones"
+    if sink is not None and sink.dim() > 1:
+        yield f"model.normalizer = {config.normalizer} has a sink of every query's own"
+    if any(attention.leaves_null for attention in attentions):
+        yield f"model.depth = {config.depth} reads what queries give to no key"
+    if config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None):
+        yield (
+            f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "
+            f"{config.normalizer} add more than one term to the denominator"
+        )

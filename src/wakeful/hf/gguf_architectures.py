@@ -7,7 +7,7 @@ would take for another model is refused here.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -74,9 +74,13 @@ def _has_windows(kind: str, config: ModelConfig) -> bool:
     return kind in ("gemma2", "gemma3_text") and _regular(kind, config)
 
 
+def _fixed(kind: str, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a model that are local in llama.cpp's code."""
+    return tuple(filter(_LOCAL[kind], range(num_layers)))
+
+
 def _regular(kind: str, config: ModelConfig) -> bool:
-    local = tuple(layer for layer in range(config.num_layers) if _LOCAL[kind](layer))
-    return config.local_layers == local
+    return config.local_layers == _fixed(kind, config.num_layers)
 
 
 def _within_window(config: ModelConfig) -> ModelConfig:
@@ -92,9 +96,8 @@ def _check(kind: str, config: ModelConfig) -> None:
             f"a GGUF file holds one of {', '.join(ARCHITECTURES)}, and this model is a {kind}"
             f"{_unlike(config)}; export a folder instead"
         )
-    for refused, why in _limits(kind, config):
-        if refused:
-            raise WakefulError(f"{why}; export a folder instead")
+    for why in _limits(kind, config):
+        raise WakefulError(f"{why}; export a folder instead")
 
 
 def _unlike(config: ModelConfig) -> str:
@@ -108,56 +111,38 @@ def _unlike(config: ModelConfig) -> str:
     return f" ({', '.join(odd)})" if odd else ""
 
 
-def _limits(kind: str, config: ModelConfig) -> list[tuple[bool, str]]:
-    """Return what llama.cpp's code of an architecture cannot be, each with the reason."""
+def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
+    """Yield what llama.cpp's code of an architecture cannot be, each with the reason."""
     gemma, granite = kind.startswith("gemma"), kind.startswith("granite")
     biased = config.bias or config.qkv_bias or config.out_bias
     rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
-    return [
-        (
-            biased and not (kind == "gpt2" or granite or (kind == "qwen2" and not config.bias)),
-            f"model.attention_bias: GGUF files have no biases of a {kind}",
-        ),
-        (
-            isinstance(rope, Llama3) and kind != "llama" and not granite,
-            f"model.rope = {config.rope}: llama.cpp scales the RoPE of a llama so, not of a {kind}",
-        ),
-        (
-            kind == "gpt2" and config.scale_logits_by_layer,
-            "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer",
-        ),
-        (
-            kind == "gpt2" and config.mlp == "gelu_exact",
-            "model.mlp = gelu_exact: llama.cpp approximates a gpt2's GELU by tanh",
-        ),
-        (
-            kind in ("gemma3_text", "smollm3") and not _regular(kind, config),
+    if biased and not (kind == "gpt2" or granite or (kind == "qwen2" and not config.bias)):
+        yield f"model.attention_bias: GGUF files have no biases of a {kind}"
+    if isinstance(rope, Llama3) and kind != "llama" and not granite:
+        what = f"model.rope = {config.rope}"
+        yield f"{what}: llama.cpp scales the RoPE of a llama so, not of a {kind}"
+    if kind == "gpt2" and config.scale_logits_by_layer:
+        yield "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer"
+    if kind == "gpt2" and config.mlp == "gelu_exact":
+        yield "model.mlp = gelu_exact: llama.cpp approximates a gpt2's GELU by tanh"
+    if kind in ("gemma3_text", "smollm3") and not _regular(kind, config):
+        yield (
             f"model.local_layers = {list(config.local_layers)}: llama.cpp's code fixes these "
-            f"layers of a {kind}, here as "
-            f"{[n for n in range(config.num_layers) if kind in _LOCAL and _LOCAL[kind](n)]}",
-        ),
-        (
-            kind == "gemma3_text" and config.local_theta != _LOCAL_THETA,
+            f"layers of a {kind}, here as {[*_fixed(kind, config.num_layers)]}"
+        )
+    if kind == "gemma3_text" and config.local_theta != _LOCAL_THETA:
+        yield (
             f"model.local_theta = {config.local_theta}: llama.cpp's code fixes it at "
-            f"{_LOCAL_THETA} in a gemma3",
-        ),
-        (
-            granite and config.local_theta not in (0, config.rope_theta),
-            f"model.local_theta = {config.local_theta}: llama.cpp has one base of RoPE a {kind}",
-        ),
-        (
-            gemma and not config.tied,
-            f"model.tied = False: in llama.cpp a {kind} has one matrix for embedding and head",
-        ),
-        (
-            kind == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)),
-            "model.logit_cap and model.normalizer: llama.cpp caps both logits of a gemma2",
-        ),
-        (
-            kind == "gemma3_text" and config.logit_cap > 0,
-            f"model.logit_cap = {config.logit_cap}: llama.cpp caps no logits of a gemma3",
-        ),
-    ]
+            f"{_LOCAL_THETA} in a gemma3"
+        )
+    if granite and config.local_theta not in (0, config.rope_theta):
+        yield f"model.local_theta = {config.local_theta}: llama.cpp has one base of RoPE a {kind}"
+    if gemma and not config.tied:
+        yield f"model.tied = False: in llama.cpp a {kind} has one matrix for embedding and head"
+    if kind == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)):
+        yield "model.logit_cap and model.normalizer: llama.cpp caps both logits of a gemma2"
+    if kind == "gemma3_text" and config.logit_cap > 0:
+        yield f"model.logit_cap = {config.logit_cap}: llama.cpp caps no logits of a gemma3"
 
 
 def keys(kind: str, config: ModelConfig) -> dict[str, Value]:

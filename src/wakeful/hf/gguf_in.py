@@ -17,11 +17,12 @@ from torch import Tensor
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import ARCHITECTURES, as_stored, names_of
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
+from wakeful.hf.whole import their_errors
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
@@ -72,10 +73,8 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     theirs = [family.stored(link.theirs) for link in family.links(config)]
     wanted = dict(zip(map(names_of(kind, config.num_layers), theirs), theirs, strict=True))
     found: dict[str, Tensor] = {}
-    try:
+    with their_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
-    except Exception as error:  # the package raises nothing narrower
-        raise WakefulError(f"{path} is damaged: {first_line(error)}") from None
     for tensor in tensors:
         name = wanted.get(tensor.name, tensor.name)
         if tensor.name not in wanted and name in _MADE:

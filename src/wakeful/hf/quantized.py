@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import to_table
 from wakeful.device import choose_device, dtype_called
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
     Shards,
@@ -30,6 +30,7 @@ from wakeful.hf.whole import (
     hushed,
     narrowed,
     read_config,
+    their_errors,
 )
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
@@ -102,12 +103,8 @@ class QuantizedConfig(PreTrainedConfig):
 
     def whole(self, folder: Path) -> PreTrainedConfig:
         """Return the configuration of the model inside."""
-        try:
+        with their_errors(f"{folder / 'config.json'}: inner is damaged"):
             return AutoConfig.for_model(**self.inner)
-        except Exception as error:  # Transformers raises nothing narrower
-            raise WakefulError(
-                f"{folder / 'config.json'}: inner is damaged: {first_line(error)}"
-            ) from None
 
 
 class QuantizedForCausalLM:

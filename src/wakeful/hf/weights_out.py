@@ -17,12 +17,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, around
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
-from wakeful.hf.whole import INDEX, ONE, config_of, hushed
+from wakeful.hf.whole import INDEX, ONE, config_of, hushed, their_errors
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite
@@ -325,11 +325,8 @@ def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:
     """
     if not (folder / GENERATION).is_file():
         return None
-    try:
+    with their_errors(f"{name or folder / GENERATION} is damaged"):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # Transformers raises nothing narrower
-        called = name or str(folder / GENERATION)
-        raise WakefulError(f"{called} is damaged: {first_line(error)}") from None
 
 
 def refuse_existing(folder: Path) -> None:

@@ -294,6 +294,18 @@ def hushed() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def their_errors(what: str) -> Iterator[None]:
+    """Turn whatever another library raises into a `WakefulError`: what is wrong, and its own line.
+
+    Transformers, gguf and the hub's client raise nothing narrower than `Exception`.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise WakefulError(f"{what}: {first_line(error)}") from None
+
+
 def _check_rotation(header: GGUFHeader, name: str) -> None:
     """Raise `WakefulError` for positions that Transformers' reader takes for plain RoPE."""
     kind = header.values.get("general.architecture")

@@ -22,7 +22,16 @@ from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import is_quantized_folder, load_quantized
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import INDEX, ONE, SMOLLM2, Shards, read_config, smollm2_folder, whole_model
+from wakeful.hf.whole import (
+    INDEX,
+    ONE,
+    SMOLLM2,
+    Shards,
+    read_config,
+    smollm2_folder,
+    their_errors,
+    whole_model,
+)
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -306,7 +315,7 @@ def _transformers(
     strict: bool,
 ) -> Model:
     gguf = place.path.name if place.kind == "gguf" else ""
-    source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
+    source = place.name if place.kind == "hub" else place.path
     stays = False
     if place.kind == "folder":
         with Shards(place.path) as tensors:
@@ -314,8 +323,8 @@ def _transformers(
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
-                source, dtype="auto" if stays else dtype or "auto", gguf=gguf,
-                trust_remote_code=trust_remote_code, strict=strict,
+                place.path.parent if gguf else source, gguf=gguf, strict=strict,
+                dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
             )  # fmt: skip
     except WakefulError:
         raise
@@ -328,7 +337,7 @@ def _transformers(
         raise no_model(place.name, error) from None
     if stays:
         page(module, dtype or module.dtype)
-    read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
+    read = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
     return Model(
         name=place.name, architecture=type(module).__name__, read_tokenizer=read,
         module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
@@ -363,22 +372,15 @@ def _context(module: nn.Module) -> int:
 
 
 def _stock_tokenizer(
-    place: str | Path, *, gguf: str = "", trust_remote_code: bool = False
+    place: str | Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder, a name on the hub or a GGUF file, read by Transformers."""
     options: dict[str, Any] = {"local_files_only": True} if isinstance(place, Path) else {}
     if isinstance(place, Path) and place.is_file():
-        place, gguf = place.parent, place.name
-    if gguf:
-        options["gguf_file"] = gguf
-    try:
-        with hub_or_cache() if isinstance(place, str) else nullcontext():
-            return AutoTokenizer.from_pretrained(
-                place, trust_remote_code=trust_remote_code, **options
-            )
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"{place} has no tokenizer that can be loaded: {first_line(error)}"
-        ) from None
+        options["gguf_file"], place = place.name, place.parent
+    looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
+    with their_errors(f"{place} has no tokenizer that can be loaded"), looked_up:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
 
 
 def no_model(name: str, error: BaseException) -> WakefulError:
@@ -391,19 +393,13 @@ def no_model(name: str, error: BaseException) -> WakefulError:
 
 def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
-    try:
-        with hub_or_cache():
-            return Path(
-                huggingface_hub.snapshot_download(
-                    name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
-                )
+    absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
+    with their_errors(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
             )
-    except Exception as error:  # the hub's own errors have no common class
-        raise WakefulError(
-            f"{name[:80]!r} is not a folder, GGUF file or run directory here, "
-            "and fetching it from the hub "
-            f"failed: {first_line(error)}"
-        ) from None
+        )
 
 
 def _is_own(folder: Path) -> bool:

@@ -387,10 +387,6 @@ class Model:
 
 
 def _pieces(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:
-    for token in tokens:
-        piece = stream.push(token)
-        if piece:
-            yield piece
-    rest = stream.flush()
-    if rest:
+    yield from filter(None, map(stream.push, tokens))
+    if rest := stream.flush():
         yield rest

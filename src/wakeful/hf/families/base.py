@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from wakeful.config.model import AttentionBias, MLPName, ModelConfig
+from wakeful.config.model import MLPName, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.normalizers import Softmax1
 from wakeful.ropes import Linear, Llama3
@@ -19,7 +19,8 @@ _WITHOUT_WINDOWS = ("llama", "olmo2")
 """Architectures whose code ignores a window that their configuration names."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What Transformers calls a layer that sees all of the text, and one that has a window."""
-Join = Callable[[Sequence[Tensor]], Tensor]
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Join = Callable[[Tensors], Tensor]
 Split = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -48,11 +49,6 @@ class Link:
 def same(theirs: str, ours: str, *parts: str) -> list[Link]:
     """Return the links of a module's tensors (`weight`, `bias`) that are stored as ours are."""
     return [Link(f"{theirs}.{part}", (f"{ours}.{part}",)) for part in parts]
-
-
-def transposed(theirs: str, ours: str) -> Link:
-    """Return the link of a matrix that is stored (in, out)."""
-    return Link(theirs, (ours,), lambda tensor: (tensor.T,), lambda tensors: _only(tensors).T)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +197,11 @@ def canonical(config: ModelConfig) -> ModelConfig:
     shape = config.shape
     apart = config.rope != "plain" or config.local_theta != config.rope_theta
     local = config.local_layers if apart or config.narrowed else ()
-    biases: dict[tuple[bool, bool], AttentionBias] = {
-        (True, True): "all", (True, False): "qkv", (False, False): "none",
-    }  # fmt: skip
     return dataclasses.replace(
         config,
         num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width,
-        attention_bias=biases[config.qkv_bias, config.out_bias],
+        attention_bias="all" if config.out_bias else "qkv" if config.qkv_bias else "none",
         norm=str(build("norms", config.norm)),
         placement=str(build("placements", config.placement)),
         rope=str(build("ropes", config.rope)),

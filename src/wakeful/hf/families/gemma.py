@@ -25,7 +25,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
     ours = dataclasses.replace(
-        llama.kin(config, max_length, base.rope_of(config, base.FULL if third else "")),
+        llama.kin(config, max_length, base.FULL if third else ""),
         placement="peri",
         mlp="geglu",
         embedding="scaled",

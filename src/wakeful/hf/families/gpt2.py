@@ -1,6 +1,7 @@
 """GPT-2: LayerNorm, learned positions, GELU, matrices stored (in, out)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ _ALIKE = {
     "scale_attn_by_inverse_layer_idx": "scale_logits_by_layer",
     "initializer_range": "init_std",
 }
-PROJECTIONS = ("query", "key", "value")
+PROJECTIONS = ("attention.query", "attention.key", "attention.value")
+_CONV1D = {
+    "attn.c_proj": ("attention.out",),
+    "mlp.c_fc": ("mlp.up",),
+    "mlp.c_proj": ("mlp.down",),
+    "attn.c_attn": PROJECTIONS,
+}
+"""A layer's modules that store their matrices (in, out), and which of ours each holds."""
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -66,26 +74,21 @@ def links(config: ModelConfig) -> list[base.Link]:
         theirs, ours = f"h.{layer}", f"blocks.{layer}"
         for one, other in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
             found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
-        for one, other in (
-            ("attn.c_proj", "attention.out"),
-            ("mlp.c_fc", "mlp.up"),
-            ("mlp.c_proj", "mlp.down"),
-        ):
-            found.append(base.transposed(f"{theirs}.{one}.weight", f"{ours}.{other}.weight"))
-            found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "bias")
-        for part in ("weight", "bias"):
-            three = tuple(f"{ours}.attention.{name}.{part}" for name in PROJECTIONS)
-            found.append(base.Link(f"{theirs}.attn.c_attn.{part}", three, _thirds, _side_by_side))
+        for one, others in _CONV1D.items():
+            split = partial(_split, len(others))
+            for part in ("weight", "bias"):
+                held = tuple(f"{ours}.{other}.{part}" for other in others)
+                found.append(base.Link(f"{theirs}.{one}.{part}", held, split, _join))
     return found
 
 
-def _thirds(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.T.chunk(3) if tensor.ndim == 2 else tensor.chunk(3)
+def _split(count: int, tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.t().chunk(count)  # a bias stays as it is in t()
 
 
-def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
-    joined = torch.cat(list(tensors))
-    return joined.T if joined.ndim == 2 else joined
+def _join(tensors: base.Tensors) -> Tensor:
+    first, *others = tensors
+    return (torch.cat(tensors) if others else first).t()
 
 
 FAMILY = base.Family(

@@ -69,7 +69,7 @@ def links(config: ModelConfig) -> list[base.Link]:
             found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
         found += base.same(f"{theirs}.attention.dense", f"{ours}.attention.out", *attention_parts)
         for part in attention_parts:
-            three = tuple(f"{ours}.attention.{name}.{part}" for name in PROJECTIONS)
+            three = tuple(f"{ours}.{name}.{part}" for name in PROJECTIONS)
             fused = f"{theirs}.attention.query_key_value.{part}"
             found.append(base.Link(fused, three, partial(_split, heads), partial(_join, heads)))
     return found

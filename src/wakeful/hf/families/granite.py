@@ -13,7 +13,7 @@ from transformers import GraniteConfig, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
 from wakeful.hf.families import llama
-from wakeful.hf.families.base import SLIDING, Link, cannot, demand, rope_of, windows, with_window
+from wakeful.hf.families.base import SLIDING, Link, cannot, demand, windows, with_window
 from wakeful.normalizers import Softmax1
 from wakeful.variants import build
 
@@ -34,7 +34,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     if divisor**-0.5 != c.attention_multiplier:
         what = f"attention_multiplier = {c.attention_multiplier}"
         raise cannot(config, f"{what}, which is not one over the root of a whole number")
-    plain = llama.kin(config, max_length, rope_of(config))
+    plain = llama.kin(config, max_length)
     ours = dataclasses.replace(
         plain,
         bias=bool(c.mlp_bias),

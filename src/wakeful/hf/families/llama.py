@@ -38,7 +38,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
     base.demand(config, "hidden_act", "silu", "swish")
-    plain = kin(config, max_length, base.rope_of(config))
+    plain = kin(config, max_length)
     ours = dataclasses.replace(
         plain,
         bias=bool(getattr(c, "mlp_bias", False)),
@@ -49,15 +49,13 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     return base.with_window(config, ours)
 
 
-def kin(
-    config: PreTrainedConfig, max_length: int, rotation: tuple[float, str, float]
-) -> ModelConfig:
+def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> ModelConfig:
     """Return what the configurations of a Llama and all its kin say alike.
 
-    `rotation` is what `rope_of` gives.
+    `kind_of_layer` is as of `rope_of`.
     """
     c: Any = config
-    theta, rope, share = rotation
+    theta, rope, share = base.rope_of(config, kind_of_layer)
     if share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "

@@ -1,11 +1,9 @@
 """Phi-3: a Llama with partial RoPE whose projections of one input are stored as one matrix."""
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 from transformers import Phi3Config, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
@@ -41,12 +39,8 @@ def links(config: ModelConfig) -> list[Link]:
             half = f"layers.{layer}.{fused.partition('.')[0]}"
             ours = tuple(plain.pop(f"{half}.{part}.weight").ours[0] for part in parts)
             split = partial(torch.split, split_size_or_sections=[*parts.values()])
-            found.append(Link(f"layers.{layer}.{fused}.weight", ours, split, _join))
+            found.append(Link(f"layers.{layer}.{fused}.weight", ours, split, torch.cat))
     return [*plain.values(), *found]
-
-
-def _join(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(tensors))
 
 
 FAMILY = dataclasses.replace(llama.FAMILY, kinds=("phi3",), compose=compose, links=links)
