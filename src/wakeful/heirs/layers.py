@@ -353,10 +353,5 @@ def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
 
 
 def _column(rows: Frame, metric: str, position: str) -> list[float]:
-    found = rows.filter(
-        (pl.col("metric") == metric)
-        & (pl.col("variant") == "paper")
-        & (pl.col("position") == position)
-        & pl.col("head").is_null()
-    ).sort("layer")
-    return found["value"].to_list()
+    found = rows.filter(pl.col("head").is_null(), metric=metric, variant="paper", position=position)
+    return found.sort("layer")["value"].to_list()
