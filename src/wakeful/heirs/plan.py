@@ -35,7 +35,7 @@ from wakeful.heirs.stages import (
     learning,
     setting_of,
     stage_config,
-    timed_heir,
+    trained_arms,
 )
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import Training, autocast
@@ -290,29 +290,23 @@ def measure_costs(
     rounds that may be needed.
     """
     total = reference.config.num_layers
-    shares = _shares(recipe, total)
-    arms = len(shares)
-    progress(0, arms)
+    shares, arms = _shares(recipe, total), trained_arms(recipe)
     thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
-    layers = recipe.layer_map(0)
-    setting = setting_of(recipe, reference, layers)
-    heir = timed_heir(recipe, setting, layers)
-    lesson, share = recipe.healing(layers, total), shares["heir"]
-    cost = _cost(recipe, reference, "heir", heir, data, share, lesson, recipe.heal.lora)
-    costs = [dataclasses.replace(cost, parts=recipe.drops)]
-    for name in recipe.baselines:
-        progress(len(costs), arms)
-        baseline = baseline_of(name)
-        start = baseline.stand_in(setting)
-        lesson, lora = learning(recipe, baseline, setting)
+    setting = setting_of(recipe, reference, recipe.layer_map(0))
+    costs: list[ArmCost] = []
+    for name, arm in arms.items():
+        progress(len(costs), len(arms))
+        start = arm.stand_in(setting)
+        lesson, lora = learning(recipe, arm, setting)
         cost = _cost(recipe, reference, name, start, data, shares[name], lesson, lora)
-        costs.append(cost)
-        if baseline.second is not None:
-            second = baseline.second(setting, start)
+        if arm.second is not None:
+            second = arm.second(setting, start)
             full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig(), LoraConfig())
-            costs[-1] = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
-    progress(arms, arms)
+            cost = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
+        costs.append(cost)
+    costs[0] = dataclasses.replace(costs[0], parts=recipe.drops)  # the heir's
+    progress(len(arms), len(arms))
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
     for name, parameter in reference.named_parameters():
@@ -418,10 +412,11 @@ def _trained(
     steps, train, depth = options.train.steps, recipe.train, len(recipe.layers) / total
     if not steps:
         return 0.0
-    baselines = {name: baseline_of(name) for name in recipe.baselines}
-    taught = {name for name, each in baselines.items() if each.distil}
-    if recipe.heal.by != "text":
-        taught |= {"heir", *(name for name, each in baselines.items() if each.heals)}
+    taught = {
+        name
+        for name, arm in trained_arms(recipe).items()
+        if arm.distil or (arm.heals and recipe.heal.by != "text")
+    }
     batch = one * train.batch_size * train.length
     costs = [
         ArmCost(name, batch * (3 * depth + (name in taught)), depth * evaluation, share)

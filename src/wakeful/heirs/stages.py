@@ -31,21 +31,17 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     """
     with torch.device("meta"):
         blank = Decoder(reference.config)
-    layers = recipe.layer_map(recipe.rounds - 1)
-    setting = setting_of(recipe, blank, layers)
+    setting = setting_of(recipe, blank, recipe.layer_map(recipe.rounds - 1))
     if recipe.width:
         check_bridge(blank, "leave out --width")
     if "narrow" in recipe.baselines:
         check_bridge(blank, "leave out the baseline narrow")
     if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
-    heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
     arms = [
-        ("heir", heir, recipe.healing(layers, blank.config.num_layers), recipe.heal.lora),
-        ("heir", heir, recipe.lesson("sum"), LoraConfig()),
+        (name, arm, *learning(recipe, arm, setting)) for name, arm in trained_arms(recipe).items()
     ]
-    baselines = [(name, baseline_of(name)) for name in recipe.baselines]
-    arms += [(name, arm, *learning(recipe, arm, setting)) for name, arm in baselines]
+    arms.insert(1, ("heir", _HEIR, recipe.lesson("sum"), LoraConfig()))
     for name, arm, lesson, lora in arms:
         with torch.device("meta"):
             decoder = arm.stand_in(setting)
@@ -116,11 +112,19 @@ class FinishedStages:
     baselines: tuple[FinishedStage, ...]
 
 
-def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
+def _heir_shape(setting: Setting) -> Decoder:
     """Return a model of an heir's shape, to look at or to time, without what it takes to make."""
-    if recipe.width:
-        return at_random(setting, len(layers))
-    return setting.inherit(layers, copy=recipe.copy)
+    if setting.shape is not None:
+        return at_random(setting, setting.num_layers)
+    return setting.inherit(setting.layers, copy=setting.copy)
+
+
+_HEIR = Baseline("", _heir_shape, heals=True, bridged=True)
+
+
+def trained_arms(recipe: Recipe) -> dict[str, Baseline]:
+    """Return what is trained, to look at or to time, by name: the heir, then the baselines."""
+    return {"heir": _HEIR, **{name: baseline_of(name) for name in recipe.baselines}}
 
 
 def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
