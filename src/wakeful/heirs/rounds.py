@@ -4,7 +4,6 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from wakeful.heirs.stages import (
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, refuse_link
-from wakeful.training.loop import Initial, train
-from wakeful.world import is_lost, joined, lost, started_as
+from wakeful.training.loop import Initial, resume_command, train
+from wakeful.world import is_lost, joined, lost
 
 
 @dataclass(frozen=True)
@@ -212,9 +211,7 @@ class Seed:
     @contextmanager
     def _resumable(self) -> Iterator[None]:
         """Say how to go on where a signal ends a run."""
-        starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-        place = shlex.quote(str(self.resume or self.out))
-        again = f"continue with: {starter} inherit --resume {place}"
+        again = f"continue with: {resume_command('inherit', self.resume or self.out)}"
         try:
             yield
         except Interrupted:
