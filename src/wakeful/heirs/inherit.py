@@ -142,11 +142,8 @@ def departures(
         if reference.config.route != "own":
             found.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
-            lost = [
-                layer
-                for layer, source in enumerate(layers.sources)
-                if reference.plan.owns(kind, source) and not fresh.plan.owns(kind, layer)
-            ]
+            owned = [t for t, source in ours if reference.plan.owns(kind, source)]
+            lost = [t for t in owned if not fresh.plan.owns(kind, t)]
             if lost:
                 found.append(f"{kind} projections of the target's layers {written(lost)} are lost")
     if config.normalizer != reference.config.normalizer:
