@@ -30,7 +30,7 @@ from wakeful.heirs.stages import (
 )
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.runs.run import Run, refuse_link
+from wakeful.runs.run import Run, is_done, refuse_link, run_at
 from wakeful.training.loop import Initial, resume_command, train
 from wakeful.world import is_lost, joined, lost
 
@@ -180,9 +180,7 @@ class Seed:
         refuse_link(place)
         with joined() as world:
             world.meet()  # no process looks while another begins the run
-            there = (place / "run.json").is_file()
-            done = there and Run.open(place).header.status == "done"
-            there, done = world.gather([there, done])[0]
+            there, done = world.gather([run_at(place) is not None, is_done(place)])[0]
         if there:
             run = Run.open(place)
             if not done:
