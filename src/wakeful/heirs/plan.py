@@ -16,7 +16,7 @@ from typing import cast, get_args
 import polars as pl
 import torch
 
-from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
+from wakeful.config.schema import Config, DataConfig, DistillConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
@@ -29,14 +29,7 @@ from wakeful.heirs.baselines import baseline_of
 from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, from_order, named_layers, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
-from wakeful.heirs.stages import (
-    TrainingStage,
-    config_of_reference,
-    learning,
-    setting_of,
-    stage_config,
-    trained_arms,
-)
+from wakeful.heirs.stages import arm_config, config_of_reference, learning, setting_of, trained_arms
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import Training, autocast
 from wakeful.training.validation import mean_loss
@@ -298,14 +291,15 @@ def measure_costs(
     for name, arm in arms.items():
         progress(len(costs), len(arms))
         start = arm.stand_in(setting)
-        lesson, lora = learning(recipe, arm, setting)
-        cost = _cost(recipe, reference, name, start, data, shares[name], lesson, lora)
+        config = arm_config(recipe, name, start, 2, learning(recipe, arm, setting))
+        step, evaluation = _timed(config, start, reference, data)
+        parts = recipe.drops if name == "heir" else 1
         if arm.second is not None:
-            second = arm.second(setting, start)
-            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig(), LoraConfig())
-            cost = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
-        costs.append(cost)
-    costs[0] = dataclasses.replace(costs[0], parts=recipe.drops)  # the heir's
+            parts, second = 2, arm.second(setting, start)
+            config = arm_config(recipe, name, second, 2)
+            later, evaluation = _timed(config, second, reference, data)
+            step = (step + later) / 2
+        costs.append(ArmCost(name, step, evaluation, shares[name], parts))
     progress(len(arms), len(arms))
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
@@ -331,18 +325,8 @@ def _shares(recipe: Recipe, total: int) -> dict[str, float]:
     return shares
 
 
-def _cost(
-    recipe: Recipe,
-    reference: Decoder,
-    name: str,
-    decoder: Decoder,
-    data: Data,
-    share: float,
-    distill: DistillConfig,
-    lora: LoraConfig,
-) -> ArmCost:
-    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=lora)
-    config = stage_config(recipe, stage, decoder)
+def _timed(config: Config, decoder: Decoder, reference: Decoder, data: Data) -> tuple[float, float]:
+    """Return the seconds of the second of two steps, and of an evaluation."""
     device = choose_device(config.train.device)
     training = Training(config, data, device, given=decoder, teacher=reference.to(device))
     training.decoder.train()
@@ -354,8 +338,7 @@ def _cost(
         training.optimizer.zero_grad(set_to_none=True)
         training.decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
-    evaluation = evaluation_seconds(training.decoder, training.windows, training.mixed)
-    return ArmCost(name, taken, evaluation, share)
+    return taken, evaluation_seconds(training.decoder, training.windows, training.mixed)
 
 
 @torch.no_grad()

@@ -114,7 +114,7 @@ class Seed:
         self, layers: LayerMap, before: FinishedStage | None, arm: str, steps: int, offset: int
     ) -> TrainingStage:
         """Return the stage of an heir, which goes on from the one `before`, if any."""
-        recipe = self.recipe
+        recipe, total = self.recipe, self.reference.config.num_layers
         had = (None, ()) if before is None else (self._layers(before), before.bridges)
         return TrainingStage(
             name=f"heir-{len(layers)}",
@@ -123,8 +123,7 @@ class Seed:
             offset=offset,
             start=partial(self._heir, layers, before),
             layers=layers.sources,
-            distill=recipe.healing(layers, self.reference.config.num_layers),
-            lora=recipe.heal.lora,
+            learned=(recipe.healing(layers, total), recipe.heal.lora),
             bridge=partial(bridges, recipe, self.reference, layers, *had),
         )
 
@@ -160,10 +159,9 @@ class Seed:
 
         then = baseline.second
         if then is None:
-            lesson, lora = learning(recipe, baseline, setting)
             solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
             yield TrainingStage(
-                folder, name, steps, 0, start, distill=lesson, lora=lora,
+                folder, name, steps, 0, start, learned=learning(recipe, baseline, setting),
                 layers=setting.layers.sources if baseline.bridged else (),
                 bridge=solved if baseline.bridged else None,
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -39,25 +39,26 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
     arms = [
-        (name, arm, *learning(recipe, arm, setting)) for name, arm in trained_arms(recipe).items()
+        (name, arm, learning(recipe, arm, setting)) for name, arm in trained_arms(recipe).items()
     ]
-    arms.insert(1, ("heir", _HEIR, recipe.lesson("sum"), LoraConfig()))
-    for name, arm, lesson, lora in arms:
+    arms.insert(1, ("heir", _HEIR, (recipe.lesson("sum"), LoraConfig())))
+    for name, arm, learned in arms:
         with torch.device("meta"):
             decoder = arm.stand_in(setting)
             if arm.second is not None:
                 decoder = arm.second(setting, decoder)
-        stage = TrainingStage(
-            name, name, recipe.train.steps, 0, lambda _: reference, distill=lesson, lora=lora
-        )
-        check_parts(stage_config(recipe, stage, decoder), world)
+        check_parts(arm_config(recipe, name, decoder, recipe.train.steps, learned), world)
     return config_of_reference(recipe, reference)
 
 
 def config_of_reference(recipe: Recipe, reference: Decoder) -> Config:
     """Return the configuration of a stage that would train the whole reference."""
-    whole = TrainingStage("reference", "reference", recipe.train.steps, 0, lambda _: reference)
-    return stage_config(recipe, whole, reference)
+    return arm_config(recipe, "reference", reference, recipe.train.steps)
+
+
+Learned = tuple[DistillConfig, LoraConfig]
+"""The loss and the adapters that an arm learns by."""
+_FROM_TEXT: Learned = DistillConfig(), LoraConfig()
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class TrainingStage:
     """Makes the model, and tells how far the closed forms of a narrow one are."""
     layers: tuple[int, ...] = ()
     """The reference's layers that it took, where it took any by number."""
-    distill: DistillConfig = field(default_factory=DistillConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
+    learned: Learned = _FROM_TEXT
     bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
     """Bridges the layers that it leaves out, once it has started."""
 
@@ -142,15 +142,21 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
     )
 
 
-def learning(
-    recipe: Recipe, baseline: Baseline, setting: Setting
-) -> tuple[DistillConfig, LoraConfig]:
+def learning(recipe: Recipe, baseline: Baseline, setting: Setting) -> Learned:
     """Return a baseline's loss and its adapters."""
     if not baseline.heals:
         return recipe.lesson(baseline.distil), LoraConfig()
     total = setting.reference.config.num_layers
     layers = setting.layers if baseline.bridged else first(total, of=total)
     return recipe.healing(layers, total), recipe.heal.lora
+
+
+def arm_config(
+    recipe: Recipe, name: str, decoder: Decoder, steps: int, learned: Learned = _FROM_TEXT
+) -> Config:
+    """Return the configuration of so many steps of an arm, to look at or to time them."""
+    stage = TrainingStage(name, name, steps, 0, lambda _: decoder, learned=learned)
+    return stage_config(recipe, stage, decoder)
 
 
 def half_way(recipe: Recipe, steps: int) -> int:
@@ -161,6 +167,7 @@ def half_way(recipe: Recipe, steps: int) -> int:
 
 def stage_config(recipe: Recipe, stage: TrainingStage, decoder: Decoder) -> Config:
     """Return the configuration of a stage's run."""
+    distill, lora = stage.learned
     asked = recipe.optimizer.warmup_steps
     warmup = min(asked, stage.steps) if asked else round(recipe.warmup * stage.steps)
     return Config(
@@ -168,8 +175,6 @@ def stage_config(recipe: Recipe, stage: TrainingStage, decoder: Decoder) -> Conf
         model=decoder.config,
         data=dataclasses.replace(recipe.data, first_batch=stage.offset),
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
-        train=dataclasses.replace(
-            recipe.train, steps=stage.steps, distill=stage.distill, lora=stage.lora
-        ),
+        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=distill, lora=lora),
         sample=recipe.sample,
     )
