@@ -22,6 +22,7 @@ from wakeful.heirs.layers import LayerMap, alternate, first, last, middle, twice
 from wakeful.heirs.narrow import narrow_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
+from wakeful.training.size import parameters_of
 from wakeful.variants import build_call
 
 
@@ -126,11 +127,11 @@ def narrow_shares(setting: Setting) -> WidthConfig:
             "leave it out"
         )
     groups, channels = config.shape.num_kv_heads, config.mlp_width
-    budget = _size(_target(setting, setting.shape or config, setting.layers.sources))
+    budget = parameters_of(_target(setting, setting.shape or config, setting.layers.sources))
 
     def size(g: int, c: int) -> int:
         shares = WidthConfig(heads=g / groups, mlp=c / channels)
-        return _size(_target(setting, narrow_config(config, shares), range(depth)))
+        return parameters_of(_target(setting, narrow_config(config, shares), range(depth)))
 
     least = size(1, 1)
     per_group = size(2, 1) - least if groups > 1 else 0
@@ -151,11 +152,6 @@ def narrow_shares(setting: Setting) -> WidthConfig:
 
 def _target(setting: Setting, config: ModelConfig, sources: Sequence[int]) -> ModelConfig:
     return target_config(config, tuple(sources), route=setting.route, normalizer=setting.normalizer)
-
-
-def _size(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return Decoder(config).num_parameters()["total"]
 
 
 def _narrow(setting: Setting) -> Decoder:

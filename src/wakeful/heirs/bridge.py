@@ -29,7 +29,6 @@ itself, and there the constraint would only cost (docs/findings.md).
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -84,15 +83,10 @@ def gaps(layers: LayerMap, total: int) -> list[Gap]:
     Layers before the map's first have nothing before them that could carry a bridge, and a map
     that goes back or repeats layers leaves no gap.
     """
-    sources = layers.sources
-    if any(later <= earlier for earlier, later in itertools.pairwise(sources)):
+    if not layers.ascends:
         return []
-    ends = [*sources[1:], total]
-    return [
-        Gap(after, source + 1, end - 1)
-        for after, (source, end) in enumerate(zip(sources, ends, strict=True))
-        if end > source + 1
-    ]
+    kept = enumerate(zip(layers.sources, layers.behind(total), strict=True))
+    return [Gap(after, source + 1, last) for after, (source, last) in kept if last > source]
 
 
 def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:

@@ -30,10 +30,11 @@ _ENDS = ("embed", "positions", "embedding", "norm", "head")
 
 
 class Donor(NamedTuple):
-    """A block to copy from: layer `layer` of `decoder`."""
+    """A block to copy from: the parts `copy` of layer `layer` of `decoder`."""
 
     decoder: Decoder
     layer: int
+    copy: Copy = "all"
 
 
 def inherit(
@@ -57,11 +58,9 @@ def inherit(
     """
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
-    donors = [Donor(reference, source) for source in layers.sources]
-    copies: list[Copy] = [copy] * len(donors)
-    ends = copy != "blocks"
+    donors = [Donor(reference, source, copy) for source in layers.sources]
     return _assembled(
-        config, reference, donors, copies=copies, ends=ends, variants=[donors], seed=seed
+        config, reference, donors, ends=copy != "blocks", variants=[donors], seed=seed
     )
 
 
@@ -97,16 +96,13 @@ def grow(
     )
     place = {source: layer for layer, source in enumerate(student_layers.sources)}
     donors = [
-        Donor(student, place[source]) if source in place else Donor(reference, source)
+        Donor(student, place[source]) if source in place else Donor(reference, source, copy)
         for source in layers.sources
     ]
-    copies: list[Copy] = ["all" if donor.decoder is student else copy for donor in donors]
     kept = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
     # All layers are some of the reference's: its routes read earlier ones under its own numbers.
     known = [Donor(reference, source) for source in layers.sources]
-    return _assembled(
-        config, student, donors, copies=copies, ends=True, variants=[known, kept], seed=seed
-    )
+    return _assembled(config, student, donors, ends=True, variants=[known, kept], seed=seed)
 
 
 def target_config(
@@ -147,11 +143,8 @@ def departures(
         if reference.config.route != "own":
             found.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
-            lost = [
-                layer
-                for layer, source in enumerate(layers.sources)
-                if reference.plan.owns(kind, source) and not fresh.plan.owns(kind, layer)
-            ]
+            owned = [t for t, source in ours if reference.plan.owns(kind, source)]
+            lost = [t for t in owned if not fresh.plan.owns(kind, t)]
             if lost:
                 found.append(f"{kind} projections of the target's layers {written(lost)} are lost")
     if config.normalizer != reference.config.normalizer:
@@ -167,15 +160,14 @@ def _assembled(
     base: Decoder,
     donors: Sequence[Donor],
     *,
-    copies: Sequence[Copy],
     ends: bool,
     variants: Sequence[Sequence[Donor]],
     seed: int,
 ) -> Decoder:
-    """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks of
-    which `copies` says what comes from their donors; for `variants` see `_start_variants`.
+    """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks from
+    their donors; for `variants` see `_start_variants`.
     """
-    if unknown := set(copies).difference(get_args(Copy)):
+    if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
         raise WakefulError(
             f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
         )
@@ -186,8 +178,8 @@ def _assembled(
         if hasattr(target, part):
             _copy_part(target, part, getattr(base, part))
     _start_variants(target, variants)
-    for layer, (donor, copy) in enumerate(zip(donors, copies, strict=True)):
-        _copy_block(target, layer, donor, copy)
+    for layer, donor in enumerate(donors):
+        _copy_block(target, layer, donor)
     return fill(target, seed)
 
 
@@ -232,8 +224,9 @@ def _normalizers(part: nn.Module) -> list[Normalizer]:
     return [module for module in part.modules() if isinstance(module, Normalizer)]
 
 
-def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
-    """Copy the halves of a block that `copy` names, each with the norms that stand around it."""
+def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
+    """Copy the halves that `donor.copy` names, each with the norms that stand around it."""
+    copy = donor.copy
     for name, part in target.blocks[layer].named_children():
         half = name.partition("_")[0]
         if copy not in ("all", "blocks", half) and not (copy == "without_norms" and name == half):

@@ -62,6 +62,11 @@ class LayerMap:
                 f"to {num_layers - 1}"
             )
 
+    @property
+    def ascends(self) -> bool:
+        """Whether no layer goes back or repeats."""
+        return all(earlier < later for earlier, later in itertools.pairwise(self.sources))
+
     def behind(self, num_layers: int) -> tuple[int, ...]:
         """Return the last layer of the reference, of `num_layers`, that each layer stands for.
 
@@ -70,7 +75,7 @@ class LayerMap:
         Raises:
             WakefulError: the layers go back or repeat.
         """
-        if any(later <= earlier for earlier, later in itertools.pairwise(self.sources)):
+        if not self.ascends:
             raise WakefulError(
                 f"{self}: layers that go back or repeat stand for no later ones, whose streams "
                 "heal.hidden could match"
@@ -353,10 +358,5 @@ def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
 
 
 def _column(rows: Frame, metric: str, position: str) -> list[float]:
-    found = rows.filter(
-        (pl.col("metric") == metric)
-        & (pl.col("variant") == "paper")
-        & (pl.col("position") == position)
-        & pl.col("head").is_null()
-    ).sort("layer")
-    return found["value"].to_list()
+    found = rows.filter(pl.col("head").is_null(), metric=metric, variant="paper", position=position)
+    return found.sort("layer")["value"].to_list()

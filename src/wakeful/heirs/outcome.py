@@ -257,8 +257,9 @@ def compared(
         spent = stages
         if final in outcome.rounds:  # growth by parity has trained those before it too
             spent = outcome.rounds[: outcome.rounds.index(final) + 1]
-        to_heir, to_heir_error = (0.0, None) if final is last else _against(final, _windows(last))
-        to_reference, to_reference_error = _against(final, reference)
+        windows = _windows(final)
+        to_heir, to_heir_error = (0.0, None) if final is last else _against(windows, _windows(last))
+        to_reference, to_reference_error = _against(windows, reference)
         lines.append(
             Arm(
                 arm=arm,
@@ -289,7 +290,7 @@ def compared(
                 behind=_behind(points, heirs_curve) if final is not last else None,
                 width=kept_by(final.run.header.initial),
                 curve=points,
-                parts=by_part(_windows(final), reference),
+                parts=by_part(windows, reference),
             )
         )
     return tuple(lines)
@@ -355,11 +356,9 @@ def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
     return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
 
 
-def _against(finished: FinishedStage, other: pl.DataFrame) -> tuple[float, float | None]:
+def _against(windows: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
-    both = _windows(finished).join(
-        other.select("window", theirs="loss"), on="window", maintain_order="left"
-    )
+    both = windows.join(other.select("window", theirs="loss"), on="window", maintain_order="left")
     loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
     return loss, finite(error)
 
@@ -368,17 +367,14 @@ def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, .
     """Return the loss on each part of a mixture; nothing of one text."""
     if "domain" not in reference.columns:
         return ()
-    both = windows.select("window", "loss", "tokens").join(
-        reference.select("window", "domain", theirs="loss"), on="window", maintain_order="left"
-    )
     lines = []
-    for (part,), rows_of in both.group_by("domain", maintain_order=True):
-        loss, error = weighted_mean(rows_of["loss"], rows_of["tokens"])
-        minus, minus_error = paired_ratio(rows_of["loss"], rows_of["theirs"], rows_of["tokens"])
+    for (part,), own in windows.group_by("domain", maintain_order=True):
+        loss, error = weighted_mean(own["loss"], own["tokens"])
+        minus, minus_error = _against(own, reference)
         lines.append(
             PartLoss(
                 part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
-                minus_reference_error=finite(minus_error),
+                minus_reference_error=minus_error,
             )
         )  # fmt: skip
     return tuple(lines)

@@ -16,7 +16,7 @@ from typing import cast, get_args
 import polars as pl
 import torch
 
-from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
+from wakeful.config.schema import Config, DataConfig, DistillConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
@@ -29,14 +29,7 @@ from wakeful.heirs.baselines import baseline_of
 from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, from_order, named_layers, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
-from wakeful.heirs.stages import (
-    TrainingStage,
-    config_of_reference,
-    learning,
-    setting_of,
-    stage_config,
-    timed_heir,
-)
+from wakeful.heirs.stages import arm_config, config_of_reference, learning, setting_of, trained_arms
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import Training, autocast
 from wakeful.training.validation import mean_loss
@@ -290,29 +283,24 @@ def measure_costs(
     rounds that may be needed.
     """
     total = reference.config.num_layers
-    shares = _shares(recipe, total)
-    arms = len(shares)
-    progress(0, arms)
+    shares, arms = _shares(recipe, total), trained_arms(recipe)
     thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
-    layers = recipe.layer_map(0)
-    setting = setting_of(recipe, reference, layers)
-    heir = timed_heir(recipe, setting, layers)
-    lesson, share = recipe.healing(layers, total), shares["heir"]
-    cost = _cost(recipe, reference, "heir", heir, data, share, lesson, recipe.heal.lora)
-    costs = [dataclasses.replace(cost, parts=recipe.drops)]
-    for name in recipe.baselines:
-        progress(len(costs), arms)
-        baseline = baseline_of(name)
-        start = baseline.stand_in(setting)
-        lesson, lora = learning(recipe, baseline, setting)
-        cost = _cost(recipe, reference, name, start, data, shares[name], lesson, lora)
-        costs.append(cost)
-        if baseline.second is not None:
-            second = baseline.second(setting, start)
-            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig(), LoraConfig())
-            costs[-1] = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
-    progress(arms, arms)
+    setting = setting_of(recipe, reference, recipe.layer_map(0))
+    costs: list[ArmCost] = []
+    for name, arm in arms.items():
+        progress(len(costs), len(arms))
+        start = arm.stand_in(setting)
+        config = arm_config(recipe, name, start, 2, learning(recipe, arm, setting))
+        step, evaluation = _timed(config, start, reference, data)
+        parts = recipe.drops if name == "heir" else 1
+        if arm.second is not None:
+            parts, second = 2, arm.second(setting, start)
+            config = arm_config(recipe, name, second, 2)
+            later, evaluation = _timed(config, second, reference, data)
+            step = (step + later) / 2
+        costs.append(ArmCost(name, step, evaluation, shares[name], parts))
+    progress(len(arms), len(arms))
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
     for name, parameter in reference.named_parameters():
@@ -337,18 +325,8 @@ def _shares(recipe: Recipe, total: int) -> dict[str, float]:
     return shares
 
 
-def _cost(
-    recipe: Recipe,
-    reference: Decoder,
-    name: str,
-    decoder: Decoder,
-    data: Data,
-    share: float,
-    distill: DistillConfig,
-    lora: LoraConfig,
-) -> ArmCost:
-    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=lora)
-    config = stage_config(recipe, stage, decoder)
+def _timed(config: Config, decoder: Decoder, reference: Decoder, data: Data) -> tuple[float, float]:
+    """Return the seconds of the second of two steps, and of an evaluation."""
     device = choose_device(config.train.device)
     training = Training(config, data, device, given=decoder, teacher=reference.to(device))
     training.decoder.train()
@@ -360,8 +338,7 @@ def _cost(
         training.optimizer.zero_grad(set_to_none=True)
         training.decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
-    evaluation = evaluation_seconds(training.decoder, training.windows, training.mixed)
-    return ArmCost(name, taken, evaluation, share)
+    return taken, evaluation_seconds(training.decoder, training.windows, training.mixed)
 
 
 @torch.no_grad()
@@ -418,10 +395,11 @@ def _trained(
     steps, train, depth = options.train.steps, recipe.train, len(recipe.layers) / total
     if not steps:
         return 0.0
-    baselines = {name: baseline_of(name) for name in recipe.baselines}
-    taught = {name for name, each in baselines.items() if each.distil}
-    if recipe.heal.by == "reference":
-        taught |= {"heir", *(name for name, each in baselines.items() if each.heals)}
+    taught = {
+        name
+        for name, arm in trained_arms(recipe).items()
+        if arm.distil or (arm.heals and recipe.heal.by == "reference")
+    }
     batch = one * train.batch_size * train.length
     costs = [
         ArmCost(name, batch * (3 * depth + (name in taught)), depth * evaluation, share)

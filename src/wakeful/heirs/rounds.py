@@ -4,7 +4,6 @@ What has been done is read from the runs' folders alone: a recipe continues wher
 """
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +30,9 @@ from wakeful.heirs.stages import (
 )
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.runs.run import Run, refuse_link
-from wakeful.training.loop import Initial, train
-from wakeful.world import is_lost, joined, lost, started_as
+from wakeful.runs.run import Run, is_done, refuse_link, run_at
+from wakeful.training.loop import Initial, resume_command, train
+from wakeful.world import is_lost, joined, lost
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Seed:
         self, layers: LayerMap, before: FinishedStage | None, arm: str, steps: int, offset: int
     ) -> TrainingStage:
         """Return the stage of an heir, which goes on from the one `before`, if any."""
-        recipe = self.recipe
+        recipe, total = self.recipe, self.reference.config.num_layers
         had = (None, ()) if before is None else (self._layers(before), before.bridges)
         return TrainingStage(
             name=f"heir-{len(layers)}",
@@ -128,8 +127,7 @@ class Seed:
             offset=offset,
             start=partial(self._heir, layers, before),
             layers=layers.sources,
-            distill=recipe.healing(layers, self.reference.config.num_layers),
-            lora=recipe.heal.lora,
+            learned=(recipe.healing(layers, total), recipe.heal.lora),
             bridge=partial(bridges, recipe, self.reference, layers, *had),
         )
 
@@ -165,10 +163,9 @@ class Seed:
 
         then = baseline.second
         if then is None:
-            lesson, lora = learning(recipe, baseline, setting)
             solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
             yield TrainingStage(
-                folder, name, steps, 0, start, distill=lesson, lora=lora,
+                folder, name, steps, 0, start, learned=learning(recipe, baseline, setting),
                 layers=setting.layers.sources if baseline.bridged else (),
                 bridge=solved if baseline.bridged else None,
             )  # fmt: skip
@@ -185,9 +182,7 @@ class Seed:
         refuse_link(place)
         with joined() as world:
             world.meet()  # no process looks while another begins the run
-            there = (place / "run.json").is_file()
-            done = there and Run.open(place).header.status == "done"
-            there, done = world.gather([there, done])[0]
+            there, done = world.gather([run_at(place) is not None, is_done(place)])[0]
         if there:
             run = Run.open(place)
             if not done:
@@ -216,9 +211,7 @@ class Seed:
     @contextmanager
     def _resumable(self) -> Iterator[None]:
         """Say how to go on where a signal ends a run."""
-        starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-        place = shlex.quote(str(self.resume or self.out))
-        again = f"continue with: {starter} inherit --resume {place}"
+        again = f"continue with: {resume_command('inherit', self.resume or self.out)}"
         try:
             yield
         except Interrupted:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,37 +31,34 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     """
     with torch.device("meta"):
         blank = Decoder(reference.config)
-    layers = recipe.layer_map(recipe.rounds - 1)
-    setting = setting_of(recipe, blank, layers)
+    setting = setting_of(recipe, blank, recipe.layer_map(recipe.rounds - 1))
     if recipe.width:
         check_bridge(blank, "leave out --width")
     if "narrow" in recipe.baselines:
         check_bridge(blank, "leave out the baseline narrow")
     if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
-    heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
     arms = [
-        ("heir", heir, recipe.healing(layers, blank.config.num_layers), recipe.heal.lora),
-        ("heir", heir, recipe.lesson("sum"), LoraConfig()),
+        (name, arm, learning(recipe, arm, setting)) for name, arm in trained_arms(recipe).items()
     ]
-    baselines = [(name, baseline_of(name)) for name in recipe.baselines]
-    arms += [(name, arm, *learning(recipe, arm, setting)) for name, arm in baselines]
-    for name, arm, lesson, lora in arms:
+    arms.insert(1, ("heir", _HEIR, (recipe.lesson("sum"), LoraConfig())))
+    for name, arm, learned in arms:
         with torch.device("meta"):
             decoder = arm.stand_in(setting)
             if arm.second is not None:
                 decoder = arm.second(setting, decoder)
-        stage = TrainingStage(
-            name, name, recipe.train.steps, 0, lambda _: reference, distill=lesson, lora=lora
-        )
-        check_parts(stage_config(recipe, stage, decoder), world)
+        check_parts(arm_config(recipe, name, decoder, recipe.train.steps, learned), world)
     return config_of_reference(recipe, reference)
 
 
 def config_of_reference(recipe: Recipe, reference: Decoder) -> Config:
     """Return the configuration of a stage that would train the whole reference."""
-    whole = TrainingStage("reference", "reference", recipe.train.steps, 0, lambda _: reference)
-    return stage_config(recipe, whole, reference)
+    return arm_config(recipe, "reference", reference, recipe.train.steps)
+
+
+Learned = tuple[DistillConfig, LoraConfig]
+"""The loss and the adapters that an arm learns by."""
+_FROM_TEXT: Learned = DistillConfig(), LoraConfig()
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class TrainingStage:
     """Makes the model, and tells how far the closed forms of a narrow one are."""
     layers: tuple[int, ...] = ()
     """The reference's layers that it took, where it took any by number."""
-    distill: DistillConfig = field(default_factory=DistillConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
+    learned: Learned = _FROM_TEXT
     bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
     """Bridges the layers that it leaves out, once it has started."""
 
@@ -116,11 +112,19 @@ class FinishedStages:
     baselines: tuple[FinishedStage, ...]
 
 
-def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
+def _heir_shape(setting: Setting) -> Decoder:
     """Return a model of an heir's shape, to look at or to time, without what it takes to make."""
-    if recipe.width:
-        return at_random(setting, len(layers))
-    return setting.inherit(layers, copy=recipe.copy)
+    if setting.shape is not None:
+        return at_random(setting, setting.num_layers)
+    return setting.inherit(setting.layers, copy=setting.copy)
+
+
+_HEIR = Baseline("", _heir_shape, heals=True, bridged=True)
+
+
+def trained_arms(recipe: Recipe) -> dict[str, Baseline]:
+    """Return what is trained, to look at or to time, by name: the heir, then the baselines."""
+    return {"heir": _HEIR, **{name: baseline_of(name) for name in recipe.baselines}}
 
 
 def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
@@ -138,15 +142,21 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
     )
 
 
-def learning(
-    recipe: Recipe, baseline: Baseline, setting: Setting
-) -> tuple[DistillConfig, LoraConfig]:
+def learning(recipe: Recipe, baseline: Baseline, setting: Setting) -> Learned:
     """Return a baseline's loss and its adapters."""
     if not baseline.heals:
         return recipe.lesson(baseline.distil), LoraConfig()
     total = setting.reference.config.num_layers
     layers = setting.layers if baseline.bridged else first(total, of=total)
     return recipe.healing(layers, total), recipe.heal.lora
+
+
+def arm_config(
+    recipe: Recipe, name: str, decoder: Decoder, steps: int, learned: Learned = _FROM_TEXT
+) -> Config:
+    """Return the configuration of so many steps of an arm, to look at or to time them."""
+    stage = TrainingStage(name, name, steps, 0, lambda _: decoder, learned=learned)
+    return stage_config(recipe, stage, decoder)
 
 
 def half_way(recipe: Recipe, steps: int) -> int:
@@ -157,6 +167,7 @@ def half_way(recipe: Recipe, steps: int) -> int:
 
 def stage_config(recipe: Recipe, stage: TrainingStage, decoder: Decoder) -> Config:
     """Return the configuration of a stage's run."""
+    distill, lora = stage.learned
     asked = recipe.optimizer.warmup_steps
     warmup = min(asked, stage.steps) if asked else round(recipe.warmup * stage.steps)
     return Config(
@@ -164,8 +175,6 @@ def stage_config(recipe: Recipe, stage: TrainingStage, decoder: Decoder) -> Conf
         model=decoder.config,
         data=dataclasses.replace(recipe.data, first_batch=stage.offset),
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
-        train=dataclasses.replace(
-            recipe.train, steps=stage.steps, distill=stage.distill, lora=stage.lora
-        ),
+        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=distill, lora=lora),
         sample=recipe.sample,
     )

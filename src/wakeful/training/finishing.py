@@ -72,14 +72,14 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
     Gradients take as many bytes as the weights; activations depend on the batch and are in the
     peak alone.
     """
-    weights = {id(p): p.numel() * p.element_size() for p in decoder.parameters()}
     tensors: dict[str, torch.Tensor] = {}
     for number, entry in enumerate(optimizer.state.values()):
         apart(entry, str(number), tensors)
-    state = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    state = sum(tensor.nbytes for tensor in tensors.values())
     if isinstance(optimizer, OrthoAdam):
         state += optimizer.rotation_bytes()
-    found: dict[str, Any] = {"weights": sum(weights.values()), "optimizer": state}
+    weights = sum(parameter.nbytes for parameter in decoder.parameters())
+    found: dict[str, Any] = {"weights": weights, "optimizer": state}
     device = decoder.head.weight.device
     if device.type == "cuda":
         found["peak"] = torch.cuda.max_memory_allocated(device)

@@ -37,7 +37,7 @@ from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
-from wakeful.world import World, is_lost, joined, lost, on_signal
+from wakeful.world import World, is_lost, joined, lost, on_signal, started_as
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOG_EVERY = 10
@@ -286,7 +286,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         if stop and not last:
             raise Interrupted(
                 f"stopped by {stop} after step {done}, which is saved",
-                f"continue with: {_again(training)}",
+                f"continue with: {resume_command('train', training.run.path)}",
             )
 
 
@@ -368,10 +368,10 @@ def _kept(run: Run) -> str:
     return f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
 
 
-def _again(training: Training) -> str:
-    """Return the command that continues a run."""
-    starter = "wakeful" if training.world.size == 1 else "torchrun [as before] -m wakeful"
-    return f"{starter} train --resume {shlex.quote(str(training.run.path))}"
+def resume_command(verb: str, place: Path) -> str:
+    """Return the command that continues the run of a verb, begun as this process was."""
+    starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
+    return f"{starter} {verb} --resume {shlex.quote(str(place))}"
 
 
 @contextlib.contextmanager
@@ -382,7 +382,7 @@ def _kept_on_loss(training: Training) -> Iterator[None]:
     except Exception as error:
         if not is_lost(error):
             raise
-        cure = f"{_kept(training.run)}; continue with: {_again(training)}"
+        cure = f"{_kept(training.run)}; continue with: {resume_command('train', training.run.path)}"
         raise WakefulError(lost(cure)) from error
 
 

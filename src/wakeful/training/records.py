@@ -194,15 +194,15 @@ def check_same_data(run: Run, data: Data) -> None:
         )
 
 
-def record(run: Run, row: Step | Evaluation) -> dict[str, Any]:
-    """Add a row to metrics.jsonl, without what it may leave out; return it as a table."""
+def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
+    """Add a row to its log, without what it may leave out; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
-    # Rows are flat: a part of a mixture is a figure like any other.
+    # Rows of metrics are flat: a part of a mixture is a figure like any other.
     table |= {f"loss_{name}": loss for name, loss in (table.pop("domains", None) or {}).items()}
     for entry in dataclasses.fields(row):
         if entry.default is None and table.get(entry.name, 0) is None:
             del table[entry.name]
-    run.append(table)
+    run.append(table, log=row.log)
     return table
 
 

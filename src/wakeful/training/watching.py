@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from wakeful.config.tables import to_table
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
@@ -23,7 +22,7 @@ from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
-from wakeful.training.records import HeadWeights
+from wakeful.training.records import HeadWeights, record
 from wakeful.training.setup import AS_IT_IS, Training
 from wakeful.world import World
 
@@ -166,7 +165,7 @@ def record_diagnosis(training: Training, step: int) -> None:
     """Measure the chosen figures and record them; before the first step those of heads alone."""
     settings, run = training.config.train.diagnose, training.run
     for weights in _logged_weights(training, step) if settings.attention else ():
-        run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
+        record(run, weights)
     seen = observed(
         training.parallel, training.windows, settings.num_sequences, autocast=training.as_watched
     )
