@@ -114,24 +114,14 @@ class Decoder(HasRoles, Marked, nn.Module):
         rope: RopeScaling | str | None = None,
         embedding: Embedding | str | None = None,
     ) -> None:
+        given = locals()  # an argument has the name of its field
         super().__init__()
-        given = {
-            "route": route,
-            "depth": depth,
-            "normalizer": normalizer,
-            "norm": norm,
-            "placement": placement,
-            "rope": rope,
-            "embedding": embedding,
+        parts = {
+            field: part if isinstance(part, str) else written(folder, part)
+            for field, folder in VARIANTS.items()
+            if (part := given[field]) is not None
         }
-        config = dataclasses.replace(
-            config,
-            **{
-                field: part if isinstance(part, str) else written(VARIANTS[field], part)
-                for field, part in given.items()
-                if part is not None
-            },
-        )
+        config = dataclasses.replace(config, **parts)
         shape = config.shape
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
