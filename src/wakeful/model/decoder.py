@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +90,14 @@ class without_matrices(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class Blocks(nn.ModuleList):
+    """A list of blocks; a type checker knows them as such."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Block]: ...
+
+
 class Decoder(HasRoles, Marked, nn.Module):
     """A causal language model; its parts are named in a `ModelConfig`.
 
@@ -144,7 +152,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         with drawn_alike():
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
-        self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
+        self.blocks = Blocks(self._block(layer) for layer in range(shape.num_layers))
         self.norm = self._norm("final", shape.num_layers)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied:

@@ -1,9 +1,9 @@
 """`watch`: let probes see a model run, and leave the model as it was."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class DecoderSource:
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
         """Attach to the model; detached again when the context ends, whatever happens in it."""
-        blocks = dict(enumerate(cast(Iterable[Block], self.model.blocks)))
+        blocks = dict(enumerate(self.model.blocks))
         attentions = {layer: block.attention for layer, block in blocks.items()}
         mixes = {layer: shares_of(layer, block) for layer, block in blocks.items()}
         received: list[Tensor] = []
@@ -143,7 +143,6 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
 def check_one_matrix(model: Decoder, length: int) -> None:
     """Raise `WakefulError` where a layer's weights on so many tokens are not one matrix to see."""
     for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
         _, unseen = shares_of(layer, block)
         if unseen:
             raise WakefulError(unseen)

@@ -16,7 +16,7 @@ products are in float64 and rounded once.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -194,7 +194,7 @@ def _check_stream(decoder: Decoder) -> None:
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
             "no other basis gives the same function"
         )
-    normalizer = next(iter(_blocks(decoder))).attention.dot.normalizer
+    normalizer = next(iter(decoder.blocks)).attention.dot.normalizer
     parts = {"route": decoder.route, "depth": decoder.depth, "normalizer": normalizer}
     for field, part in parts.items():
         if any(role.residual is not None for role in roles_of(part).values()):
@@ -231,13 +231,9 @@ def _untie(decoder: Decoder) -> None:
     decoder.config = dataclasses.replace(decoder.config, tied=False)
 
 
-def _blocks(decoder: Decoder) -> Iterable[Block]:
-    return cast(Iterable[Block], decoder.blocks)
-
-
 def stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
-    for block in _blocks(decoder):
+    for block in decoder.blocks:
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
             yield cast(Norm, norm), list(_reading(half))  # Identity only where refused
     yield decoder.norm, [decoder.head]
