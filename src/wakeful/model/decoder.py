@@ -292,7 +292,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         keep = None
         if valid is not None:
             keep = self._keep(start, end, valid)
-            places = _places(valid)[:, start:end] if places is None else places
+            real = (valid.long().cumsum(1) - 1).clamp_min(0)
+            places = real[:, start:end] if places is None else places
         if documents is not None:
             if valid is not None or start:
                 raise WakefulError(
@@ -453,12 +454,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         return self.get_submodule(name) if name else None  # pyright: ignore[reportReturnType]
 
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
-        found: dict[RotationName, CosSin] = {}
-        for layer in range(self.config.num_layers):
-            name, rotary = self.config.rotation_of(layer), self.rotary_of(layer)
-            if rotary is not None and name not in found:
-                found[name] = rotary(places)
-        return found
+        names = {self.config.rotation_of(layer) for layer in range(self.config.num_layers)}
+        return {name: self.get_submodule(name)(places) for name in sorted(names) if name}
 
     def _check_rotations(self) -> None:
         """Raise `WakefulError` where a layer would read heads with positions of another kind."""
@@ -498,10 +495,6 @@ class Decoder(HasRoles, Marked, nn.Module):
                 f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "
                 f"that many tokens at once to begin with, got {end}"
             )
-
-
-def _places(valid: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    return (valid.long().cumsum(1) - 1).clamp_min(0)
 
 
 def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:

@@ -114,12 +114,12 @@ class Grid(FieldVariant, ABC):
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
-    @abstractmethod
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return the scales for values between `smallest` and `largest` (tensors of one shape).
 
         A range that is one point is represented exactly.
         """
+        return Scales(_step(_largest(smallest, largest), self.high))
 
     def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
         """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
@@ -302,9 +302,6 @@ class _Float(Grid, ABC):
     @abstractmethod
     def nearest(self, x: Tensor) -> Tensor:
         """Return the number of the format next to each of x; halves to even, NaN to NaN."""
-
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        return Scales(_step(_largest(smallest, largest), self.largest))
 
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         step, _ = scales.over(x.shape[-1])

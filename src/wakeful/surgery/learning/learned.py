@@ -14,6 +14,7 @@ Shapes: B matrices, n their width, M rows of K = H·n channels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -90,17 +91,16 @@ class Learned(Variant):
         ]
         order = generator_for(seed, "order", self.steps)
 
-        def some(matrices: Matrices) -> Tensor:
+        def whole(matrices: Matrices, order: torch.Generator | None = None) -> Tensor:
             if isinstance(self.loss, Local):
                 return local_loss(self.loss, sites, matrices, order)
-            return whole(matrices, text[torch.randperm(len(text), generator=order)[:SEQUENCES]])
-
-        def whole(matrices: Matrices, text: Tensor = text) -> Tensor:
-            if isinstance(self.loss, Local):
-                return local_loss(self.loss, sites, matrices)
-            return quantized_loss(plain, text, matrices, cast(NextToken, self.loss))
+            read = text
+            if order is not None:
+                read = text[torch.randperm(len(text), generator=order)[:SEQUENCES]]
+            return quantized_loss(plain, read, matrices, cast(NextToken, self.loss))
 
         keeps = plain.norm.centers
+        some = partial(whole, order=order)
         found = minimized(some, start, steps=self.steps, lr=self.lr, keeps=keeps, told=told)
         if world.size > 1:
             found = [world.sum(each if world.first else torch.zeros_like(each)) for each in found]
