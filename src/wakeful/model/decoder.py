@@ -448,11 +448,6 @@ class Decoder(HasRoles, Marked, nn.Module):
             memory[TOKENS] = tokens
         return memory
 
-    def rotary_of(self, layer: int) -> Rotary | None:
-        """Return the table that turns a layer's queries and keys; None where they stay."""
-        name = self.config.rotation_of(layer)
-        return self.get_submodule(name) if name else None  # pyright: ignore[reportReturnType]
-
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
         names = {self.config.rotation_of(layer) for layer in range(self.config.num_layers)}
         return {name: self.get_submodule(name)(places) for name in sorted(names) if name}

@@ -52,10 +52,8 @@ class Attended:
     def values(self) -> Float[Tensor, "G L _"]:
         """Each key/value head's own values, several of which `v` may hold side by side, in float32
         (float64 stays)."""
-        v = widened(self.v)
-        if self.joined == 1:
-            return v
-        return v[:: self.joined].unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
+        v = widened(self.v)[:: self.joined]
+        return v.unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
 
     @property
     def length(self) -> int:

@@ -90,7 +90,7 @@ def rotate(
     stream = stream and type(kind) is not Identity
     inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
-    turned = _shared(plain)
+    turned = copy.deepcopy(plain, {id(each): each for each in plain.parameters()}).eval()
     if stream:
         _untie(turned)
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
@@ -202,11 +202,6 @@ def _check_stream(decoder: Decoder) -> None:
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
-
-
-def _shared(decoder: Decoder) -> Decoder:
-    """Return a copy whose parameters are the decoder's own."""
-    return copy.deepcopy(decoder, {id(each): each for each in decoder.parameters()}).eval()
 
 
 def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:

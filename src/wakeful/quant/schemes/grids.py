@@ -416,13 +416,12 @@ class NvE2M1(_E2M1):
         return _step(largest, self.largest * (256.0 if self.adaptive else E4M3.largest))
 
     def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
-        return self._adapted(x, super().scales_of(x, sequences, given))
-
-    def _adapted(self, x: Tensor, six: Scales) -> Scales:
-        """Return the scales by which a group's largest number becomes 6, or 4 where that is better.
+        """Return the scales by which a group's largest number becomes 6, or 4 where that is better
+        and the grid is `adaptive`.
 
         Every group of x is whole but the last of a row.
         """
+        six = super().scales_of(x, sequences, given)
         if not self.adaptive or six.outer is None:
             return six
         x = x.float()
