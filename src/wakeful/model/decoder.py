@@ -449,8 +449,11 @@ class Decoder(HasRoles, Marked, nn.Module):
         return memory
 
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
-        names = {self.config.rotation_of(layer) for layer in range(self.config.num_layers)}
-        return {name: self.get_submodule(name)(places) for name in sorted(names) if name}
+        found: dict[RotationName, CosSin] = {}
+        for name in map(self.config.rotation_of, range(self.config.num_layers)):
+            if name and name not in found:
+                found[name] = self.get_submodule(name)(places)
+        return found
 
     def _check_rotations(self) -> None:
         """Raise `WakefulError` where a layer would read heads with positions of another kind."""
