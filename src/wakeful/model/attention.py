@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -192,26 +192,22 @@ class Attention(HasRoles, nn.Module):
         super().__init__()
         shape, stored = config.shape, config.stored_prefix
         width, head_width = shape.width, shape.head_width
-        source, rotary = plan.sources[layer], config.rotation_of(layer)
+        source = plan.sources[layer]
 
-        heads = partial(Heads, width, head_width=head_width, bias=config.qkv_bias)
+        def heads(
+            part: Literal["query", "key", "value"], number: int, read: Read
+        ) -> Heads | Borrowed:
+            if not plan.owns(part, layer):
+                return Borrowed(read)
+            norm = nn.Identity() if part == "value" else head_norm(part)
+            rotary = "" if part == "value" else config.rotation_of(layer)
+            return Heads(width, number, head_width, bias=config.qkv_bias, rotary=rotary, norm=norm)
+
         self.layer = layer
         self.local = layer in config.local_layers
-        self.query = (
-            heads(shape.num_heads, rotary=rotary, norm=head_norm("query"))
-            if plan.owns("query", layer)
-            else Borrowed(Read("query", source.query))
-        )
-        self.key = (
-            heads(shape.num_kv_heads, rotary=rotary, norm=head_norm("key"))
-            if plan.owns("key", layer)
-            else Borrowed(Read("keys", source.key))
-        )
-        self.value = (
-            heads(shape.num_kv_heads, rotary="", norm=nn.Identity())
-            if plan.owns("value", layer)
-            else Borrowed(Read("values", source.value))
-        )
+        self.query = heads("query", shape.num_heads, Read("query", source.query))
+        self.key = heads("key", shape.num_kv_heads, Read("keys", source.key))
+        self.value = heads("value", shape.num_kv_heads, Read("values", source.value))
         scale = 1.0 / math.sqrt(config.query_scalar or head_width)
         self.scales = tuple(
             scale / (number if config.scale_logits_by_layer else 1)

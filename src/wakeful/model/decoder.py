@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +90,14 @@ class without_matrices(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class Blocks(nn.ModuleList):
+    """A list of blocks; a type checker knows them as such."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Block]: ...
+
+
 class Decoder(HasRoles, Marked, nn.Module):
     """A causal language model; its parts are named in a `ModelConfig`.
 
@@ -114,24 +122,14 @@ class Decoder(HasRoles, Marked, nn.Module):
         rope: RopeScaling | str | None = None,
         embedding: Embedding | str | None = None,
     ) -> None:
+        given = locals()  # an argument has the name of its field
         super().__init__()
-        given = {
-            "route": route,
-            "depth": depth,
-            "normalizer": normalizer,
-            "norm": norm,
-            "placement": placement,
-            "rope": rope,
-            "embedding": embedding,
+        parts = {
+            field: part if isinstance(part, str) else written(folder, part)
+            for field, folder in VARIANTS.items()
+            if (part := given[field]) is not None
         }
-        config = dataclasses.replace(
-            config,
-            **{
-                field: part if isinstance(part, str) else written(VARIANTS[field], part)
-                for field, part in given.items()
-                if part is not None
-            },
-        )
+        config = dataclasses.replace(config, **parts)
         shape = config.shape
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
@@ -154,7 +152,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         with drawn_alike():
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
-        self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
+        self.blocks = Blocks(self._block(layer) for layer in range(shape.num_layers))
         self.norm = self._norm("final", shape.num_layers)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied:
@@ -294,7 +292,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         keep = None
         if valid is not None:
             keep = self._keep(start, end, valid)
-            places = _places(valid)[:, start:end] if places is None else places
+            real = (valid.long().cumsum(1) - 1).clamp_min(0)
+            places = real[:, start:end] if places is None else places
         if documents is not None:
             if valid is not None or start:
                 raise WakefulError(
@@ -449,17 +448,11 @@ class Decoder(HasRoles, Marked, nn.Module):
             memory[TOKENS] = tokens
         return memory
 
-    def rotary_of(self, layer: int) -> Rotary | None:
-        """Return the table that turns a layer's queries and keys; None where they stay."""
-        name = self.config.rotation_of(layer)
-        return self.get_submodule(name) if name else None  # pyright: ignore[reportReturnType]
-
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
         found: dict[RotationName, CosSin] = {}
-        for layer in range(self.config.num_layers):
-            name, rotary = self.config.rotation_of(layer), self.rotary_of(layer)
-            if rotary is not None and name not in found:
-                found[name] = rotary(places)
+        for name in map(self.config.rotation_of, range(self.config.num_layers)):
+            if name and name not in found:
+                found[name] = self.get_submodule(name)(places)
         return found
 
     def _check_rotations(self) -> None:
@@ -500,10 +493,6 @@ class Decoder(HasRoles, Marked, nn.Module):
                 f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "
                 f"that many tokens at once to begin with, got {end}"
             )
-
-
-def _places(valid: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    return (valid.long().cumsum(1) - 1).clamp_min(0)
 
 
 def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:

@@ -14,11 +14,14 @@ Key = TypeVar("Key")
 def hooked(
     modules: Mapping[Key, nn.Module],
     *,
-    before: Callable[[Key, tuple[Any, ...]], Any] | None = None,
+    before: Callable[..., Any] | None = None,
     after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
+    named: bool = False,
 ) -> Iterator[None]:
     """Call `before(key, args)` ahead of each module's forward pass, `after(key, args, output)`
     behind it. What they return, unless it is None, takes the place of the inputs or the output.
+
+    With `named` it is `before(key, args, kwargs)`, and both take the place of both.
     """
 
     def call(look: Callable[..., Any], key: Key, _module: nn.Module, *seen: Any) -> Any:
@@ -27,7 +30,8 @@ def hooked(
     with ExitStack() as hooks:
         for key, module in modules.items():
             if before is not None:
-                hook = module.register_forward_pre_hook(partial(call, before, key))
+                look = partial(call, before, key)
+                hook = module.register_forward_pre_hook(look, with_kwargs=named)
                 hooks.callback(hook.remove)
             if after is not None:
                 hook = module.register_forward_hook(partial(call, after, key))

@@ -31,10 +31,8 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
     in one part agree in every other parameter of the same name and shape, on any device.
     """
     for name, parameter in decoder.named_parameters():
-        if (
-            not parameter.is_meta
-            and (values := _drawn(decoder.config, name, parameter, seed)) is not None
-        ):
+        values = None if parameter.is_meta else _drawn(decoder.config, name, parameter, seed)
+        if values is not None:
             parameter.copy_(values)
     return decoder
 

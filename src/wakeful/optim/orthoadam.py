@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
+from torch.utils._pytree import tree_leaves
 
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
@@ -165,16 +166,10 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def rotation_bytes(self) -> int:
         """Return the bytes of the fixed rotations made so far; learned ones are in the state."""
-        storages = {
-            storage.data_ptr(): storage.nbytes()
-            for rotation in self.rotations()
-            if not isinstance(rotation, Learned)
-            for value in vars(rotation).values()
-            for tensor in (value if isinstance(value, tuple | list) else (value,))
-            if isinstance(tensor, Tensor)
-            for storage in (tensor.untyped_storage(),)
-        }
-        return sum(storages.values())
+        fixed = [vars(each) for each in self.rotations() if not isinstance(each, Learned)]
+        tensors = [each for each in tree_leaves(fixed) if isinstance(each, Tensor)]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -18,6 +18,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.estimates import error_of_mean
 from wakeful.model.finite import check_finite, widened
+from wakeful.probes import exact
 from wakeful.probes.streaming import Attended, TileStatistics, Weigh, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
@@ -202,9 +203,19 @@ class Means:
         self._state: dict[Key, tuple[int, float, float]] = {}
         self._bounds: set[Key] = set()
 
-    def add(self, key: Key, value: float, *, bound: bool = False) -> None:
-        """Add one sequence's value; one bound among them makes the mean a bound."""
-        self._add(key, 1, value, 0.0, bound)
+    def add(
+        self, key: Key, total: float, *, count: int = 1, squares: float = 0.0, bound: bool = False
+    ) -> None:
+        """Add one sequence's value, or the sum of `count` and that of their squared deviations; one
+        bound among them makes the mean a bound.
+        """
+        known, sum_, deviations = self._state.get(key, (0, 0.0, 0.0))
+        if known:
+            apart = total / count - sum_ / known
+            squares += apart * apart * known * count / (known + count)
+        self._state[key] = (known + count, sum_ + total, deviations + squares)
+        if bound:
+            self._bounds.add(key)
 
     def state(self) -> list[Any]:
         """Return each key with its count, sum, sum of squared deviations and whether a bound."""
@@ -216,16 +227,7 @@ class Means:
     def merge(self, state: list[Any]) -> None:
         """Take in the `state` of other means."""
         for *key, count, total, squares, bound in state:
-            self._add(Key(*key), count, total, squares, bound)
-
-    def _add(self, key: Key, count: int, total: float, squares: float, bound: bool) -> None:
-        known, sum_, deviations = self._state.get(key, (0, 0.0, 0.0))
-        if known:
-            apart = total / count - sum_ / known
-            squares += apart * apart * known * count / (known + count)
-        self._state[key] = (known + count, sum_ + total, deviations + squares)
-        if bound:
-            self._bounds.add(key)
+            self.add(Key(*key), total, count=count, squares=squares, bound=bound)
 
     def rows(self) -> Frame:
         """Return a row for each key, sorted by layer, metric, variant, position and head."""
@@ -241,20 +243,8 @@ class Means:
         return frame.sort("layer", "metric", "variant", "position", "head", nulls_last=True)
 
 
-class MeanProbe(MergeableProbe):
+class MeanProbe(Means, MergeableProbe):
     """A probe whose rows are means over sequences of numbers it computes an event at a time."""
-
-    def __init__(self) -> None:
-        self.means = Means()
-
-    def rows(self) -> Frame:
-        return self.means.rows()
-
-    def state(self) -> Any:
-        return self.means.state()
-
-    def merge(self, state: Any) -> None:
-        self.means.merge(state)
 
     def put(
         self,
@@ -268,9 +258,9 @@ class MeanProbe(MergeableProbe):
         """Add one number for the layer, or one for each head where `values` is a vector."""
         if isinstance(values, Tensor) and values.ndim == 1:
             for head, value in enumerate(values.tolist()):
-                self.means.add(Key(layer, head, position, metric, variant), value)
+                self.add(Key(layer, head, position, metric, variant), value)
         else:
-            self.means.add(Key(layer, None, position, metric, variant), float(values))
+            self.add(Key(layer, None, position, metric, variant), float(values))
 
     def put_heads(self, layer: int, metric: str, each: Tensor, **where: str) -> None:
         """Add one number for each head, and their mean for the layer."""
@@ -342,16 +332,14 @@ def visibility(
     Rows of padding queries are free: nobody looks at them.
     """
     length = keep.shape[-1]
-    key = torch.arange(length, device=keep.device)
-    query = key.unsqueeze(1)
-    causal = (key <= query).unsqueeze(0)
+    causal = exact.causal(length, None, keep.device).unsqueeze(0)
     if valid is not None:
         causal = causal & valid.unsqueeze(1)
         keep = torch.where(valid.unsqueeze(2), keep, causal)
     if bool((keep == causal).all()):
         return None, None
     if window is not None:
-        near = causal & (key > query - window)
+        near = causal & exact.causal(length, window, keep.device)
         given = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
         if bool((given == near).all()):
             return window, None

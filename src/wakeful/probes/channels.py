@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, SumProbe, exact_rows, first_and_rest
 
@@ -71,7 +70,6 @@ class LargestWeights(MeanProbe):
         largest = torch.zeros(width)
         self._largest: list[set[int]] = []
         for block in decoder.blocks:
-            assert isinstance(block, Block)
             for weight in (block.attention.out.weight, block.mlp.down.weight):
                 rows = weight.detach().float().abs().amax(1).cpu()
                 largest = torch.maximum(largest, rows)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import Frame, Key, Means
 
@@ -24,7 +23,6 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
     """
     weights: dict[Key, torch.nn.Parameter] = {}
     for layer, block in enumerate(decoder.blocks):
-        assert isinstance(block, Block)
         for metric, heads in (("query_gradient", block.attention.query),
                               ("key_gradient", block.attention.key)):  # fmt: skip
             for parameter in heads.parameters():

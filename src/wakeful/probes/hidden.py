@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wakeful.optim.rotations.base import haar_matrix
 from wakeful.probes import exact
 from wakeful.probes.base import (
     Frame,
@@ -70,9 +71,7 @@ class Turned(_Shape):
     def _rotation(self, width: int) -> Tensor:
         if width not in self._rotations:
             generator = torch.Generator().manual_seed(self.seed)
-            drawn = torch.randn(width, width, dtype=torch.float64, generator=generator)
-            q, r = torch.linalg.qr(drawn)
-            self._rotations[width] = q * r.diagonal().sign()
+            self._rotations[width] = haar_matrix(width, generator)
         return self._rotations[width]
 
 

@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from wakeful.errors import WakefulError
 from wakeful.implementations import KNOWN, SOFTMAX1, implementation_of
+from wakeful.model.hooks import hooked
 from wakeful.probes.base import AttentionEvent, Emit, HiddenEvent, Visibility, visibility
 
 
@@ -85,7 +85,7 @@ class HuggingFaceSource:
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
         signature = inspect.signature(self.model.forward)
 
-        def enter(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        def enter(_name: str, args: tuple, kwargs: dict[str, Any]) -> None:
             mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
             self.masks = {}
             self.valid = self.running = None
@@ -97,23 +97,20 @@ class HuggingFaceSource:
 
         received: dict[int, Tensor] = {}
 
-        def before(layer: int, _block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        def before(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
             received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
             self.running = layer
             if layer == 0:
                 emit(HiddenEvent(-1, received[layer], self.valid))
 
-        def after(layer: int, _block: nn.Module, _args: tuple, output: Any) -> None:
+        def after(layer: int, _args: tuple, output: Any) -> None:
             self.running = None
             h = stream_of(output)
             emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
-        stack.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.callback(self.model.register_forward_hook(leave).remove)
-        for layer, block in enumerate(self.blocks):
-            hook = block.register_forward_pre_hook(partial(before, layer), with_kwargs=True)
-            stack.callback(hook.remove)
-            stack.callback(block.register_forward_hook(partial(after, layer)).remove)
+        stack.enter_context(hooked({"": self.model}, before=enter, after=leave, named=True))
+        blocks = dict(enumerate(self.blocks))
+        stack.enter_context(hooked(blocks, before=before, after=after, named=True))
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
         name = self.implementation

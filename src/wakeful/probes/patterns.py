@@ -46,16 +46,15 @@ class AttentionPictures(SumProbe):
     ) -> None:
         super().__init__()
         self.layers = None if layers is None else set(layers)
-        self.heads = None if heads is None else sorted(set(heads))
+        self.heads = None if heads is None else set(heads)
         self.size = size
 
     def see_attention(self, event: AttentionEvent) -> None:
         if self.layers is not None and event.layer not in self.layers:
             return
         for sequence in event.sequences:
-            every = range(sequence.num_heads)
-            for head in every if self.heads is None else self.heads:
-                if head in every:
+            for head in range(sequence.num_heads):
+                if self.heads is None or head in self.heads:
                     key = event.layer, head
                     picture = attention_picture(sequence, head, self.size)
                     known, _ = self.sums.get(key, (picture, 0))

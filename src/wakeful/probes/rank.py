@@ -117,10 +117,10 @@ class Ranks(MeanProbe):
             ("rank", bounds.high, not bounds.closed),
             ("rank_at_least", bounds.low, False),
         ):
-            self.means.add(Key(layer, head, "all", metric, variant), value, bound=bound)
+            self.add(Key(layer, head, "all", metric, variant), value, bound=bound)
 
     def rows(self) -> Frame:
-        rows = self.means.rows()
+        rows = super().rows()
         heads = rows.filter(metric="rank")
         open_heads = heads.filter(pl.col("kind") == "bound")
         # Layer, head and variant name a head's row; the lower bounds have the same.

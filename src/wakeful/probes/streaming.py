@@ -21,6 +21,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import Weigh
+from wakeful.model.finite import widened
 from wakeful.probes import exact
 
 LONGEST_BY_DEFINITION = 4096
@@ -51,10 +52,8 @@ class Attended:
     def values(self) -> Float[Tensor, "G L _"]:
         """Each key/value head's own values, several of which `v` may hold side by side, in float32
         (float64 stays)."""
-        v = self.v.to(_precision(self.v))
-        if self.joined == 1:
-            return v
-        return v[:: self.joined].unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
+        v = widened(self.v)[:: self.joined]
+        return v.unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
 
     @property
     def length(self) -> int:
@@ -74,14 +73,14 @@ class Attended:
             WakefulError: the sequence has more than `LONGEST_BY_DEFINITION` tokens.
         """
         check_length(self.length)
-        dtype, k, keep = _precision(self.q), self.k, self.keep
+        k, keep = self.k, self.keep
         if keep is None:
             keep = exact.causal(self.length, self.window, self.q.device)
         if self.before is not None:
             k = torch.cat([self.before, k], 1)
             keep = torch.cat([keep.new_ones(len(keep), self.before.shape[1]), keep], 1)
         return exact.attention_weights(
-            self.q.to(dtype), k.to(dtype), scale=self.scale, softcap=self.softcap, keep=keep,
+            widened(self.q), widened(k), scale=self.scale, softcap=self.softcap, keep=keep,
             weigh=self.weigh,
         )  # fmt: skip
 
@@ -189,7 +188,8 @@ def head_weights(
     keys; among all, it is the only L × L tensor that the fast paths ever make.
     """
     size = heads.length if tokens is None else min(tokens, heads.length)
-    A = torch.zeros(size, size, dtype=_precision(heads.q), device=heads.q.device)
+    dtype = torch.promote_types(heads.q.dtype, torch.float32)
+    A = torch.zeros(size, size, dtype=dtype, device=heads.q.device)
     for tile in tiles(heads, range(head, head + 1)):
         rows, keys = min(tile.stop, size) - tile.start, min(tile.last, size) - tile.first
         A[tile.start : tile.stop, tile.first : tile.last] = tile.weights[0, :rows, :keys]
@@ -236,10 +236,10 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
         own, before = all_keys[..., stored:], all_keys[..., :stored] if stored else None
         yield Tile(0, heads.length, 0, heads.length, own, before)
         return
-    dtype = _precision(heads.q)
     length, device = heads.length, heads.q.device
     group = chosen.start // (heads.num_heads // heads.k.shape[0])
-    q = heads.q[chosen.start : chosen.stop].to(dtype) * heads.scale
+    q = widened(heads.q[chosen.start : chosen.stop]) * heads.scale
+    dtype = q.dtype
     k = heads.k[group].to(dtype).T.contiguous()
     before = None if heads.before is None else heads.before[group].to(dtype).T
     sink = None if heads.sink is None else heads.sink[..., chosen.start : chosen.stop].to(dtype)
@@ -291,7 +291,3 @@ def _mask(
         query = torch.arange(start, stop, device=logits.device).unsqueeze(1)
         key = torch.arange(first, last, device=logits.device)
         logits.masked_fill_(key <= query - heads.window, -math.inf)
-
-
-def _precision(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
 """`watch`: let probes see a model run, and leave the model as it was."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
-from wakeful.model.attention import DotProduct, Flow
+from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
@@ -50,31 +50,26 @@ class DecoderSource:
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
         """Attach to the model; detached again when the context ends, whatever happens in it."""
-        with ExitStack() as hooks:
-            for layer, block in enumerate(self.model.blocks):
-                assert isinstance(block, Block)
-                self._hook(layer, block, hooks, emit)
-            yield
-
-    def _hook(self, layer: int, block: Block, hooks: ExitStack, emit: Emit) -> None:
+        blocks = dict(enumerate(self.model.blocks))
+        attentions = {layer: block.attention for layer, block in blocks.items()}
+        mixes = {layer: shares_of(layer, block) for layer, block in blocks.items()}
         received: list[Tensor] = []
-        shares, unseen = shares_of(layer, block)
-        joined = next((route.joined(layer) for route in block.attention.attenders), 1)
 
-        def before(_block: nn.Module, args: tuple) -> None:
+        def before(layer: int, args: tuple) -> None:
             received[:] = [args[0].detach()]
             self.calls = []
             if layer == 0:
                 self.valid = whole_sequences(next(arg for arg in args if isinstance(arg, Flow)))
                 emit(HiddenEvent(-1, received[0], self.valid))
 
-        def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            assert isinstance(dot, DotProduct)
-            self.calls.append(self._call(layer, dot, args, kwargs, unseen, joined))
+        def attend(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
+            shares, unseen = mixes[layer]
+            self.calls.append(self._call(layer, attentions[layer], args, kwargs, unseen))
             if len(self.calls) == len(shares):
                 emit(one_event(self.calls, shares))
 
-        def after(_block: nn.Module, _args: tuple, output: tuple) -> None:
+        def after(layer: int, _args: tuple, output: tuple) -> None:
+            shares, _ = mixes[layer]
             if len(self.calls) != len(shares):
                 raise WakefulError(
                     f"layer {layer} attended {len(self.calls)} times, and its route gives shares "
@@ -82,20 +77,15 @@ class DecoderSource:
                 )
             emit(HiddenEvent(layer, output[0].detach(), self.valid, received.pop()))
 
-        hooks.callback(block.register_forward_pre_hook(before).remove)
-        dot = block.attention.dot
-        hooks.callback(dot.register_forward_pre_hook(attention, with_kwargs=True).remove)
-        hooks.callback(block.register_forward_hook(after).remove)
+        dots = {layer: attention.dot for layer, attention in attentions.items()}
+        with hooked(blocks, before=before, after=after), hooked(dots, before=attend, named=True):
+            yield
 
     def _call(
-        self,
-        layer: int,
-        dot: DotProduct,
-        args: tuple,
-        kwargs: dict[str, Any],
-        unseen: str,
-        joined: int,
+        self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any], unseen: str
     ) -> AttentionEvent:
+        dot = attention.dot
+        joined = next((route.joined(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
         before = None
@@ -153,7 +143,6 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
 def check_one_matrix(model: Decoder, length: int) -> None:
     """Raise `WakefulError` where a layer's weights on so many tokens are not one matrix to see."""
     for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
         _, unseen = shares_of(layer, block)
         if unseen:
             raise WakefulError(unseen)

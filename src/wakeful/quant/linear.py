@@ -91,17 +91,17 @@ class QuantizedLinear(KeepsBuffers):
     @torch.no_grad()
     def fit(
         self,
-        weight: Tensor,
-        bias: Tensor | None,
+        layer: nn.Module,
         seen: Seen | None,
         largest: Tensor | None = None,
         rounded: tuple[Tensor, Scales] | None = None,
     ) -> None:
-        """Take over a full-precision matrix (N, K) and its bias, by what calibration showed.
+        """Take over a full-precision layer's matrix (N, K) and bias, by what calibration showed.
 
         `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do;
         `rounded` are the codes and scales where they are known.
         """
+        weight, bias = matrix(layer)
         grid, method, source = self.grid, self.scheme.rounding, weight
         if largest is not None:
             grid = grid.under(grid.shared_scale(largest))
@@ -261,7 +261,7 @@ def quantized(
     showed of it; `largest` and `rounded` are as in `QuantizedLinear.fit`.
     """
     result = empty(layer, scheme, arithmetic)
-    result.fit(*matrix(layer), seen, largest, rounded)
+    result.fit(layer, seen, largest, rounded)
     return result
 
 

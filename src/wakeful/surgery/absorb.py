@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.model.rebuild import rebuilt
@@ -111,7 +110,7 @@ def absorb(
     rows = len(text)
     world = world if rows >= world.size else ALONE
     prefixed = store_prefix(decoder, [token])
-    attentions = {n: cast(Block, block).attention for n, block in enumerate(prefixed.blocks)}
+    attentions = {n: block.attention for n, block in enumerate(prefixed.blocks)}
     shape = decoder.config.shape
     inputs: dict[int, Tensor] = {}
     new: dict[str, Tensor] = {}

@@ -16,7 +16,7 @@ products are in float64 and rounded once.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -90,7 +90,7 @@ def rotate(
     stream = stream and type(kind) is not Identity
     inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
-    turned = _shared(plain)
+    turned = copy.deepcopy(plain, {id(each): each for each in plain.parameters()}).eval()
     if stream:
         _untie(turned)
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
@@ -194,7 +194,7 @@ def _check_stream(decoder: Decoder) -> None:
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
             "no other basis gives the same function"
         )
-    normalizer = next(iter(_blocks(decoder))).attention.dot.normalizer
+    normalizer = next(iter(decoder.blocks)).attention.dot.normalizer
     parts = {"route": decoder.route, "depth": decoder.depth, "normalizer": normalizer}
     for field, part in parts.items():
         if any(role.residual is not None for role in roles_of(part).values()):
@@ -202,11 +202,6 @@ def _check_stream(decoder: Decoder) -> None:
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
-
-
-def _shared(decoder: Decoder) -> Decoder:
-    """Return a copy whose parameters are the decoder's own."""
-    return copy.deepcopy(decoder, {id(each): each for each in decoder.parameters()}).eval()
 
 
 def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
@@ -231,13 +226,9 @@ def _untie(decoder: Decoder) -> None:
     decoder.config = dataclasses.replace(decoder.config, tied=False)
 
 
-def _blocks(decoder: Decoder) -> Iterable[Block]:
-    return cast(Iterable[Block], decoder.blocks)
-
-
 def stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
-    for block in _blocks(decoder):
+    for block in decoder.blocks:
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
             yield cast(Norm, norm), list(_reading(half))  # Identity only where refused
     yield decoder.norm, [decoder.head]

@@ -55,10 +55,10 @@ def _shift(
     if decoder.config.qk_norm:
         shift = torch.zeros_like(key)
         return shift, shift.expand(places)
-    rotary = decoder.rotary_of(layer)
-    if rotary is None:
+    name = decoder.config.rotation_of(layer)
+    if not name:
         return key, key.expand(places)
-    cos, sin = rotary(slice(1, length + 1))
+    cos, sin = decoder.get_submodule(name)(slice(1, length + 1))
     back = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
     shift = turn_pairs(key, back)
     return shift, turn_pairs(shift.expand(places), (cos, sin))

@@ -114,12 +114,12 @@ class Grid(FieldVariant, ABC):
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
-    @abstractmethod
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return the scales for values between `smallest` and `largest` (tensors of one shape).
 
         A range that is one point is represented exactly.
         """
+        return Scales(_step(_largest(smallest, largest), self.high))
 
     def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
         """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
@@ -303,9 +303,6 @@ class _Float(Grid, ABC):
     def nearest(self, x: Tensor) -> Tensor:
         """Return the number of the format next to each of x; halves to even, NaN to NaN."""
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        return Scales(_step(_largest(smallest, largest), self.largest))
-
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         step, _ = scales.over(x.shape[-1])
         return self.nearest((x.float() / step).clamp_(self.low, self.high))
@@ -419,13 +416,12 @@ class NvE2M1(_E2M1):
         return _step(largest, self.largest * (256.0 if self.adaptive else E4M3.largest))
 
     def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
-        return self._adapted(x, super().scales_of(x, sequences, given))
-
-    def _adapted(self, x: Tensor, six: Scales) -> Scales:
-        """Return the scales by which a group's largest number becomes 6, or 4 where that is better.
+        """Return the scales by which a group's largest number becomes 6, or 4 where that is better
+        and the grid is `adaptive`.
 
         Every group of x is whole but the last of a row.
         """
+        six = super().scales_of(x, sequences, given)
         if not self.adaptive or six.outer is None:
             return six
         x = x.float()

@@ -13,7 +13,8 @@ the `Bases` that come of it.
 Shapes: B matrices, n their width, M rows of K = H·n channels.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
@@ -91,17 +91,16 @@ class Learned(Variant):
         ]
         order = generator_for(seed, "order", self.steps)
 
-        def some(matrices: Matrices) -> Tensor:
+        def whole(matrices: Matrices, order: torch.Generator | None = None) -> Tensor:
             if isinstance(self.loss, Local):
                 return local_loss(self.loss, sites, matrices, order)
-            return whole(matrices, text[torch.randperm(len(text), generator=order)[:SEQUENCES]])
-
-        def whole(matrices: Matrices, text: Tensor = text) -> Tensor:
-            if isinstance(self.loss, Local):
-                return local_loss(self.loss, sites, matrices)
-            return quantized_loss(plain, text, matrices, cast(NextToken, self.loss))
+            read = text
+            if order is not None:
+                read = text[torch.randperm(len(text), generator=order)[:SEQUENCES]]
+            return quantized_loss(plain, read, matrices, cast(NextToken, self.loss))
 
         keeps = plain.norm.centers
+        some = partial(whole, order=order)
         found = minimized(some, start, steps=self.steps, lr=self.lr, keeps=keeps, told=told)
         if world.size > 1:
             found = [world.sum(each if world.first else torch.zeros_like(each)) for each in found]
@@ -182,9 +181,8 @@ def _sampled(plain: Decoder, text: Int[Tensor, "B L"], generator: torch.Generato
     """Return rows that the stream's matrix turns and the values' of each layer, or one for all
     where a route reads other layers' values: inputs of root mean square 1, and weights.
     """
-    blocks = list(cast(Iterable[Block], plain.blocks))
     readers = [linears for norm, linears in stream_readers(plain) if norm is not plain.norm]
-    outs = [block.attention.out for block in blocks]
+    outs = [block.attention.out for block in plain.blocks]
     few = SAMPLED // 8
     rows: dict[nn.Module, list[Tensor]] = {each: [] for each in (*outs, *(e[0] for e in readers))}
 
@@ -244,7 +242,7 @@ def quantized_loss(
     """Return the next-token loss of the rotated model whose blocks' linear layers round inputs."""
     stream, values = matrices
     bases: dict[nn.Module, Tensor | None] = {}
-    for number, block in enumerate(cast(Iterable[Block], plain.blocks)):
+    for number, block in enumerate(plain.blocks):
         bases |= {each: None for each in block.modules() if isinstance(each, nn.Linear)}
         bases[block.attention.out] = values[number % len(values), None]
     bases |= {each: stream for _, linears in stream_readers(plain) for each in linears}
