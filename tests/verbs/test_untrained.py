@@ -1,5 +1,6 @@
-"""`inherit --heal.by none`: what it writes is what choosing and bridging leave, in memory or not."""
+"""`inherit --heal.by none`: what choosing and bridging leave, of memory or of files."""
 
+import contextlib
 import importlib
 import json
 import random
@@ -168,6 +169,7 @@ def test_several_processes_and_a_folder_that_is_there_are_refused(
     (tmp_path / "out").mkdir()
     with pytest.raises(WakefulError, match="out exists"):
         made_of(folder, tmp_path / "out", **texts)
-    monkeypatch.setattr(World, "size", 2)
+    several = contextlib.nullcontext(World(size=2))
+    monkeypatch.setattr("wakeful.verbs.inherit.joined", lambda: several)
     with pytest.raises(WakefulError, match="leave out torchrun"):
         made_of(folder, tmp_path / "other", **texts)

@@ -284,8 +284,6 @@ def _untrained(
     world: World,
 ) -> UntrainedHeir:
     """Write the heir that choosing and bridging leave."""
-    if world.size > 1:
-        raise WakefulError("heal.by = none takes one process: leave out torchrun")
     refuse_existing(out)
     with shown("inherit") as show:
         planned = _planned(source, tokenizer, options, out, show, world)
@@ -359,6 +357,8 @@ def _check_world(options: InheritOptions, world: World) -> None:
         return
     if options.cluster:
         raise WakefulError("--cluster starts processes of its own: leave it out, or torchrun")
+    if options.heal.by == "none":
+        raise WakefulError("--heal.by none is for one process: leave out torchrun")
     if not options.train.steps:
         raise WakefulError(
             f"a step is timed by one process, and there are {world.size}: give --steps instead of "
