@@ -43,9 +43,7 @@ def texts(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
-def folder(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a folder with a random Llama of five layers in one of two types."""
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
