@@ -186,15 +186,14 @@ def like(source: Tensor, made: Tensor) -> Tensor:
     return Paged(in_file(made.to(kind) if rounds else made).stored, made.dtype)
 
 
-def bring(model: nn.Module) -> nn.Module:
-    """Read the weights of a model that stay in files into memory, in place; return the model."""
+def bring(model: nn.Module) -> None:
+    """Read the weights of a model that stay in files into memory, in place."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, Paged):
                 copied = made.get(id(parameter)) or nn.Parameter(whole(parameter.detach()))
                 module._parameters[name] = made[id(parameter)] = copied
-    return model
 
 
 def put(module: nn.Module, name: str, values: Tensor) -> None:

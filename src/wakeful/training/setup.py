@@ -190,7 +190,8 @@ def make_decoder(config: Config, device: torch.device, given: Decoder | None = N
         if given is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            decoder = bring(given).requires_grad_(True)
+            bring(given)
+            decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return adapted(config, decoder.to(device=device, dtype=dtype))
 
