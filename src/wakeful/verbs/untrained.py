@@ -1,6 +1,6 @@
 """`inherit` without training: layers of a reference, chosen and bridged, written as a model."""
 
-import json
+import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.display import Display
-from wakeful.estimates import Estimate, weighted_mean, with_error
+from wakeful.estimates import Estimate, finite, weighted_mean, with_error
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.layers import written
 from wakeful.heirs.reading import evaluated
@@ -88,16 +88,23 @@ class UntrainedHeir(Measured):
     @property
     def summary(self) -> dict[str, Any]:
         """The layers, the bridges, the losses and what they are over the reference's."""
-        return json.loads(json.dumps({
-            "reference": self.source, "rule": self.rule, "layers": self.layers,
+        figures = {"losses": self.losses, "costs": self.costs}
+        return {
+            "reference": self.source, "rule": self.rule, "layers": [*self.layers],
             "bridges": [to_table(each) for each in self.bridges],
-            "losses": self.losses, "costs": self.costs, "parameters": self._parameters,
-        }))  # fmt: skip
+            "parameters": self._parameters,
+            **{figure: {name: [value, finite(error)] for name, (value, error) in found.items()}
+               for figure, found in figures.items()},
+        }  # fmt: skip
 
     @property
     def _parameters(self) -> dict[str, int]:
         pairs = ((REFERENCE, self.reference), (HEIR, self.model))
         return {n: sum(p.numel() for p in each.module.parameters()) for n, each in pairs}
+
+    @property
+    def _chosen(self) -> str:
+        return "as they were named" if self.rule == "named" else f"chosen by {self.rule}"
 
     @property
     def report(self) -> Report:
@@ -122,13 +129,13 @@ class UntrainedHeir(Measured):
         ]  # fmt: skip
         tokens = int(self.frame["tokens"].sum())
         told = {
-            "Layers": f"{written(self.layers)} of 0–{total - 1}, by {self.rule}",
+            "Layers": f"{written(self.layers)} of 0–{total - 1}, {self._chosen}",
             "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
             f"in {len(self.frame)} windows, differences paired by window, ± one standard error",
             "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
-        place = str(self.path)
+        place = shlex.quote(str(self.path))
         steps = [
             Step("Let it write", f"wakeful generate {place}"),
             Step("Make it smaller", f"wakeful quantize {place} --scheme w4a16"),
@@ -143,7 +150,7 @@ class UntrainedHeir(Measured):
         decoder, model = self.model.decoder(), self.model
         losses, costs = self.losses, self.costs
         done = [
-            f"its layers {written(self.layers)} (from 0), chosen by {self.rule}",
+            f"its layers {written(self.layers)} (from 0), {self._chosen}",
             *(bridged(each, self.options.bridge) for each in self.bridges),
             "nothing was trained",
         ]
