@@ -605,7 +605,7 @@ def test_memory_is_asked_of_the_machine_that_trains(
     reading = plan_of(exhibit("lazy/fig11"), "paper")
     with pytest.raises(WakefulError, match="lazy/fig11 at the paper scale takes"):
         verb.check_fits([reading], runs, lambda name: False, cluster.cluster_of("slurm"))
-    note = verb._told(total_of([plan]), ReproduceOptions(), cluster.cluster_of("slurm"))
+    note = verb._told(total_of([plan]), ReproduceOptions(cluster="slurm"))
     assert note.endswith("of memory where the largest run is trained")
     assert "on this machine" not in note
 

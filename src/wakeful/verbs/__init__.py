@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from wakeful.verbs.quantization import Quantization, QuantizationMatrix
     from wakeful.verbs.result import Result, Stored
     from wakeful.verbs.train import Run
+    from wakeful.verbs.untrained import UntrainedHeir
 
 __all__ = [
     "Comparison", "Cure", "Diagnosis", "Evaluation", "Inheritance", "Quantization",
-    "QuantizationMatrix", "Result", "Run", "Stored",
+    "QuantizationMatrix", "Result", "Run", "Stored", "UntrainedHeir",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazily(__name__)
