@@ -15,7 +15,7 @@ from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.display import Display
 from wakeful.estimates import Estimate, finite, weighted_mean, with_error
-from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.bridge import Bridged, gaps
 from wakeful.heirs.layers import written
 from wakeful.heirs.reading import evaluated
 from wakeful.heirs.recipe import Recipe
@@ -190,12 +190,10 @@ def made(
     )  # fmt: skip
     models = {REFERENCE: evaluated(config, reference, data, show)}
     check_finite(models[REFERENCE]["loss"].to_torch())
-    if recipe.bridge.map != "none" and stage.bridge is not None:
-        plain = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
-        bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
-        models |= {PLAIN: plain} if bridges else {}
-    else:
-        bridges = []
+    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), len(reference.blocks)):
+        models[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
+    assert stage.bridge is not None  # of an heir
+    bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
     _round(decoder, heir.written_in)
     models[HEIR] = evaluated(config, heir, data, show)
     frame = models[REFERENCE].select("window", "tokens")
