@@ -158,7 +158,7 @@ class InheritOptions(Drawn):
                  "whole layers are dropped in the order of --choose, and healed in between"),
         Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
                  "drops seeds cluster recipe heal.lora.rank", "nothing is trained"),
-        Excludes("heal.by=text heal.by=none", "heal.alpha heal.temperature heal.top_k",
+        Excludes("heal.by", "heal.alpha heal.temperature heal.top_k",
                  "the reference's predictions are not learned from"),
         Excludes("heal.hidden", "heal.top_k heal.by",
                  "the reference's streams are needed every step"),
