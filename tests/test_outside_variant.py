@@ -4,6 +4,7 @@ The module is a file of a temporary folder that nothing of the package knows.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from hf.test_export import ALONE
 from training.runs import tiny, write_text
+from wakeful.cli import main
 from wakeful.config.schema import config_from_table, config_to_table
 from wakeful.config.tables import Table
 from wakeful.data.tokenizer import Tokenizer
@@ -88,6 +90,7 @@ class Outside(ValueRoute):
         return qkv._replace(v=qkv.v + more.view_as(qkv.v))
 '''
 ROUTE = "outside_module:Outside(k=2)"
+ASKED = "add --import .*outside_module"
 
 
 def forget() -> None:
@@ -139,7 +142,7 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
         lambda: load(place / "whole"),
         lambda: train(tiny(text), place / "cut", resume=True),
     ):
-        with pytest.raises(WakefulError, match="import outside_module first or set WAKEFUL_IMPORT"):
+        with pytest.raises(WakefulError, match=ASKED):
             attempt()
     assert "outside_module" not in sys.modules
     with pytest.MonkeyPatch.context() as patch:
@@ -153,6 +156,43 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     forget()
     table = config_to_table(tiny(text, **run("cut", 6)))
     assert train_row(table, str(place / "cut")) == Ended()
+
+
+def test_a_run_names_its_file_and_a_flag_lets_it_be_read(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file lies where no path of Python's leads; two modules are asked for at once."""
+    for name in ("outside_module", "outside_helper"):
+        (place / "outside" / f"{name}.py").rename(place / f"{name}.py")
+    (place / "own_optimizer.py").write_text(
+        "import torch\n\ndef own(groups, lr):\n    return torch.optim.SGD(groups, lr=lr)\n"
+    )
+    text, run = write_text(place / "text"), place / "run"
+    table = {"model": {"route": ROUTE}, "optimizer": {"name": "own_optimizer:own"}}
+    monkeypatch.chdir(place)
+    train(tiny(text, **table), run)
+    files = {name: str(place / f"{name}.py") for name in ("outside_module", "own_optimizer")}
+    assert json.loads((run / "run.json").read_text())["modules"] == files
+    monkeypatch.chdir("/")
+    read = ["generate", str(run), "--num_tokens", "2", "--prompt", "def f("]
+    forget()
+    sys.modules.pop("own_optimizer")
+    assert main(read) == 1
+    said = capsys.readouterr().err
+    assert f"{ROUTE.partition('(')[0]} ({files['outside_module']})" in said
+    flags = said.partition("--import ")[2].partition(" (in Python")[0].split()
+    assert flags == [*files.values()]
+    assert "outside_module" not in sys.modules
+    assert main([*read, "--import", *flags]) == 0
+    assert capsys.readouterr().out.startswith("def f(")
+    assert "WAKEFUL_IMPORT" not in os.environ
+    forget()
+    assert main(["train", "--resume", str(run), "--train.steps", "9", "--import", *flags]) == 0
+    assert main([*read, "--import", str(place / "absent.py")]) == 1
+    assert "there is no such file" in capsys.readouterr().err
+    assert main([*read, "--import"]) == 1
+    assert "--import takes modules or files" in capsys.readouterr().err
+    sys.modules.pop("own_optimizer", None)
 
 
 def test_a_table_and_a_seed_say_all_there_is(route: str) -> None:
@@ -196,7 +236,7 @@ def test_its_export_stands_alone(route: str, place: Path) -> None:
     assert parts["route"] == f"then(resformer, {route})"
     assert torch.equal(load(folder).module(tokens), decoder(tokens))
     forget()
-    with pytest.raises(WakefulError, match="import outside_module first or set WAKEFUL_IMPORT"):
+    with pytest.raises(WakefulError, match=ASKED):
         load(folder)
 
 

@@ -3,17 +3,36 @@
 An exported model carries another file in this one's place, which names only what it needs.
 """
 
+import contextlib
 import importlib
 import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from wakeful.errors import WakefulError
 
 CONSENT = "WAKEFUL_IMPORT"
-"""The environment variable that lists modules, by commas, which a run or an export may name."""
+"""The environment variable that lists modules or their files, by commas, which a run or an export
+may name; `--import` adds to it for one command."""
+
+
+class NotTrusted(WakefulError):
+    """A file names a module of a user's, and the user has not said that it may be imported."""
+
+    def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
+        module = name.partition(":")[0]
+        files = files or {}
+        flags = [path or own for own, path in {module: "", **files}.items() if not trusted(own)]
+        place = f" ({files[module]})" if files.get(module) else ""
+        super().__init__(
+            f"{name}{place} is not part of wakeful, and no module is imported because "
+            f"{folder or 'a file'} names it; if you trust it, add --import {' '.join(flags)} (in "
+            f"Python: import {module} first, or set {CONSENT})"
+        )
+        self.name = name
 
 
 def classes(folder: str) -> Iterator[type]:
@@ -34,21 +53,71 @@ def foreign(name: str, *, imports: bool) -> object:
     """Return the object `module:Name` of a module outside the package; None if it has no such name.
 
     A module that nobody has imported yet is imported where `imports` says so, for a name that the
-    user wrote, or where the environment names it.
+    user wrote, or where the user trusts it.
 
     Raises:
-        WakefulError: the module is not to be imported, or cannot be.
+        NotTrusted: the module is not to be imported.
+        WakefulError: it cannot be.
     """
     module_name, _, attribute = name.partition(":")
     module = sys.modules.get(module_name)
     if module is None:
-        if not imports and module_name not in os.environ.get(CONSENT, "").split(","):
-            raise WakefulError(
-                f"{name} is not part of wakeful, and no module is imported because a file names "
-                f"it; if you trust it, import {module_name} first or set {CONSENT}={module_name}"
-            )
-        module = _imported(module_name, name)
+        entry = trusted(module_name)
+        if not entry and not imports:
+            raise NotTrusted(name)
+        module = _imported(module_name, name, entry)
     return vars(module).get(attribute)
+
+
+def trusted(module: str) -> str:
+    """Return the entry of `CONSENT` that names a module, by its name or its file; "" for none."""
+    place = PurePosixPath(*module.split("."))
+    files = (place.with_suffix(".py").parts, (*place.parts, "__init__.py"))
+    entries = filter(None, os.environ.get(CONSENT, "").split(","))
+    for entry in entries:
+        parts = Path(entry).absolute().parts
+        if entry == module or any(parts[-len(file) :] == file for file in files):
+            return entry
+    return ""
+
+
+@contextlib.contextmanager
+def trusting(entries: Sequence[str]) -> Iterator[None]:
+    """Let files name these modules, given by name or by file, until the context ends.
+
+    Raises:
+        WakefulError: there is no such file, or its name has a comma.
+    """
+    for entry in entries:
+        if entry.endswith(".py") and not os.path.isfile(entry):
+            raise WakefulError(f"--import {entry}: there is no such file")
+        if "," in entry or not entry:
+            raise WakefulError(f"--import {entry!r}: name a module or a file, without a comma")
+    before = os.environ.get(CONSENT)
+    if entries:
+        os.environ[CONSENT] = ",".join(filter(None, [before, *entries]))
+    try:
+        yield
+    finally:
+        if entries:
+            os.environ.pop(CONSENT)
+            os.environ.update({} if before is None else {CONSENT: before})
+
+
+@contextlib.contextmanager
+def remembered(folder: object, files: Mapping[str, str]) -> Iterator[None]:
+    """Let the refusal of a module that a folder names list all the `files` that it remembers."""
+    try:
+        yield
+    except NotTrusted as error:
+        raise NotTrusted(error.name, str(folder), files) from None
+
+
+def module_files(names: Iterable[str]) -> dict[str, str]:
+    """Return the file of each imported module that a `module:Name` names, by the module's name."""
+    modules = {name: sys.modules.get(name) for name in (each.partition(":")[0] for each in names)}
+    files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
+    return {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
 def qualified(kind: type) -> str:
@@ -57,18 +126,25 @@ def qualified(kind: type) -> str:
     return "" if inside else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _imported(module_name: str, name: str) -> object:
+def _imported(module_name: str, name: str, entry: str) -> object:
+    """Return a module, imported from the file that `entry` names, if it names one."""
     # The console script, unlike `python -m`, leaves the working directory out of the path.
-    here = os.getcwd()
-    added = here not in sys.path and "" not in sys.path
-    if added:
-        sys.path.append(here)
+    place = os.getcwd()
+    added = place not in sys.path and "" not in sys.path
+    file = Path(entry).resolve() if entry.endswith(".py") else None
+    if file is not None:
+        up = module_name.count(".") + (file.name == "__init__.py")
+        place, added = str(file.parents[up]), True
+        sys.path.insert(0, place)
+    elif added:
+        sys.path.append(place)
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except Exception as error:
         raise WakefulError(
             f"{name}: the module {module_name} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     finally:
         if added:
-            sys.path.remove(here)
+            sys.path.remove(place)
+    return module

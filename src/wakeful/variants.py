@@ -11,12 +11,12 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-from wakeful.discovery import classes, foreign, qualified
+from wakeful.discovery import classes, foreign, module_files, qualified
 from wakeful.errors import WakefulError, nearest
 from wakeful.roles import HasRoles, Role
 
@@ -150,6 +150,19 @@ def written(folder: str, part: Variant) -> str:
 def foreign_names(expression: str) -> list[str]:
     """Return every `module:Name` in an expression."""
     return [found[2] for found in _FOREIGN.finditer(expression) if found[2] is not None]
+
+
+def modules_named(*values: object) -> dict[str, str]:
+    """Return the files of the imported modules that the strings of tables name, by module."""
+    return module_files(name for text in _strings(values) for name in foreign_names(text))
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(item)
 
 
 class _Reading:

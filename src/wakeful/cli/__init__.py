@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks, open_streams
+from wakeful.discovery import trusting
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.plugins import added, summary_of, verb_of
 
@@ -80,7 +81,10 @@ def _status(verb: str, rest: list[str]) -> int:
             raise WakefulError(
                 f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
             )
-        with _processes(verb):
+        from wakeful.cli.parsing import trusted_modules
+
+        rest, modules = trusted_modules(rest)
+        with trusting(modules), _processes(verb):
             from wakeful.cli import verbs
 
             other = None if verb in VERBS else verb_of(verb)

@@ -22,6 +22,11 @@ from wakeful.plugins import verb_of
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """Flags that ask for the usual options, and for all of them."""
+IMPORT = Option(
+    "import", tuple[str, ...], "Modules of your own that a run or a model names, or their files: "
+    "ramp.py. Each is imported only if you name it here.", (), None,
+)  # fmt: skip
+"""The option of every verb that lets what a folder names be imported."""
 USAGE_WORDS = {
     "MODEL": SOURCES,
     "REFERENCE": REFERENCES,
@@ -82,7 +87,8 @@ def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
 
 def offered(kind: type, default: Any = None) -> list[Option]:
     """Return the options of a verb but those that it would refuse whatever they are set to."""
-    return [each for each in options_of(kind, default) if each.name not in forbidden(kind)]
+    own = [each for each in options_of(kind, default) if each.name not in forbidden(kind)]
+    return [*own, IMPORT] if own else []
 
 
 def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> Iterator[Text]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from wakeful.cli.catalog import check_name
 from wakeful.cli.console import another_speaks
-from wakeful.cli.help import asks_for_help, print_help
+from wakeful.cli.help import IMPORT, asks_for_help, print_help
 from wakeful.config.options import Option, options_of
 from wakeful.config.tables import Table
 from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, filled
@@ -22,6 +22,25 @@ _ROW = "--variants."
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 """The form of an option's name."""
 _OFF = "off"
+
+
+def trusted_modules(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split the values of `--import`, which every verb takes, from the other arguments.
+
+    Raises:
+        WakefulError: it has no value.
+    """
+    rest: list[str] = []
+    modules: list[str] = []
+    into = rest
+    for argument in arguments:
+        flag, _, value = argument.partition("=")
+        if argument.startswith("-"):
+            into = modules if flag == IMPORT.flag else rest
+        into += [value] * bool(value) if flag == IMPORT.flag else [argument]
+    if not modules and any(each.partition("=")[0] == IMPORT.flag for each in arguments):
+        raise WakefulError(f"{IMPORT.flag} takes modules or files: {IMPORT.words}")
+    return rest, modules
 
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -212,7 +212,8 @@ def own_task(loaded: Model) -> Words | None:
     run = run_at(loaded.path)
     if run is None or run.header.kind != "train":
         return None
-    task = task_of(run.config.data.source)
+    with run.naming_modules():
+        task = task_of(run.config.data.source)
     return None if task is None else TaskWords(task)
 
 

@@ -277,8 +277,9 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
         kept = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
         raise WakefulError(f"{run.path} has no checkpoint of step {step}; it has {kept}")
     found = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
-    checkpoint.check_description(found, config.model)
-    decoder = Decoder(config.model)
+    with run.naming_modules():
+        checkpoint.check_description(found, config.model)
+        decoder = Decoder(config.model)
     if config.train.dtype == "float64":
         decoder.double()
     checkpoint.load_model(found, decoder)
@@ -296,7 +297,8 @@ def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenize
 
 
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
-    module, header = load_quantized(place.path, device=device, dtype=dtype)
+    with Run.open(place.path).naming_modules():
+        module, header = load_quantized(place.path, device=device, dtype=dtype)
     scheme = header.quantized_as
     return Model(
         name=f"{header.name} {scheme}", context=header.context, path=place.path, module=module,

@@ -22,7 +22,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,7 @@ from torch import Tensor
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
+from wakeful.discovery import remembered
 from wakeful.errors import WakefulError, first_line, nearest_path
 from wakeful.paged import Paged, let_go, plain
 from wakeful.paths import part_beside
@@ -89,6 +90,8 @@ class Header:
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
     """The names of layouts that add to the report."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """The files of the user's modules that its configuration names, by the modules' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +211,10 @@ class Run:
         """The configuration the run was made with."""
         self.check_kind("train", "holds no trained model")
         return config_from_table(read_table(self.path / "config.toml"))
+
+    def naming_modules(self) -> contextlib.AbstractContextManager[None]:
+        """Let the refusal of a module that the run names say which files it needs."""
+        return remembered(self.path, self.header.modules)
 
     @property
     def checkpoints(self) -> Path:

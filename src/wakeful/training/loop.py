@@ -37,6 +37,7 @@ from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
+from wakeful.variants import modules_named
 from wakeful.world import World, is_lost, joined, lost, on_signal, started_as
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -80,7 +81,9 @@ def train(
     """
     with joined() as world:
         show = show if show and world.first else Silent()
-        return _train(config, path, resume, steps, initial, show, world)
+        named = Run.open(path).naming_modules() if resume else contextlib.nullcontext()
+        with named:
+            return _train(config, path, resume, steps, initial, show, world)
 
 
 def _train(
@@ -182,7 +185,8 @@ def _begun(run: Run, steps: int) -> Config:
 def _create(training: Training, path: str | Path, initial: Initial | None) -> None:
     """Make the run directory, with the weights it starts from where they are given."""
     config, data = training.config, training.data
-    origin = {"initial": dict(initial.origin)} if initial is not None else {}
+    origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
+    origin["modules"] = modules_named(to_table(config))
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(training.device, training.world.size))

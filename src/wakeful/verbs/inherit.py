@@ -49,7 +49,7 @@ from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
-from wakeful.variants import build
+from wakeful.variants import build, modules_named
 from wakeful.verbs import untrained
 from wakeful.verbs.inherited import Inheritance
 from wakeful.verbs.result import showing
@@ -118,7 +118,8 @@ def inherit(
         if reference is not None and wanted.heal.by == "none":
             return _untrained(reference, tokenizer, wanted, out, shown, world)
         if reference is None:
-            begun = _resumed(out, shown, world)
+            with Run.open(out).naming_modules():
+                begun = _resumed(out, shown, world)
         elif world.first:
             planned = _begun(reference, tokenizer, wanted, out, shown, world)
             world.meet()
@@ -126,7 +127,8 @@ def inherit(
         else:
             world.meet()  # while the first plans
             begun = _resumed(out, shown, world)
-        begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
+        with begun.run.naming_modules():
+            begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
     return Inheritance(begun.run.path, begun.run.path / "report.html")
 
 
@@ -336,7 +338,9 @@ def _begun(
         for doubt in planning.doubts(recipe, windows, costs, options.data, data, before=before):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
-    with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
+    modules = modules_named(to_table(recipe))
+    fields = {"reference": name_of(source), "name": out.name, "modules": modules}
+    with Run.create(out, "inherit", fields) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device, world.size))
         plan = _plan(options, planned.diagnosed, costs, str(reference.agreement or ""))

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, predicts, scheme_rows, summary
@@ -23,6 +24,7 @@ from wakeful.reports.quantization import before_and_after, quantization_report
 from wakeful.reports.quantization_matrix import correlations, matrix_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
+from wakeful.variants import modules_named
 from wakeful.verbs.result import Measured, same_or_each
 
 
@@ -119,7 +121,9 @@ class Quantization(Measured):
             return {"folder": str(folder), "bytes": file_bytes(path), "stock": True}
         scheme = next(iter(self.models))
         name = model.name.removesuffix(f" {scheme}")
-        fields = {"source": self.source, "scheme": scheme, "status": "done"}
+        own = as_decoder(model.module)
+        modules = modules_named(scheme, {} if own is None else to_table(own.config))
+        fields = {"source": self.source, "scheme": scheme, "status": "done", "modules": modules}
         with Run.create(path, "quantized", fields) as run:
             save_quantized(
                 model.module, run.path, name=name, context=model.context, bos=self.bos,
