@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow test-lowest lint format docs dist bench gpu clean
+.PHONY: help setup demo test test-papers test-slow test-lowest lint format docs dist bench gpu clean
 
 help:
 	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
 	@echo "make test       run the test suite"
+	@echo "make test-papers  run the test suite of papers/"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make test-lowest  run the test suite with the oldest versions allowed of what wakeful needs"
 	@echo "make lint       check style and types"
@@ -21,7 +22,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt tools/install.py
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt tools/install.py
 	$(PYTHON) tools/install.py $(VENV)
 	@touch $@
 
@@ -33,8 +34,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+test-papers: $(STAMP)
+	cd papers && ../$(BIN)/python -m pytest -n 2 --dist worksteal
+
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+	cd papers && ../$(BIN)/python -m pytest -m slow
 
 test-lowest:
 	$(PYTHON) tools/install.py $(VENV)-lowest --lowest

@@ -1,8 +1,8 @@
-"""Build wheel and sdist into dist/, check both, and install the wheel where nothing else is.
+"""Build wheel and sdist into dist/, and a wheel of papers/; check them and install the wheels.
 
-The wheel must hold every file of its packages (presets, exhibits, templates, py.typed), import in
-an environment without a single dependency, and import whole in one with those that it declares;
-the sdist must hold what its tests need.
+A wheel must hold every file of its package (presets, exhibits, templates, py.typed). The core's
+must import in an environment without a single dependency; both must import whole in one with those
+that they declare. The sdist must hold what the tests need.
 """
 
 import shutil
@@ -15,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-PACKAGES = ("wakeful", "wakeful_papers")
+PAPERS = ROOT / "papers"
+PACKAGES = {"wakeful": ROOT / "src", "wakeful_papers": PAPERS / "src"}
+"""The packages, each of a wheel of its own, and where the checkout has them."""
 NEEDED = (
     "wakeful/py.typed", "wakeful/presets/demo.toml", "wakeful/reports/templates/",
     "wakeful_papers/papers/", "wakeful_papers/presets/",
@@ -54,8 +56,10 @@ def main() -> int:
     """Do all of it; return the exit status."""
     shutil.rmtree(DIST, ignore_errors=True)
     run("-m", "build", "--outdir", str(DIST), str(ROOT))
-    (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
-    run("-m", "twine", "check", "--strict", str(wheel), str(sdist))
+    run("-m", "build", "--wheel", "--outdir", str(DIST), str(PAPERS))
+    (wheel,), (sdist,) = DIST.glob("wakeful-*.whl"), DIST.glob("*.tar.gz")
+    (papers,) = DIST.glob("wakeful_papers-*.whl")
+    run("-m", "twine", "check", "--strict", str(wheel), str(papers), str(sdist))
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     if missing := [name for name in BESIDE if name not in held]:
@@ -66,24 +70,24 @@ def main() -> int:
         install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
         run(*install, python=python)
         run("-I", "-c", INSTALLED, python=python, at=folder)
-        (place,) = Path(folder).glob("lib/*/site-packages")
-        ours, theirs = files(ROOT / "src"), files(place)
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / "bin" / "python")
         constraints = ["--constraint", str(ROOT / "constraints.txt")]
-        run("-m", "pip", "install", "--quiet", *constraints, str(wheel), python=python)
+        run("-m", "pip", "install", "--quiet", *constraints, str(wheel), str(papers), python=python)
         run("-I", "-c", EVERY_MODULE, python=python, at=folder)
         run("-I", "-m", "wakeful", "presets", "demo", python=python, at=folder)
         run("-I", "-m", "wakeful", "reproduce", "--help", python=python, at=folder)
+        (place,) = Path(folder).glob("lib/*/site-packages")
+        ours = {name for source in PACKAGES.values() for name in files(source)}
+        theirs = files(place)
     for name in NEEDED:
         if not any(each == name or each.startswith(name) for each in theirs):
-            return fail(f"{wheel.name} lacks {name}")
+            return fail(f"the wheels lack {name}")
     if ours != theirs:
-        return fail(f"{wheel.name} and the checkout differ in {', '.join(sorted(ours ^ theirs))}")
-    print(
-        f"{wheel.name} ({wheel.stat().st_size / 1e6:.2f} MB, {len(theirs)} files) and {sdist.name}"
-    )
+        return fail(f"the wheels and the checkout differ in {', '.join(sorted(ours ^ theirs))}")
+    sizes = (f"{each.name} ({each.stat().st_size / 1e6:.2f} MB)" for each in (wheel, papers))
+    print(f"{', '.join(sizes)}: {len(theirs)} files; {sdist.name}")
     return 0
 
 

@@ -61,6 +61,8 @@ def main() -> int:
     print("installing wakeful and what it needs ...", flush=True)
     editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard]"]
     subprocess.run([*pip, *editable, *constraints], check=True)
+    papers = ["install", "--quiet", "--no-deps", "--editable", str(ROOT / "papers")]
+    subprocess.run([*pip, *papers], check=True)
     pinned = ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", *LM_EVAL, *pinned], check=True)
     return 0

@@ -28,6 +28,7 @@ BESIDE = {
     "CITATION.cff": "CITATION.cff",
 }
 """Files of the site by the file beside docs/ that they are."""
+PAPERS = ROOT / "papers"
 NOT_SHOWN = ("__version__",)
 FETCHED = re.compile(r'<script src="https://[^"]*"[^>]*></script>')
 """What the generator's search would load of others' machines; our own script stands in for it."""
@@ -51,8 +52,14 @@ def stage(folder: Path) -> None:
     """Write the generator's folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
+    shutil.copytree(PAPERS / "docs", folder / "papers")
+    for path, other, place in (("*.md", "](../papers/docs/", "](papers/"),
+                               ("papers/*.md", "](../../docs/", "](../")):  # fmt: skip
+        for file in folder.glob(path):
+            file.write_text(file.read_text("utf-8").replace(other, place), "utf-8")
     for page, name in BESIDE.items():
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](").replace('="docs/', '="')
+        text = text.replace("](papers/docs/", "](papers/")
         for other, theirs in BESIDE.items():
             text = text.replace(f"]({theirs}", f"]({other}")
         (folder / page).write_text(text, "utf-8")
@@ -70,7 +77,7 @@ def settings() -> Path:
         "  - Reference: reference/\n": f"  - Reference:\n{pages}",
         "docs_dir: docs\n": "docs_dir: pages\n",
         "site_dir: build/docs\n": "site_dir: docs\n",
-        "paths: [src]\n": "paths: [../src]\n",
+        "paths: [src, papers/src]\n": "paths: [../src, ../papers/src]\n",
     }.items():
         assert text.count(old) == 1, f"mkdocs.yml has no line {old!r}"
         text = text.replace(old, new)
@@ -93,7 +100,7 @@ def rooms() -> dict[str, tuple[str, list[str]]]:
         read(file, found)
     whole: dict[str, tuple[str, list[str]]] = {}
     read(PACKAGE / "__init__.py", whole)
-    read(PACKAGE.with_name("wakeful_papers") / "__init__.py", found)
+    read(PAPERS / "src" / "wakeful_papers" / "__init__.py", found)
     return whole | found
 
 
@@ -103,7 +110,8 @@ def read(file: Path, found: dict[str, Any]) -> None:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = [name for name in ast.literal_eval(node.value) if name not in NOT_SHOWN]
-            room = ".".join(file.parent.relative_to(PACKAGE.parent).parts)
+            source = PACKAGE.parent if file.is_relative_to(PACKAGE) else PAPERS / "src"
+            room = ".".join(file.parent.relative_to(source).parts)
             summary = (ast.get_docstring(tree) or "").split("\n\n")[0]
             found[room] = (summary, sorted(names, key=str.lower))
 

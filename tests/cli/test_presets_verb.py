@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from papers.tool import tool_of
+from tool import tool_of
 from wakeful.cli import main
 from wakeful.cli.console import OUT
 from wakeful.cli.help import presets_of

@@ -27,11 +27,10 @@ from wakeful.config.verbs import (
     SampleOptions,
 )
 from wakeful.errors import WakefulError
-from wakeful_papers.options import ReproduceOptions
 
 TABLES = (
     Config, CureOptions, DiagnoseOptions, EvaluateOptions, InheritOptions, QuantizeOptions,
-    ReproduceOptions, SampleOptions,
+    SampleOptions,
 )  # fmt: skip
 
 

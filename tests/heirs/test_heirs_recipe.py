@@ -18,8 +18,6 @@ import torch
 from safetensors.torch import load_file
 
 from heirs.references import reference, text, trained
-from wakeful.comparison.reading import read_run
-from wakeful.comparison.tables import training_rows
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -65,7 +63,6 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful_papers.exhibits.figures import seen_of_arm, train_curve
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0
@@ -231,10 +228,6 @@ def test_the_papers_stacking_trains_all_steps_twice(
     assert [each.run.config.model.num_layers for each in (half, whole)] == [1, 2]
     assert whole.stage.offset == 4
     assert longer.summary.tokens == half.summary.tokens + whole.summary.tokens
-    runs = [read_run(each.run.path) for each in (half, whole)]
-    steps, losses = train_curve(runs)
-    assert steps.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert losses[4] == training_rows(runs[1])["loss"][0]
 
 
 class Killed(BaseException):
@@ -657,7 +650,6 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     }  # fmt: skip
     seconds = sum(finished.summary.seconds for finished in outcome.rounds)
     assert lines["heir-4"].all_seconds == pytest.approx(seconds)
-    assert seen_of_arm(lines["heir-4"], (np.zeros(0), np.zeros(0))).figures["all_tokens"] == 3 * one
     # It begins where the last heir began.
     ours, theirs = (
         load_file(finished.run.checkpoints / "step-00000000" / "model.safetensors")

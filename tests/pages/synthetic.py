@@ -30,15 +30,8 @@ from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
 from wakeful.quant import parse_scheme
 from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
-from wakeful.reports.html import write
 from wakeful.runs.run import Run, environment
 from wakeful.training.records import DataFacts
-from wakeful_papers.exhibits.derived import Results
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.figures import SeenRow
-from wakeful_papers.exhibits.judge import verdicts
-from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.reports.reproduction import RunFacts, reproduction_report
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""
@@ -203,27 +196,3 @@ def inheritance(folder: Path) -> Path:
         run.write_json("summary.json", to_table(summary))
         run.write_json("environment.json", environment(torch.device("cpu")))
     return folder
-
-
-def reproduction(
-    path: Path, name: str = "value-residual/fig6", figures: Sequence[str] = ()
-) -> Path:
-    """Write the page of an exhibit whose rows reach random losses and other figures."""
-    plan = plan_of(exhibit(name), "tiny")
-    random = np.random.default_rng(0)
-    steps = np.arange(1.0, 5.0)
-    losses = {
-        (job.group, job.row, seed): random.uniform(3, 4) for job in plan.jobs for seed in (0, 1)
-    }
-    seen = {
-        key: SeenRow(
-            {"loss": loss, "seconds": 1.0} | {figure: random.uniform(2, 4) for figure in figures},
-            {"train_loss": (steps, loss / steps)},
-        )
-        for key, loss in losses.items()
-    }
-    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
-    results = Results(plan.exhibit.table.baseline, places, seen)
-    facts = RunFacts("a text", "9 tokens", "a machine", "float32")
-    judged = verdicts(plan.exhibit, results, plan.scale, plan.tasks)
-    return write(reproduction_report(plan, results, judged, facts), path)

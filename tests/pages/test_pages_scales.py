@@ -4,21 +4,14 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
-import pytest
-from test_report import make_comparison
-
 from pages.synthetic import diagnosis, inheritance
+from pages.test_report import make_comparison
 from wakeful.comparison.reading import read_comparison
 from wakeful.reports.charts import specification
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.heads import hidden
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
-from wakeful_papers.exhibits.derived import Results
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.figures import SeenRow
-from wakeful_papers.reports.charts import Names, over_layers
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:
@@ -29,25 +22,6 @@ def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> N
     assert ranks["fill"]["scale"]["range"][1] == "transparent"
     assert ranks["stroke"]["scale"]["range"][1] != "transparent"
     assert ranks["y"]["scale"] == {"type": "log", "domain": [1, 4]}
-
-
-@pytest.mark.parametrize(
-    ("metric", "scale"), [("rank", "log"), ("rank@elsewhere", "log"), ("entropy", None)]
-)
-def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | None) -> None:
-    layers, found = np.arange(1.0, 4.0), exhibit("lazy/fig1-medium")
-    curves = {0: np.array([1.0, 7.0, 30.0]), 1: np.array([1.2, 9.0, 40.0])}
-    seen = {
-        ("", "reference", seed): SeenRow({}, {f"{metric}/paper/all": (layers, values)})
-        for seed, values in curves.items()
-    }
-    names = Names(found, Results("reference", {}, seen))
-    ((_, chart),) = over_layers(names, metric=metric)
-    drawn = specification(chart)
-    assert drawn["layer"][1]["encoding"]["y"]["scale"].get("type") == scale
-    # A band that went to zero could not be drawn on it.
-    lows = [row["low"] for rows in drawn["datasets"].values() for row in rows]
-    assert min(lows) >= 1
 
 
 def test_pictures_of_hidden_states_have_one_scale_on_every_page() -> None:

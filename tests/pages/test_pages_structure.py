@@ -16,13 +16,11 @@ from xml.etree import ElementTree
 import numpy as np
 import polars as pl
 import pytest
-from test_report import make_comparison, make_run
 
-import wakeful
 from pages.browser import browsed, needs_browser, saved_by
-from pages.synthetic import damage, diagnosis, inheritance, reproduction
+from pages.synthetic import damage, diagnosis, inheritance
+from pages.test_report import make_comparison, make_run
 from pages.test_report_demonstration import filmed, make_sick
-from papers.test_claims import written
 from wakeful.comparison.reading import read_comparison
 from wakeful.evaluation.scores import Score
 from wakeful.reports.charts import slug
@@ -104,11 +102,6 @@ def _demonstration(folder: Path, out: Path) -> Path:
     return write(demonstration_report(story, links=LINKS), out)
 
 
-def _claims(folder: Path, out: Path) -> Path:
-    judged = written(folder, "a/fig1", "First", "confirmed", "not resolved")
-    return wakeful.report(judged, out=out).page
-
-
 METHOD = {"Machine": "m"}
 LINKS = {part: [("all of it", "report.html")] for part in ("patient", "twins", "pretrained")}
 KINDS = {
@@ -126,8 +119,6 @@ KINDS = {
     ),
     "matrix": _matrix,
     "demonstration": _demonstration,
-    "exhibit": lambda _, out: reproduction(out),
-    "claims": _claims,
 }
 """What writes the page of each kind, given a folder to work in."""
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import vl_convert
 from rich.console import Console
-from test_report import make_comparison, make_run
 from test_report_reading import interrupt
 
+from pages.test_report import make_comparison, make_run
 from wakeful.comparison.reading import read_comparison
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import save_chart, specification
@@ -24,7 +24,6 @@ from wakeful.reports.comparison import comparison_report
 from wakeful.reports.comparison_charts import cost_charts, training_loss_chart
 from wakeful.reports.html import vega_bundle, write
 from wakeful.reports.terminal import terminal
-from wakeful_papers.reports.layout import figure
 
 # A link to a part of the page itself, href="#part-1", and a picture inside it ask for nothing.
 _ASKS = (
@@ -182,12 +181,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(bundles: list[int], tmp_
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert again() == again()
     assert len(bundles) == 2
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [(0, "0"), (6174336.0, "6,174,336"), (1181.25, "1,181.2"), (100, "100"), (9.0, "9.00"),
-     (0.5, "0.500"), (-0.0005, "−0.0005"), (43.56, "43.6")],
-)  # fmt: skip
-def test_counts_are_whole_and_measures_have_three_digits(value: float, told: str) -> None:
-    assert figure(value) == told

@@ -9,11 +9,11 @@ import torch
 
 from training.runs import tiny
 from wakeful.comparison.reading import read_run
+from wakeful.comparison.tables import training_rows
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.training.loop import train
-from wakeful_papers.exhibits.figures import train_curve
 
 TOLERANCE = 1e-3
 """Relative: float32's sums come in another order, and the steps of Adam, which divides small
@@ -22,7 +22,8 @@ gradients by small numbers, carry that on."""
 
 def losses(text: Path, place: Path, device: str, **over: object) -> tuple[np.ndarray, np.ndarray]:
     train(tiny(text, train={"device": device, "log_every": 3, **over}), place)
-    return train_curve([read_run(place)])
+    rows = training_rows(read_run(place)).drop_nulls("loss")
+    return rows["step"].to_numpy(), rows["loss"].to_numpy()
 
 
 @pytest.mark.gpu

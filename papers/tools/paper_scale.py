@@ -11,7 +11,7 @@ from wakeful_papers.exhibits.plan import Plan, plan_of
 from wakeful_papers.exhibits.total import Total, total_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reproduce.md"
-FROM = "<!-- python tools/paper_scale.py writes what follows -->\n"
+FROM = "<!-- python papers/tools/paper_scale.py writes what follows -->\n"
 PRICE = 2.5
 """Dollars that an H100 costs an hour."""
 
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
     whole = text.partition(FROM)[0] + FROM + "\n" + section()
     if "--check" in arguments:
         if whole != text:
-            print("docs/reproduce.md is stale: run python tools/paper_scale.py")
+            print("papers/docs/reproduce.md is stale: run python papers/tools/paper_scale.py")
         return int(whole != text)
     PAGE.write_text(whole, "utf-8")
     return 0

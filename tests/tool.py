@@ -4,12 +4,12 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def tool_of(name: str) -> ModuleType:
-    """Return the script `tools/NAME.py` as a module of its own."""
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+def tool_of(name: str, folder: str = "tools") -> ModuleType:
+    """Return the script `FOLDER/NAME.py` of the repository as a module of its own."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

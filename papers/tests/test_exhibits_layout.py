@@ -19,6 +19,7 @@ from wakeful.reports.layouts import layout_of
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import Filled, FilledCell, filled
 from wakeful_papers.exhibits.table import Column, PublishedTable
+from wakeful_papers.reports import layout
 from wakeful_papers.reports.layout import TableLayout
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
@@ -171,3 +172,12 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
     )  # fmt: skip
     page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "difference from the first row, paired over seeds, leaves out zero" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0, "0"), (6174336.0, "6,174,336"), (1181.25, "1,181.2"), (100, "100"), (9.0, "9.00"),
+     (0.5, "0.500"), (-0.0005, "−0.0005"), (43.56, "43.6")],
+)  # fmt: skip
+def test_counts_are_whole_and_measures_have_three_digits(value: float, told: str) -> None:
+    assert layout.figure(value) == told

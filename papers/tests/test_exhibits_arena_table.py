@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from papers.test_exhibits_ranks import KURTOSIS, ranked
-from papers.tool import tool_of
+from test_exhibits_ranks import KURTOSIS, ranked
+from tool import tool_of
 from wakeful.comparison.reading import read_comparison
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    return tool_of("arena")
+    return tool_of("arena", "papers/tools")
 
 
 def cells(page: str, group: str) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from papers.tool import tool_of
+from tool import tool_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.plan import plan_of
 from wakeful_papers.exhibits.total import total_of
@@ -13,7 +13,7 @@ from wakeful_papers.exhibits.total import total_of
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return tool_of("paper_scale")
+    return tool_of("paper_scale", "papers/tools")
 
 
 def test_every_exhibit_stands_in_the_plan_once(tool: ModuleType) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from papers.tool import tool_of
+from tool import tool_of
 from wakeful.runs.run import Run
 from wakeful_papers.exhibits.judge import Judged, Verdict
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    return tool_of("verdicts")
+    return tool_of("verdicts", "papers/tools")
 
 
 def verdict(says: str, **given: Any) -> Verdict:

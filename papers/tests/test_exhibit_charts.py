@@ -3,15 +3,16 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import vl_convert
 
-from pages.synthetic import reproduction
+from exhibit_pages import reproduction
 from wakeful.reports.charts import Drawing, specification, still
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import SeenRow
-from wakeful_papers.reports.charts import Names, bars, over_groups
+from wakeful_papers.reports.charts import Names, bars, over_groups, over_layers
 
 PLACED = [name for name in exhibit_names() if "over_groups(" in str(exhibit(name).draw)]
 
@@ -54,3 +55,22 @@ def test_the_papers_own_figures_are_explained(tmp_path: Path) -> None:
     assert "in the paper" not in words(chart)
     page = reproduction(tmp_path / "page.html", "activation/table2", ["kurtosis_rest"])
     assert page.read_text("utf-8").count("open diamonds are the paper&#39;s") == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale"), [("rank", "log"), ("rank@elsewhere", "log"), ("entropy", None)]
+)
+def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | None) -> None:
+    layers, found = np.arange(1.0, 4.0), exhibit("lazy/fig1-medium")
+    curves = {0: np.array([1.0, 7.0, 30.0]), 1: np.array([1.2, 9.0, 40.0])}
+    seen = {
+        ("", "reference", seed): SeenRow({}, {f"{metric}/paper/all": (layers, values)})
+        for seed, values in curves.items()
+    }
+    names = Names(found, Results("reference", {}, seen))
+    ((_, chart),) = over_layers(names, metric=metric)
+    drawn = specification(chart)
+    assert drawn["layer"][1]["encoding"]["y"]["scale"].get("type") == scale
+    # A band that went to zero could not be drawn on it.
+    lows = [row["low"] for rows in drawn["datasets"].values() for row in rows]
+    assert min(lows) >= 1

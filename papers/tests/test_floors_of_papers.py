@@ -1,0 +1,14 @@
+"""The papers' package has floors as the core has."""
+
+from pathlib import Path
+
+from floors import House
+
+PAPERS = House(
+    Path(__file__).parent.parent / "src" / "wakeful_papers",
+    (("options", "exhibits"), ("reports",), ("verbs",), ("__init__",), ("cli",)),
+)
+
+
+def test_imports_lead_down() -> None:
+    PAPERS.check()

@@ -1,0 +1,96 @@
+"""Packages in layers: a package imports from lower floors, never from its neighbors or above."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class House:
+    """A package, its rooms and the packages on top of it."""
+
+    folder: Path
+    floors: Sequence[Sequence[str]]
+    """From the ground up. A room imports from lower floors, and from itself; `__init__` is the
+    package's own module."""
+    above: Sequence[str] = ()
+    """Packages that it must not import at all."""
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.folder.rglob("*.py"))
+
+    @property
+    def heights(self) -> dict[str, int]:
+        return {room: height for height, rooms in enumerate(self.floors) for room in rooms}
+
+    def room_of(self, file: Path) -> str:
+        return file.relative_to(self.folder).with_suffix("").parts[0]
+
+    def target_of(self, name: str) -> str | None:
+        """Return the room of an imported name, or None for another package's."""
+        package, room, *_ = *name.split("."), ""
+        if package != self.folder.name:
+            return None
+        return room if room in self.heights else "__init__"
+
+    def upward_imports(self, file: Path) -> list[str]:
+        """Return the imports of a file that lead to a neighbor on its floor or to a floor above."""
+        heights, room = self.heights, self.room_of(file)
+        wrong = []
+        for line, name in imports(file):
+            target = self.target_of(name)
+            upward = target not in (None, room) and heights[str(target)] >= heights[room]
+            if upward or name.split(".")[0] in self.above:
+                wrong.append(f"{file.relative_to(self.folder)}:{line} imports {name}")
+        return wrong
+
+    def check(self) -> None:
+        """Assert that every room has a floor, imports lead down, and modules form no ring."""
+        assert {self.room_of(file) for file in self.files} == set(self.heights)
+        assert [line for file in self.files for line in self.upward_imports(file)] == []
+        self.check_rings()
+
+    def check_rings(self) -> None:
+        source = self.folder.parent
+        modules = {
+            ".".join(file.relative_to(source).with_suffix("").parts): file
+            for file in self.files
+            if file.name != "__init__.py"
+        }
+        below = {
+            module: {
+                target
+                for _, name in imports(file)
+                for target in (name, name.rpartition(".")[0])
+                if target in modules and target != module
+            }
+            for module, file in modules.items()
+        }
+        done: set[str] = set()
+
+        def descend(module: str, path: tuple[str, ...]) -> None:
+            assert module not in path, " -> ".join((*path[path.index(module) :], module))
+            if module not in done:
+                for target in sorted(below[module]):
+                    descend(target, (*path, module))
+                done.add(module)
+
+        for module in modules:
+            descend(module, ())
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full name of everything that a file imports.
+
+    Imports inside functions and under TYPE_CHECKING count as well.
+    """
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports name their module in full"
+            for alias in node.names:
+                yield node.lineno, f"{node.module or ''}.{alias.name}"
