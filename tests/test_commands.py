@@ -19,7 +19,11 @@ from wakeful.cli import all_verbs, verbs
 from wakeful.plugins import verb_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    page
+    for place in ("*.md", "docs/*.md", "papers/*.md", "papers/docs/*.md")
+    for page in sorted(ROOT.glob(place))
+]
 BLOCK = re.compile(
     r"```(?:sh|bash|console)\n(?P<fenced>.*?)```|(?P<indented>(?:^    .*\n)+)", re.S | re.M
 )

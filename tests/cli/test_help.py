@@ -213,6 +213,7 @@ def test_the_examples_are_commands_that_can_be_read(
 ROOT = Path(__file__).parents[2]
 EXAMPLE_FILES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+         *sorted((ROOT / "papers" / "docs").glob("*.md")),
          *EXAMPLE_FILES]  # fmt: skip
 STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": "", "$P": "",
              "$what": "my.toml", "[NAME]": ""}  # fmt: skip
