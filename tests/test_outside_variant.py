@@ -33,6 +33,7 @@ from wakeful.quant.convert import quantize, quantized_layers
 from wakeful.roles import role_of
 from wakeful.training.cluster import Ended, train_row
 from wakeful.training.loop import train
+from wakeful.variants import build
 
 HELPER = '"""A module beside it."""\n\n\ndef damped(x, k):\n    return x / k\n'
 MODULE = '''"""Values get a projection of what the layers before saw first."""
@@ -251,6 +252,7 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
         assert not (place / "out").exists()
     kind = type(decoder.route)
     kind.__module__, sys.modules["__main__"].Outside = "__main__", kind
+    build("routes", "__main__:Outside", imports=True)
     try:
         with pytest.raises(WakefulError, match="defined in __main__, which has no file"):
             export(tiny_decoder(vocab_size=270, route="__main__:Outside"), place / "out",

@@ -254,7 +254,7 @@ def test_a_class_of_ones_own_module_is_a_variant(stranger):
         "Stranger.attach": "stranger_module:Stranger.attach",
     }.items():
         with pytest.raises(WakefulError, match=said):
-            build("routes", f"stranger_module:{wrong}")
+            build("routes", f"stranger_module:{wrong}", imports=True)
     with pytest.raises(WakefulError, match="Forgetful has no attribute 'k'"):
         str(build("routes", "stranger_module:Forgetful"))
 

@@ -1,6 +1,8 @@
 """The classes that variants are made of: those that a package's files define, and a user's.
 
-An exported model carries another file in this one's place, which names only what it needs.
+What a user's own modules add is kept in one table, which is all that a file that was read (a run,
+a recipe, a model's configuration) can choose from. An exported model carries another file in this
+one's place, which names only what it needs.
 """
 
 import contextlib
@@ -11,6 +13,7 @@ import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
 from wakeful.errors import WakefulError
 
@@ -35,6 +38,11 @@ class NotTrusted(WakefulError):
         self.name = name
 
 
+_OUTSIDE: dict[str, object] = {}
+"""What comes from outside the package, by `module:Name`. A module that was imported for another
+purpose adds nothing to it: `os:system` in a file is a name that is not there."""
+
+
 def classes(folder: str) -> Iterator[type]:
     """Yield every class of the package `wakeful.folder`: its own, then its files' by their names.
 
@@ -49,24 +57,30 @@ def classes(folder: str) -> Iterator[type]:
                 yield value
 
 
-def foreign(name: str, *, imports: bool) -> object:
-    """Return the object `module:Name` of a module outside the package; None if it has no such name.
+def register(kind: type) -> None:
+    """Add a class from outside the package to the table, by its module and name."""
+    if name := qualified(kind):
+        _OUTSIDE[name] = kind
 
-    A module that nobody has imported yet is imported where `imports` says so, for a name that the
-    user wrote, or where the user trusts it.
+
+def foreign(name: str, *, imports: bool) -> object:
+    """Return the object `module:Name` from outside the package; None if there is no such name.
+
+    A name that the user wrote (`imports`), or whose module the user trusts, is added to the table,
+    and its module imported. Any other name must be in the table.
 
     Raises:
-        NotTrusted: the module is not to be imported.
-        WakefulError: it cannot be.
+        NotTrusted: the name is not in the table and not to be added.
+        WakefulError: its module cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
-    module = sys.modules.get(module_name)
-    if module is None:
-        entry = trusted(module_name)
-        if not entry and not imports:
-            raise NotTrusted(name)
-        module = _imported(module_name, name, entry)
-    return vars(module).get(attribute)
+    entry = trusted(module_name)
+    if imports or entry:
+        module = sys.modules.get(module_name) or _imported(module_name, name, entry)
+        _OUTSIDE[name] = vars(module).get(attribute)
+    if name not in _OUTSIDE or module_name not in sys.modules:
+        raise NotTrusted(name)
+    return _OUTSIDE[name]
 
 
 def trusted(module: str) -> str:
@@ -126,7 +140,7 @@ def qualified(kind: type) -> str:
     return "" if inside else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _imported(module_name: str, name: str, entry: str) -> object:
+def _imported(module_name: str, name: str, entry: str) -> ModuleType:
     """Return a module, imported from the file that `entry` names, if it names one."""
     # The console script, unlike `python -m`, leaves the working directory out of the path.
     place = os.getcwd()

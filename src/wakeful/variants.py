@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-from wakeful.discovery import classes, foreign, module_files, qualified
+from wakeful.discovery import classes, foreign, module_files, qualified, register
 from wakeful.errors import WakefulError, nearest
 from wakeful.roles import HasRoles, Role
 
@@ -48,6 +48,10 @@ class Variant(HasRoles):
     examples: tuple[str, ...] = ()
     neutral: str | None = None
     others = Role()
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        register(cls)
 
     def __str__(self) -> str:
         parts = []

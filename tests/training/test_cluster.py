@@ -122,7 +122,7 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     deal(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)
     assert made.engine == "local"
-    assert made.folder == tmp_path / "out" / "jobs"
+    assert made.folder.parent == tmp_path / "out" / "jobs"
     assert made.most == 2
     assert len(made.jobs) == 3  # two rows, and one again
     given = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
@@ -386,7 +386,8 @@ def workers_of(folder: Path) -> list[int]:
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
                 words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-                if "submitit.core._submit" in words and str(folder / "jobs") in words:
+                jobs = any(word.startswith(str(folder / "jobs")) for word in words)
+                if "submitit.core._submit" in words and jobs:
                     found.append(int(entry.name))
     return found
 

@@ -28,7 +28,6 @@ from heirs.references import SMALL, reference, text, trained
 from pages import synthetic
 from test_cli import fails
 from training.runs import tiny
-from training.test_cluster import stand_in
 from wakeful.cli import main
 from wakeful.config.schema import BridgeConfig, DataConfig, TrainConfig, WidthConfig
 from wakeful.config.tables import to_table
@@ -36,15 +35,13 @@ from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import WakefulError
 from wakeful.estimates import paired_ratio, with_error
-from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.bridge import gaps
 from wakeful.heirs.layers import LayerMap, written
 from wakeful.heirs.outcome import Behind, read_inheritance
 from wakeful.heirs.plan import ArmCost, measure_costs
-from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import Seed
+from wakeful.heirs.recipe import Recipe, read_recipe
 from wakeful.heirs.solving import solved_on, spread
 from wakeful.heirs.stream import TextStream
 from wakeful.loading.load import read_decoder
@@ -54,8 +51,7 @@ from wakeful.reports import inheritance
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report, verdicts
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run, is_done, read_windows
-from wakeful.training import cluster
+from wakeful.runs.run import Run, read_windows
 from wakeful.training.loop import train
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit
@@ -596,73 +592,6 @@ def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
         capsys, *command, "--text", wrong, "--out", str(tmp_path / "b")
     )
     assert not (tmp_path / "b").exists()
-
-
-def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    made = stand_in(monkeypatch, {})
-    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0})
-    out = tmp_path / "out"
-    dealt = [*command, "--baseline", "random", "--seeds", "0", "4", "--cluster", "local(workers=2)"]
-    assert main(dealt) == 0
-    assert (made.engine, made.folder, made.most) == ("local", out.absolute() / "jobs", 2)
-    assert len(made.jobs) == 4  # two seeds, each its heir and a baseline
-    summary = read_inheritance(out)[0]
-    assert [line.arm for line in summary.over_seeds] == ["heir-2", "random"]
-    trained = [out / name for name in ("heir-2", "random", "seed-4/heir-2", "seed-4/random")]
-    assert all(is_done(place) for place in trained)
-    # One that a signal ended goes on in another job; the figures are those of one process.
-    alone = tmp_path / "alone"
-    again = [str(alone) if part == str(out) else part for part in dealt[:-2]]
-    assert main(again) == 0
-    assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
-    shutil.rmtree(out / "seed-4")
-    stopped = iter([True])
-    whole = Seed.train_arm
-
-    def once(*given: Any, **named: Any) -> None:
-        if next(stopped, False):
-            raise Interrupted("stopped", "go on")
-        whole(*given, **named)
-
-    monkeypatch.setattr(Seed, "train_arm", once)
-    Run(out).set_status("stopped")
-    assert main(["inherit", "--resume", str(out)]) == 0
-    assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out
-    assert read_inheritance(out)[0].over_seeds == summary.over_seeds
-    assert "is not one of local, slurm" in fails(
-        capsys, *command, "--cluster", "ray", "--out", str(tmp_path / "b")
-    )
-
-
-def test_baselines_of_several_heirs_wait_for_the_last_and_others_do_not(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(monkeypatch, {})
-    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0})
-    baselines = ["random", "stacking", "at_once"]
-    grown = [*command, "--baseline", *baselines, "--grow", "1", "--rounds", "2", "--until",
-             "budget", "--choose", "influence"]  # fmt: skip
-    out, alone = tmp_path / "out", tmp_path / "alone"
-    assert main([*grown, "--cluster", "local(workers=2)"]) == 0
-    assert main([str(alone) if part == str(out) else part for part in grown]) == 0
-    whole, parts = (read_inheritance(place)[0].arms for place in (alone, out))
-    assert [(arm.arm, arm.layers, arm.curve) for arm in parts] == [
-        (arm.arm, arm.layers, arm.curve) for arm in whole
-    ]
-    assert [arm.arm for arm in parts] == ["heir-2", "heir-3", *baselines]
-    recipe = read_recipe(out)
-    dealt = list(arms_of(recipe, out))
-    assert [arm.label for arm in dealt] == ["seed 0, heirs", *(f"seed 0, {b}" for b in baselines)]
-    assert [arm.after for arm in dealt] == [(), *[("seed 0, heirs",)] * 3]
-    single = replace(recipe, rounds=1, grow=0, baselines=("random",), seeds=(0, 4))
-    dealt = list(arms_of(single, out))
-    assert [arm.label for arm in dealt] == [
-        "seed 0, heir", "seed 0, random", "seed 4, heir", "seed 4, random"
-    ]  # fmt: skip
-    assert [arm.after for arm in dealt] == [()] * 4
 
 
 def test_matrices_are_solved_within_documents_where_training_stays_in_them(

@@ -6,6 +6,7 @@ generated from, diagnosed and inherited from again.
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from wakeful.config.schema import (
     BridgeConfig,
@@ -17,6 +18,7 @@ from wakeful.config.schema import (
     TrainConfig,
     WidthConfig,
 )
+from wakeful.config.tables import from_table, read_table
 from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import Distil, check_baselines
@@ -166,3 +168,8 @@ class Recipe:
         """Return how many layers round `number` has, from 0; the last may grow by fewer."""
         depth = len(self.layers) + number * self.grow
         return min(depth, len(self.order)) if self.order else depth
+
+
+def read_recipe(place: Path) -> Recipe:
+    """Return the recipe of an inheritance's folder."""
+    return from_table(Recipe, read_table(place / "recipe.toml"))

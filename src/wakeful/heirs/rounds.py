@@ -68,20 +68,6 @@ class Seed:
         """Return the stage of the first heir."""
         return self._round(0, None)
 
-    def train_arm(self, baseline: str) -> None:
-        """Do the part of `carry_out` that is one baseline's, or the heirs' where none is named.
-
-        Of several heirs the last decides a baseline's depth and steps, so those must be trained; a
-        single one need not be.
-        """
-        with self._resumable():
-            if self.recipe.most_heirs > 1 or not baseline:
-                heirs = [each.stage for each in self._rounds()]
-            else:
-                heirs = [self.first()]
-            for stage in self._stages(baseline, heirs) if baseline else ():
-                self._finished(stage)
-
     def _rounds(self) -> Iterator[FinishedStage]:
         recipe = self.recipe
         if recipe.drops > 1:

@@ -78,16 +78,16 @@ def build_optimizer(
     """Return an optimizer over `decay_groups` of the parameters.
 
     `optimizer` is a name (adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo), an
-    expression such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", or a class or function
-    itself, which is called with groups of named parameters. `options` are its own too, an option in
-    one place only. Weight decay is decoupled in all but torch's rmsprop and sgd, where it is added
-    to the gradient.
+    expression such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", whose module is imported,
+    or a class or function itself, which is called with groups of named parameters. `options` are
+    its own too, an option in one place only. Weight decay is decoupled in all but torch's rmsprop
+    and sgd, where it is added to the gradient.
 
     Raises:
         WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
             refuses the parameters.
     """
-    build = optimizer_of(optimizer)
+    build = optimizer_of(optimizer, imports=True)
     title = optimizer if isinstance(optimizer, str) else getattr(build.func, "__name__", "it")
     taken = optimizer_options(build)
     for key in options:
@@ -128,7 +128,7 @@ def configured(
     than its field, such as three betas, is the expression's. Each group keeps what it was made
     with, for checkpoints, and the ratio of its learning rate to `lr`, which every schedule keeps.
     """
-    build = optimizer_of(config.name)
+    build = optimizer_of(config.name)  # refuses what a file names and nobody has admitted
     fields = {
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,

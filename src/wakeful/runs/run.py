@@ -250,7 +250,7 @@ class Run:
 
     def _refuse_links(self) -> None:
         """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
-        for name in (".lock", *LOGS, "checkpoints", "tensorboard", "wandb"):
+        for name in (".lock", *LOGS, "checkpoints", "tensorboard", "wandb", "jobs"):
             refuse_link(self.path / name)
             if (self.path / name).exists() and not _is_plain(self.path / name):
                 raise WakefulError(f"{self.path / name} is neither a file nor a folder")

@@ -8,6 +8,7 @@ import collections
 import itertools
 import math
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -25,7 +26,7 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.plugins import optional
-from wakeful.runs.run import await_release, disk_errors, held, is_done
+from wakeful.runs.run import await_release, disk_errors, held, is_done, refuse_link
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
@@ -42,7 +43,7 @@ TOGETHER = 60.0
 """Seconds that a job of several small rows takes, very roughly: a process takes ten to begin."""
 _LOGS = "jobs"
 _COMMAND = ".command"
-"""The file beside the logs that a command holds while it distributes work."""
+"""The file beside the logs' folders that a command holds while it distributes work."""
 _ENGINE = "SUBMITIT_EXECUTOR"
 """Where submitit tells a job what it was begun by."""
 THREADS = "OMP_NUM_THREADS"
@@ -136,8 +137,9 @@ def deal(
 ) -> dict[str, str]:
     """Do the work that is not done, in jobs of a row or of several small ones, `workers` at a time.
 
-    What a job left goes on in another, a run from its newest checkpoint. Jobs write
-    what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
+    What a job left goes on in another, a run from its newest checkpoint. Jobs write what they say
+    into a new folder below `folder`/jobs, which all machines must see, as they must the rows'
+    folders. submitit unpickles what its jobs leave there, so nothing that was there before is read.
     Where a row of a label in `may_diverge` does so, the others go on without it, and with
     `may_fail` whatever was wrong. Return what was wrong with those, by label.
 
@@ -148,15 +150,18 @@ def deal(
             they had saved a step, or another command's workers are at it.
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
-    submitit, logs = _submitit(), folder / _LOGS
+    submitit, command = _submitit(), folder / _LOGS / _COMMAND
+    logs = command.with_name(secrets.token_hex(8))
     running = dict[int, tuple[list[Work], Any]]()
     taken = (
         f"another command distributes work in {folder}, or the workers of one that was killed are "
         "saving their step: wait a minute, then give the command again"
     )
+    refuse_link(command.parent)
+    refuse_link(command)
     with disk_errors(logs):
-        logs.mkdir(parents=True, exist_ok=True)
-    with held(logs / _COMMAND, taken), ExitStack() as ends:
+        command.parent.mkdir(parents=True, exist_ok=True)
+    with held(command, taken), ExitStack() as ends:
         executor = _executor(submitit, cluster, logs)
         left = [row for row in rows if not row.done]
         dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
@@ -165,7 +170,7 @@ def deal(
         while dealing.waiting or running:
             for slot in range(cluster.workers):
                 if slot not in running and (batch := dealing.batch()):
-                    job = _submitted(executor, cluster, slot, batch, logs / _COMMAND)
+                    job = _submitted(executor, cluster, slot, batch, command)
                     running[slot] = batch, job
             for slot, (batch, job) in list(running.items()):
                 if not job.done():

@@ -72,7 +72,8 @@ def train(
     run planned this long, so it rises again from where the old schedule had come down to.
     `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
     and are evaluated before the first step; the model is then theirs, whose vocabulary may be
-    larger than the data's.
+    larger than the data's. Modules that the configuration names are imported for a new run that
+    begins at random: for others it was read from a folder, or from a recipe that was.
 
     Raises:
         WakefulError: the configuration or the text cannot be trained on, `path` exists (or, with
@@ -97,13 +98,20 @@ def _train(
 ) -> Run:
     if resume:
         config = _begun(Run.open(path), steps)
+        # A run writes in its own folder and the cache, wherever its configuration points.
+        lesson = dataclasses.replace(config.train.distill, store="")
+        own = dataclasses.replace(config.train, distill=lesson)
+        config = dataclasses.replace(config, train=own)
     else:
         if world.first:
             Run(path).refuse_existing("train")
-        admit_parts(config)
+        if initial is None:
+            admit_parts(config)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
-    data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
+    data = world.leader_first(
+        lambda: load_data(config.data, show.stage, imports=initial is None and not resume)
+    )
     world.check_same(  # which waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
         "the processes read different data: give each machine the same files",

@@ -26,13 +26,12 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs import outcome
 from wakeful.heirs import plan as planning
-from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
-from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.recipe import Recipe, read_recipe
 from wakeful.heirs.rounds import Seed
 from wakeful.heirs.stages import FinishedStages, check_stages
 from wakeful.hf.weights_out import export, refuse_existing
@@ -44,7 +43,6 @@ from wakeful.paths import expanded
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
-from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
@@ -112,6 +110,8 @@ def inherit(
     with joined() as world:
         shown = partial(showing, shown, world=world)
         choose_device(wanted.train.device, world)
+        if reference is not None:
+            _check_names(wanted)
         _check_world(wanted, world)
         usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
         out = Path(wanted.resume or wanted.out or usual)
@@ -120,6 +120,7 @@ def inherit(
         if reference is None:
             with Run.open(out).naming_modules():
                 begun = _resumed(out, shown, world)
+            begun = dataclasses.replace(begun, recipe=_own_store(begun.recipe))
         elif world.first:
             planned = _begun(reference, tokenizer, wanted, out, shown, world)
             world.meet()
@@ -148,13 +149,7 @@ class _Begun:
         """Do what the recipe says, and write the page, with its charts in these formats."""
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
-        cluster = self.plan.wishes.cluster
         with run.lock(), run.under_way():
-            if cluster and world.size == 1:
-                place = run.path.absolute()
-                with shown("inherit") as show:
-                    arms = [*arms_of(self.recipe, place)]
-                    deal(arms, cluster_of(cluster), place, show)
             # What has been trained is read, not trained again.
             outcomes = [
                 Seed(
@@ -259,7 +254,6 @@ def _planned(
     show: Display,
     world: World,
 ) -> _Planned:
-    _check_names(options)
     if options.recipe and isinstance(source, str | Path):
         merged_from(str(source))
     reference, place = _reference(source, tokenizer, out, show)
@@ -359,8 +353,6 @@ def _check_world(options: InheritOptions, world: World) -> None:
     """Refuse what several processes cannot do."""
     if world.size == 1 or options.resume:
         return
-    if options.cluster:
-        raise WakefulError("--cluster starts processes of its own: leave it out, or torchrun")
     if options.heal.by == "none":
         raise WakefulError("--heal.by none is for one process: leave out torchrun")
     if not options.train.steps:
@@ -404,8 +396,6 @@ def _check_names(options: InheritOptions) -> None:
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
-    if options.cluster:
-        cluster_of(options.cluster)
 
 
 def _check_merged(reference: Model, place: str) -> None:
@@ -480,6 +470,13 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
         )
     windows = read_windows(run.path / "reference.parquet")
     return _Begun(run, recipe, plan, reference, data, windows)
+
+
+def _own_store(recipe: Recipe) -> Recipe:
+    """Return a recipe that was read, with its teacher's predictions in the cache: an inheritance
+    writes nowhere because its folder says so.
+    """
+    return dataclasses.replace(recipe, heal=dataclasses.replace(recipe.heal, store=""))
 
 
 def _plan(

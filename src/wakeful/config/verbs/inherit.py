@@ -100,9 +100,6 @@ class InheritOptions(Drawn):
     """Other starts to train alike, by name: random, stacking, half_width ..."""
     seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
-    cluster: Where[str] = ""
-    """Distribute seeds and baselines over workers: "local(workers=2)",
-    "slurm(workers=8, partition='a')" ..."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
     minutes: HowMuch[float] = 0.0
@@ -157,7 +154,7 @@ class InheritOptions(Drawn):
         Excludes("drops", "grow blocks copy",
                  "whole layers are dropped in the order of --choose, and healed in between"),
         Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
-                 "drops seeds cluster recipe heal.lora.rank", "nothing is trained"),
+                 "drops seeds recipe heal.lora.rank", "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature heal.top_k",
                  "the reference's predictions are not learned from"),
         Excludes("heal.hidden", "heal.top_k heal.by",
