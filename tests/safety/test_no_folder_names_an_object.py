@@ -246,7 +246,7 @@ def test_what_the_user_writes_is_imported_and_a_file_may_then_name_it(
     table = read(work / "config.toml")
     table["optimizer"]["name"] = name
     write(work / "config.toml", table)
-    with pytest.raises(WakefulError, match="slow_optimizer:Slow .*is not part of wakeful"):
+    with pytest.raises(WakefulError, match=r"slow_optimizer:Slow .*is not part of wakeful"):
         resume(work)
     assert "slow_optimizer" not in sys.modules
     config = tiny(folders / "data", train={"steps": 2}, optimizer={"name": name})
