@@ -1,4 +1,7 @@
-"""Progress on the terminal: bars where there is one, a line now and then where there is none."""
+"""Progress on the terminal: bars where there is one, a line now and then where there is none.
+
+What is said may come from a folder: its control characters are drawn, not sent.
+"""
 
 import contextlib
 import time
@@ -15,6 +18,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from wakeful.plain_text import visible
 
 _SECONDS_BETWEEN_LINES = 10.0
 LONG = 30.0
@@ -81,7 +86,7 @@ class Bars(Display):
         self._update(self._name, done, total, text)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(visible(text), highlight=False, markup=False)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         if done or total:
@@ -92,7 +97,7 @@ class Bars(Display):
 
     def _update(self, name: str, done: int, total: int | None, text: str) -> None:
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, figures="")
+            self._tasks[name] = self._progress.add_task(visible(name), total=total, figures="")
         self._progress.update(self._tasks[name], completed=done, total=total, figures=text)
 
 
@@ -120,7 +125,7 @@ class Lines(Display):
             )
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         if (done or total) and self._due(name, done, total):

@@ -1,5 +1,5 @@
 """Bytes as text: UTF-8 is read; a packed file, or text in another encoding, is refused with the
-command that mends it.
+command that mends it. And text from elsewhere as a terminal and a page may have it.
 """
 
 import codecs
@@ -32,6 +32,31 @@ _NOT_WESTERN = frozenset(b"\x81\x8d\x8f\x90\x9d")
 _HEAD = 4096
 _SAMPLE = 2**24
 """Bytes of a file's beginning that an encoding is guessed from."""
+
+_STEERING = re.compile(
+    "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters (C0, DEL, C1), line ends, marks of writing direction and half characters."""
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Return a text without what steers a terminal: a control character is drawn as its symbol (␛),
+    any other as �. Those in `keep` stay.
+    """
+
+    def drawn(match: re.Match[str]) -> str:
+        letter = match[0]
+        if letter in keep:
+            return letter
+        return "␡" if letter == "\x7f" else chr(0x2400 + ord(letter)) if letter < " " else "�"
+
+    return _STEERING.sub(drawn, text)
+
+
+def markdown(text: object) -> str:
+    """Return text within one line of Markdown, where it begins no link, element, code or block."""
+    line = re.sub(r"([\\`*\[\]<>|])", r"\\\1", visible(str(text)).strip())
+    return re.sub("^([#+=~-])", r"\\\1", line)
 
 
 def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:

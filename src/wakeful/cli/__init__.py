@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 import wakeful
-from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks, open_streams
+from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
 from wakeful.discovery import trusting
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.plugins import added, summary_of, verb_of
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status."""
     open_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    logging.setLogRecordFactory(LogRecord)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
     if arguments[:1] == ["help"] and arguments[1:]:

@@ -1,15 +1,19 @@
 """The command line's streams and the lines printed to them."""
 
 import io
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from wakeful.errors import WakefulError
+from wakeful.plain_text import visible
 
 _WIDE = 120
 """Columns where the output is not a terminal: a table loses nothing to a file."""
@@ -19,8 +23,27 @@ LET_IT_SPEAK = 2.0
 
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()  # None where the caller closed it
 
-OUT = Console(soft_wrap=True, width=None if _TERMINAL else _WIDE)
-ERR = Console(stderr=True, soft_wrap=True)
+
+class Printer(Console):
+    """A console that sends a terminal no control character but its own styles'."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            text = part.text if part.control else visible(part.text, keep="\n\t")
+            yield part._replace(text=text)
+
+
+class LogRecord(logging.LogRecord):
+    """What another library logs, which may quote a file."""
+
+    def getMessage(self) -> str:
+        return visible(super().getMessage(), keep="\n\t")
+
+
+OUT = Printer(soft_wrap=True, width=None if _TERMINAL else _WIDE)
+ERR = Printer(stderr=True, soft_wrap=True)
 
 
 def another_speaks() -> bool:
@@ -46,6 +69,12 @@ def tell(line: str) -> None:
     """
     if not another_speaks():
         OUT.print(line, highlight=False, markup=False)
+
+
+def write(text: str) -> None:
+    """Write text as it comes, its control characters visible, line ends and tabs as they are."""
+    sys.stdout.write(visible(text, keep="\n\t"))
+    sys.stdout.flush()
 
 
 def standard_input() -> str:

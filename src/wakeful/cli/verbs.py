@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import wakeful
-from wakeful.cli.console import OUT, display, finish, standard_input, tell
+from wakeful.cli.console import OUT, display, finish, standard_input, tell, write
 from wakeful.cli.help import asks_for_help
 from wakeful.cli.parsing import SOURCES, leading, named_rows, parse, read, with_out
 from wakeful.config.options import HowMuch, What, Where
@@ -203,11 +203,10 @@ def generate(arguments: list[str]) -> None:
 
     transformers.logging.disable_progress_bar()
     pieces = stream(model, prompt, options=options)
-    sys.stdout.write("" if options.chat else prompt)
+    write("" if options.chat else prompt)
     for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        write(piece)
+    write("\n")
 
 
 def diagnose(arguments: list[str]) -> None:

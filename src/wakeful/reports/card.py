@@ -21,6 +21,7 @@ from wakeful.heirs.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
+from wakeful.plain_text import markdown, visible
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.runs.run import Run, run_at
@@ -48,13 +49,13 @@ def model_card(
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
     total = sum(each.numel() for each in model.module.parameters())
-    code = "its code lies beside its weights" if own else f"the stock architecture {kind}"
+    code = "its code lies beside its weights" if own else f"the stock architecture {markdown(kind)}"
     return _card(
         model.name, [kind], origin,
         f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
         f"{model.context}; {code}.",
         [
-            *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
+            *(lineage or [f"Written from {markdown(model.name)}; nothing was trained.\n"]),
             *(_trained(run, model, source) if run is not None else []),
             *_beside(figures),
         ],
@@ -103,7 +104,7 @@ def quantized_card(
 def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
     """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
     done = f"its layers {written(layers)} (from 0), as they were stored", "nothing was trained"
-    about = f"{len(layers)} layers; the stock architecture {kind}."
+    about = f"{len(layers)} layers; the stock architecture {markdown(kind)}."
     return _card(name, [kind], source, about, _made(source, done), [command])
 
 
@@ -123,7 +124,7 @@ def _card(
     )
     before, options = "import wakeful.hf\n" * ours, ", trust_remote_code=True" * trusted
     return "\n".join([
-        f"---\n{data.to_yaml()}\n---\n\n# {name}\n",
+        f"---\n{data.to_yaml()}\n---\n\n# {markdown(name)}\n",
         f"{about}\n",
         f"```python\n{before}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
@@ -131,17 +132,17 @@ def _card(
         "## Lineage\n",
         *lineage,
         "## Commands\n",
-        "".join(f"    {line}\n" for line in commands),
+        "".join(f"    {visible(line)}\n" for line in commands),
     ])  # fmt: skip
 
 
 def _made(source: str, done: Iterable[str]) -> list[str]:
-    said = "\n".join(f"- {line}" for line in done)
-    return [f"Made of {source}, whose license holds here too:\n\n{said}\n"]
+    said = "\n".join(f"- {markdown(line)}" for line in done)
+    return [f"Made of {markdown(source)}, whose license holds here too:\n\n{said}\n"]
 
 
 def _beside(rows: Iterable[str]) -> list[str]:
-    table = "\n".join(rows)
+    table = "\n".join(map(visible, rows))
     return (
         [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
     )
@@ -182,7 +183,7 @@ def _lineage(run: Run) -> list[str]:
         said = [f"{line}\n" for line in _inherited(run, initial)]
     if teacher.teacher:
         said.append(
-            f"Trained on {teacher.teacher}'s {predictions(teacher)}: "
+            f"Trained on {markdown(teacher.teacher)}'s {predictions(teacher)}: "
             f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
         )
     elif initial is not None or alone:
@@ -192,8 +193,8 @@ def _lineage(run: Run) -> list[str]:
 
 def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was taken of a reference and what became of the rest, before training."""
-    reference, layers = initial.get("reference"), initial.get("layers") or []
-    arm, place = str(initial.get("arm", "")), _inheritance(run)
+    reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
+    arm, place = markdown(initial.get("arm", "")), _inheritance(run)
     baseline = _baseline(initial)
     if baseline is not None:
         terms = "The license of that model holds here too."
@@ -233,9 +234,9 @@ def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
         found = {row.step: row for row in rows(run, Evaluation)}.get(step)
     yield "## Data\n"
     yield (
-        f"{data.text} (SHA-256 {data.corpus_sha256}), {data.trained} training tokens, of "
-        f"which {before * each + tokens:,} were read in {before + steps:,} steps of "
-        f"{train.batch_size} × {train.length}.\n"
+        f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "
+        f"training tokens, of which {before * each + tokens:,} were read in {before + steps:,} "
+        f"steps of {train.batch_size} × {train.length}.\n"
     )
     if found and model.decoder().config.num_layers >= source.decoder().config.num_layers:
         undone = "" if model is source else " It was measured before that was done to it."

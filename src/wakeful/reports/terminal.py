@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
+from wakeful.plain_text import visible
 from wakeful.reports.value import Cell, Facts, Findings, Listed, Part, Report, Table, Text
 
 _LONGEST = 48
@@ -20,7 +21,7 @@ def terminal(report: Report) -> RenderableType:
     lines += [Line()] if report.steps else []
     for step in report.steps:
         lines.append(
-            Line.assemble("Next: ", _plain(step.words), ". ", (_plain(step.command), "cyan"))
+            Line.assemble("Next: ", visible(step.words), ". ", (visible(step.command), "cyan"))
         )
     return Group(*lines)
 
@@ -68,14 +69,9 @@ def _table(table: Table) -> Grid:
 def _told(cell: Cell, *, under: bool) -> Line:
     told = _line(cell.text, "bold" if cell.style == "bold" else "")
     for line in cell.under if under else ():
-        told.append(f"\n{_plain(line)}", "dim")
+        told.append(f"\n{visible(line)}", "dim")
     return told
 
 
 def _line(text: str, style: str = "") -> Line:
-    return Line(_plain(text), style)
-
-
-def _plain(text: str) -> str:
-    """Replace what would steer a terminal: a name may hold anything."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return Line(visible(text), style)
