@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import ModelCard
 from rich.console import Console
 from rich.text import Text
+from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Inner
-from tokenizers import decoders
 
 from training.runs import tiny, write_text
 from wakeful.cli import main
@@ -88,13 +88,10 @@ def test_generated_text_is_drawn(
 ) -> None:
     work = shutil.copytree(folder, tmp_path / "w")
     inner = Inner.from_file(str(work / "tokenizer.json"))
-    steps = [
-        decoders.ByteLevel(),
-        *(decoders.Replace(each, "\x1b]0;owned\x07") for each in "e "),
-    ]
-    inner.decoder = decoders.Sequence(steps)
+    steals = decoders.Replace(Regex("."), "\x1b]0;owned\x07")
+    inner.decoder = decoders.Sequence([decoders.ByteLevel(), steals])
     inner.save(str(work / "tokenizer.json"))
-    prompt = ["generate", str(work), "--prompt", "def \x1b[2J", "--num_tokens", "60"]
+    prompt = ["generate", str(work), "--prompt", "def \x1b[2J", "--num_tokens", "20"]
     assert main([*prompt, "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "␛]0;owned␇" in said
