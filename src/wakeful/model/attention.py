@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from wakeful.config.model import ModelConfig, RotationName
 from wakeful.errors import WakefulError
@@ -47,6 +48,18 @@ class Flow:
     def seen(self, local: bool) -> Tensor | None:
         """Return the pairs that see each other in a layer; None where causality says it."""
         return self.near if local and self.near is not None else self.keep
+
+    def to(self, device: torch.device | str | int) -> "Flow":
+        """Return the flow with its tensors on a device: models spread over several call it, block
+        by block. The cache's slots lie where each layer is.
+        """
+        moved = tree_map_only(
+            Tensor,
+            lambda each: each.to(device),
+            (self.memory, self.rotations, self.keep, self.near),
+        )
+        memory, rotations, keep, near = moved
+        return Flow(memory=memory, cache=self.cache, rotations=rotations, keep=keep, near=near)
 
 
 class Heads(HasRoles, nn.Linear):

@@ -1,6 +1,7 @@
 """The key/value cache: one slot for each layer that owns a key or a value, and none for others."""
 
 import copy
+import math
 from typing import Literal
 
 import torch
@@ -14,9 +15,10 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot, made at once.
+    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot.
 
-    The first `before` of them are a stored prefix. What is stored is what attention reads: rotated
+    A slot is made where its first heads are: the layers of a model may lie on several devices. The
+    first `before` of them are a stored prefix. What is stored is what attention reads: rotated
     keys, and values after the route's mixing. A layer that borrows another's values has no slot, so
     SVFormer's cache is (N+1)/2N of vanilla's.
     """
@@ -29,11 +31,13 @@ class Cache:
         batch_size: int,
         capacity: int,
         dtype: torch.dtype,
-        device: torch.device,
         before: int = 0,
     ) -> None:
-        size = (batch_size, shape.num_kv_heads, before + capacity, shape.head_width)
-        self._tensors = {slot: torch.empty(size, dtype=dtype, device=device) for slot in slots}
+        self._tensors: dict[Slot, Tensor | None] = dict.fromkeys(slots)
+        self._dtype = dtype
+        self._heads, self._width = shape.num_kv_heads, shape.head_width
+        self.batch_size = batch_size
+        """Sequences stored side by side."""
         self.capacity = capacity
         """Tokens of text that there is room for."""
         self.length = 0
@@ -41,14 +45,14 @@ class Cache:
         self.before = before
 
     @property
-    def batch_size(self) -> int:
-        """Sequences stored side by side."""
-        return next(iter(self._tensors.values())).shape[0]
+    def num_bytes(self) -> int:
+        """Bytes that all slots take together, from their first token on."""
+        return len(self._tensors) * math.prod(self._size) * self._dtype.itemsize
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes allocated, all slots together."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
+    def _size(self) -> tuple[int, int, int, int]:
+        """The shape of a slot."""
+        return self.batch_size, self._heads, self.before + self.capacity, self._width
 
     def extend(
         self,
@@ -66,6 +70,8 @@ class Cache:
                 f"the cache holds {self.capacity} tokens, and {end} are needed; make it longer"
             )
         tensor = self._tensors[slot]
+        if tensor is None:
+            tensor = self._tensors[slot] = new.new_empty(self._size, dtype=self._dtype)
         if prefix is not None and self.length == 0:
             tensor[:, :, : self.before] = prefix.transpose(0, 1)
         tensor[:, :, self.before + self.length : self.before + end] = new.transpose(1, 2)
@@ -74,7 +80,9 @@ class Cache:
     def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
         """Return the heads of the text so far."""
         end = self.before + self.length
-        return self._tensors[slot][:, :, self.before : end].transpose(1, 2)
+        tensor = self._tensors[slot]
+        assert tensor is not None  # who reads has stored
+        return tensor[:, :, self.before : end].transpose(1, 2)
 
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
@@ -98,7 +106,7 @@ class Cache:
     def continued(self, rows: Tensor, *, room: int) -> "Cache":
         """Return a cache whose sequence i continues from this one's `rows[i]`, by `room` tokens."""
         found = copy.copy(self)
-        found.capacity = self.length + room
+        found.capacity, found.batch_size = self.length + room, len(rows)
         found._tensors = {
             slot: self._copied(tensor, found.capacity, rows)
             for slot, tensor in self._tensors.items()
@@ -110,11 +118,16 @@ class Cache:
 
         There may be more rows than sequences, or fewer.
         """
+        self.batch_size = len(rows)
         for slot, tensor in self._tensors.items():
             self._tensors[slot] = self._copied(tensor, self.capacity, rows)
 
-    def _copied(self, tensor: Tensor, capacity: int, rows: Tensor | None = None) -> Tensor:
+    def _copied(
+        self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
+    ) -> Tensor | None:
         """Return what a slot holds, or its sequences `rows`, with room for `capacity` tokens."""
+        if tensor is None:
+            return None
         end = self.before + self.length
         held = tensor[:, :, :end]
         held = held if rows is None else held[rows.to(tensor.device)]

@@ -324,14 +324,12 @@ class Decoder(HasRoles, Marked, nn.Module):
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
-        weight = self.embed.weight
         return Cache(
             self.cache_slots,
             self.config.shape,
             batch_size=batch_size,
             capacity=capacity,
-            dtype=weight.dtype,
-            device=weight.device,
+            dtype=self.embed.weight.dtype,
             before=self.config.stored_prefix,
         )
 

@@ -142,14 +142,16 @@ class _Walk:
         around the blocks.
         """
         replaced = self.blocks[:number] if onward else self.blocks
-        kept = {block: block.forward for block in replaced}
+        own = {block: vars(block).get("forward") for block in replaced}
         try:
             for each, block in enumerate(replaced):
-                block.forward = self._step(each, number, None if looks else kept[block])
+                block.forward = self._step(each, number, None if looks else block.forward)
             yield
         finally:
-            for block in replaced:
+            for block, forward in own.items():
                 del block.forward  # the instance's, before the class' own
+                if forward is not None:  # accelerate puts one there
+                    block.forward = forward
 
     def advance(self) -> None:
         """Let the next block read what this one gave."""

@@ -112,11 +112,16 @@ def listening(
 
 
 def _together(heard: Sequence[dict[int, Tensor]]) -> None:
-    """Copy the weights of one sequence into one tensor, now that what the pass held is free: where
-    they came up, amid it, they would keep the allocator from giving anything back.
+    """Copy the weights of one sequence into one tensor a device, now that what the pass held is
+    free: where they came up, amid it, they would keep the allocator from giving anything back.
     """
-    places = [(calls, turn) for calls in heard for turn in calls]
-    each = [calls[turn] for calls, turn in places]
-    whole = torch.cat(each) if each else torch.empty(0)
-    for (calls, turn), part in zip(places, whole.split([*map(len, each)]), strict=True):
-        calls[turn] = part
+    places: dict[torch.device, list[tuple[dict[int, Tensor], int]]] = {}
+    for calls in heard:
+        for turn, weights in calls.items():
+            places.setdefault(weights.device, []).append((calls, turn))
+    for there in places.values():
+        parts = [calls[turn] for calls, turn in there]
+        for (calls, turn), part in zip(
+            there, torch.cat(parts).split([*map(len, parts)]), strict=True
+        ):
+            calls[turn] = part
