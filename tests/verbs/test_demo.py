@@ -107,6 +107,8 @@ def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
     assert (out / "figures" / "twins-training-loss-minus-the-baselines.svg").is_file()
     assert again.page.read_text() == page
     assert {patient, twins, absent} <= {*again.report.sentences}
+    [step] = again.report.steps
+    assert step.command == f"wakeful diagnose {out / 'patient' / 'vanilla' / 'seed-0'}"
     found = read_diagnosis(out / "diagnosis-twins")[1]
     fresh = diagnose(out / "twins" / "softmax1" / "seed-0").models[0]
     assert found.rows.equals(fresh.rows)

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_the_losses_are_those_of_the_files(
     assert torch.equal(written(tokens), found.model.decoder()(tokens))
     assert torch.allclose(theirs(tokens).logits, written(tokens), atol=1e-4)
     assert any("3 of llama's 5 layers cost" in line for line in found.verdicts)
+    assert [shlex.split(step.command)[1] for step in found.report.steps] == ["generate", "quantize"]
+    assert main(shlex.split(found.report.steps[0].command)[1:]) == 0
     assert (place / "report.html").read_text().count("are bridged by the layer before them") == 1
 
 

@@ -1,5 +1,6 @@
 """What is told of the demonstration: a patient, its cure, four twins, a pretrained model."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +120,8 @@ def demonstration_report(story: Story, links: Links) -> Report:
             ("final validation loss minus the baseline's", charts.difference_chart),
         )
     ]  # fmt: skip
-    step = Step("diagnose a model of yours, by name or folder", "wakeful diagnose MODEL")
+    look = f"wakeful diagnose {shlex.quote(str(firsts[0].path))}"
+    step = Step("diagnose the patient, or a model of yours in its place", look)
     return Report("wakeful demo: a patient, four twins and a pretrained model",
                   [_headline(story)], [step], [
         Section("1. A patient falls ill, and a cure", [

@@ -306,15 +306,20 @@ def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list
     """
     model, small = shlex.quote(source), shlex.quote(folder)
     serve = [Step("serve it", f"vllm serve {small}")] if stock else []
-    usual, prompt = GenerateOptions.num_tokens, min(512, longest_prompt(context))
+    prompt = min(512, longest_prompt(context))
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
-    fewer = f" --num_tokens {context // 2}" if context < 2 * usual else ""
     return [
         *serve,
         Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
-        Step("see what it generates",
-             f'wakeful generate {small} --prompt "Once upon a time"{fewer}'),
-    ]  # fmt: skip
+        generation_step(folder, context),
+    ]
+
+
+def generation_step(model: str, context: int) -> Step:
+    """Return how to let a model write, as far as its context leaves room."""
+    fewer = f" --num_tokens {context // 2}" if context < 2 * GenerateOptions.num_tokens else ""
+    command = f'wakeful generate {shlex.quote(model)} --prompt "Once upon a time"{fewer}'
+    return Step("see what it generates", command)
 
 
 def quantization_report(

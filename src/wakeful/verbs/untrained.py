@@ -29,6 +29,7 @@ from wakeful.paged import Paged
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.html import write
 from wakeful.reports.lineage import bridged
+from wakeful.reports.quantization import generation_step
 from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method
 from wakeful.runs.run import Run
 from wakeful.verbs.result import Measured
@@ -135,11 +136,9 @@ class UntrainedHeir(Measured):
             "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
-        place = shlex.quote(str(self.path))
-        steps = [
-            Step("Let it write", f"wakeful generate {place}"),
-            Step("Make it smaller", f"wakeful quantize {place} --scheme w4a16"),
-        ]
+        place = str(self.path)
+        smaller = f"wakeful quantize {shlex.quote(place)} --scheme w4a16"
+        steps = [generation_step(place, self.model.context), Step("make it smaller", smaller)]
         return Report(
             f"An heir of {self.reference.name}", [said], steps,
             [Section("What leaving layers out costs", parts, brief=True), method(told)],
