@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.preparations import TEXTS, failure, left_over, texts_of, write
+from wakeful.cli import main
 from wakeful.data import prepare
 from wakeful.data.readers import Document
 from wakeful.data.split import Spool, split_by_hash
@@ -127,3 +128,53 @@ def test_validation_that_holds_a_copy_is_refused(tmp_path, copy):
     validation = str(tmp_path / "v.jsonl")
     message = failure(str(tmp_path / "t.jsonl"), tmp_path / "d", validation_source=validation)
     assert "'v.jsonl:1' of the validation source is the same text as 't.jsonl:61'" in message
+
+
+def lines_of(name: str, size: int) -> str:
+    return "".join(f"{name} {number} {number * 7919 % 1009}\n" for number in range(size // 14))
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1])
+@pytest.mark.parametrize(
+    "sizes",
+    [(430, 570), range(10, 120, 11), (900, *[10] * 20), [80] * 12, (5, 600), (600, 2, 2, 2)],
+    ids=["two", "ten", "one among many", "twelve alike", "a small one", "three small ones"],
+)
+def test_a_few_large_files_are_cut_and_the_fraction_is_kept(tmp_path, sizes, fraction):
+    """No large file is held out whole, nor trained on whole: sizes in kilobytes."""
+    texts = {f"{n}.txt": lines_of(f"file{n}", 1_000 * size) for n, size in enumerate(sizes)}
+    spool = Spool(tmp_path / "source")
+    spool.fill(Document(*each) for each in texts.items())
+    split = split_by_hash(spool, fraction=fraction, seed=0, scratch=tmp_path / "parts")
+    train, validation = (
+        {d.name: d.text for d in side.spool.read(side.wanted)}
+        for side in (split.train, split.validation)
+    )
+    assert {name: train.get(name, "") + validation.get(name, "") for name in texts} == texts
+    whole = sum(map(len, texts.values()))
+    assert fraction / 2 <= split.validation.num_bytes / whole <= 2 * fraction
+    for name, text in texts.items():
+        if len(text) >= max(fraction, 0.1) * whole:
+            assert train[name].endswith("\n")
+            assert len(validation[name]) / len(text) == pytest.approx(fraction, rel=0.3)
+    large = max(sizes) >= max(fraction, 0.1) * sum(sizes)
+    assert large <= ("large documents" in split.rule)
+
+
+def test_many_small_documents_are_never_cut(tmp_path):
+    texts = [lines_of(f"file{n}", 2_000 + 40 * n) for n in range(200)]
+    spool = Spool(tmp_path / "source")
+    spool.fill(Document("name", text) for text in texts)
+    split = split_by_hash(spool, fraction=0.02, seed=0, scratch=tmp_path / "parts")
+    assert split.train.spool is split.validation.spool is spool
+    assert 0.01 <= split.validation.num_bytes / spool.num_bytes <= 0.04
+
+
+def test_a_share_far_from_the_fraction_is_said_first(tmp_path, capsys):
+    """Three texts too short to be cut, of which one is held out: a third instead of 2%."""
+    write(tmp_path / "a.jsonl", ["alpha " * 20, "beta " * 24, "gamma " * 20])
+    command = ["data", "prepare", str(tmp_path / "a.jsonl"), "--vocab_size", "270", "--out"]
+    assert main([*command, str(tmp_path / "d")]) == 0
+    *_, first, last = capsys.readouterr().out.splitlines()
+    assert "training and" in last
+    assert first.startswith("warning: 0.33 of the text is for validation, not the 0.02")

@@ -294,6 +294,8 @@ def _generate_data(arguments: list[str]) -> None:
 
 
 def _tell_of(made: Any, which: str, out: str) -> None:
+    if made.warning:
+        tell(made.warning)
     tell(
         f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
         f"{which} are in {out}; use them with --data.source {out}"

@@ -82,6 +82,11 @@ class Data:
         size or a share: nobody can say who has set them.
         """
 
+    @property
+    def warning(self) -> str:
+        """What a user must know of these data before anything else; "" for nothing."""
+        return ""
+
     def settled(self, config: DataConfig) -> DataConfig:
         """Return the fields that decided how data was prepared as they were then."""
         return config

@@ -190,6 +190,7 @@ def prepared(
     plain = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
     key = {
         "version": VERSION,
+        "split": 2,  # the number of its rule
         "manifest": data_manifest(source, options["validation_source"]),
         "tokenizer": tokenizer
         and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
@@ -281,6 +282,7 @@ def _shared_tokenizer(
     """Return a tokenizer trained on what the domains will train on, kept in the cache."""
     key = {
         "version": VERSION,
+        "split": 2,
         "manifests": [source_manifest(each.source) for each in domains],
         **{
             name: getattr(config, name)

@@ -162,10 +162,11 @@ def _built(
         whole.update(digest := hashlib.sha256(row.tobytes()).digest())
         digests.append(digest[: DIGEST.itemsize])
     fraction, seed = settings["validation_fraction"], settings["seed"]
-    kept = held_out(np.frombuffer(b"".join(digests), DIGEST), fraction=fraction, seed=seed)
+    num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
+    every = np.frombuffer(b"".join(digests), DIGEST)
+    kept = held_out(every, num_bytes, fraction=fraction, seed=seed)
     if kept is None:
         raise _alike(name)
-    num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
     sides = [(itertools.compress(rows, side), int(num_bytes[side].sum())) for side in (~kept, kept)]
     info = write_splits(
         building,

@@ -142,37 +142,93 @@ class Split:
 
 
 def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) -> Split:
-    """Give about `fraction` of the documents to validation, by a hash of each one's text.
+    """Give about `fraction` of the text to validation: whole documents, by a hash of each one's
+    text, and the ends of documents that are too large for that.
 
-    A text's side depends on the text and `seed` alone: duplicates stay together (see
-    `Spool.alike`), and more documents never move those before them. Two departures keep both
-    sides filled: the text with the extreme hash goes over to an empty side, and a source of one
-    document is cut in two near its end.
+    A document is cut near its end if it is alone, or a tenth of the text or more; where whole
+    documents give less than half of the fraction or more than twice, so is one that is more than
+    the fraction. A short text and one with a copy stay whole. Of the others a text's side depends
+    on the text and `seed` alone, but for the departures of `held_out`: duplicates stay together
+    (see `Spool.alike`), and more documents never move those before them.
 
     Raises:
         WakefulError: there is nothing to divide.
     """
     if len(spool) == 1:
         return _split_one(spool, fraction=fraction, scratch=scratch)
-    validation = held_out(spool.digests, fraction=fraction, seed=seed)
-    if validation is None:
-        raise WakefulError(
-            f"all {len(spool)} documents are the same text, so none is left for validation: "
-            "pass a validation source"
-        )
+    sizes, digests = spool.lengths, spool.digests
+    _, group, copies = np.unique(digests["low"], return_inverse=True, return_counts=True)
+    divisible = (copies[group] == 1) & (sizes >= _SHORT)
+    cut, validation, share = np.zeros(len(spool), bool), np.zeros(len(spool), bool), 0.0
+    for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
+        cut = divisible & (sizes >= limit * sizes.sum())
+        ends = int(fraction * sizes[cut].sum())
+        held = held_out(digests[~cut], sizes[~cut], fraction=fraction, seed=seed, ends=ends)
+        if held is None and not cut.any():
+            raise WakefulError(
+                f"all {len(spool)} documents are the same text, so none is left for validation: "
+                "pass a validation source"
+            )
+        validation = np.zeros(len(spool), bool)
+        validation[~cut] = False if held is None else held
+        share = (ends + sizes[validation].sum()) / sizes.sum()
+        if fraction / 2 <= share <= 2 * fraction:
+            break
     rule = f"SHA-256 of the text, seed {seed}, fraction {fraction}"
-    return Split(Side(spool, ~validation), Side(spool, validation), rule)
+    if not cut.any():
+        return Split(Side(spool, ~validation), Side(spool, validation), rule)
+    parts, sides = Spool(scratch), list[bool]()
+    parts.fill(_parts(spool, cut, validation, fraction, sides))
+    held = np.array(sides, bool)
+    rule = f"the ends of {cut.sum()} large documents; of the others, {rule}"
+    return Split(Side(parts, ~held), Side(parts, held), rule)
 
 
-def held_out(digests: np.ndarray, *, fraction: float, seed: int) -> np.ndarray | None:
-    """Return which documents are for validation, by their digests alone; None if all are alike."""
-    values = mix64(digests["low"], key64("validation", seed))
-    if values.min() == values.max():
+_LARGE = 0.1
+"""The share of the text from which on a document is cut."""
+_SHORT = 1_000
+"""Bytes; a document of fewer is not cut where there are others."""
+
+
+def _parts(
+    spool: Spool, cut: np.ndarray, validation: np.ndarray, fraction: float, sides: list[bool]
+) -> Iterator[Document]:
+    """Yield all documents, those that are `cut` in two; put into `sides` which are held out."""
+    for number, document in enumerate(spool.read(np.ones(len(spool), bool))):
+        end = _end(document.text, fraction) if cut[number] else len(document.text)
+        tail = document.text[end:]
+        sides.append(bool(validation[number]))
+        yield Document(document.name, document.text[:end])
+        if tail:
+            sides.append(True)
+            yield Document(document.name, tail)
+
+
+def held_out(
+    digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, ends: int = 0
+) -> np.ndarray | None:
+    """Return which documents are for validation, by their digests; None if all are alike.
+
+    Those are it whose hashes are below `fraction` of all. Where the bytes in `sizes` and the `ends`
+    of cut documents are then more than twice `fraction` of the text, the highest of these hashes
+    go back, and where they are less than half, the next hashes come: at least one document is on
+    each side, or none is held out beside `ends`.
+    """
+    if not len(digests):
         return None
-    validation = values < np.uint64(fraction * 2**64)
-    if not validation.any():
-        return values == values.min()
-    return values != values.max() if validation.all() else validation
+    values = mix64(digests["low"], key64("validation", seed))
+    hashes, group = np.unique(values, return_inverse=True)
+    if len(hashes) == 1:
+        return None
+    held = ends + np.concatenate([[0], np.bincount(group, sizes).cumsum()])
+    whole = held[-1] - ends + ends / fraction
+    least, most = 0 if ends else 1, len(hashes) - 1
+    count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), least), most)
+    while count > least and held[count] > 2 * fraction * whole:
+        count -= 1
+    while count < most and held[count] < fraction / 2 * whole:
+        count += 1
+    return group < count
 
 
 def split_from_source(spool: Spool, validation: Spool) -> Split:
@@ -198,18 +254,23 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
 
 def _split_one(spool: Spool, *, fraction: float, scratch: Path) -> Split:
     document = next(spool.read(np.ones(1, bool)))
-    length = len(document.text)
-    wanted = round(length * (1 - fraction))
-    # At the end of a line, unless that would give validation more than twice what it is to have.
-    least = max(0, round(length * (1 - 2 * fraction)))
-    end = document.text.rfind("\n", least, wanted) + 1 or wanted
+    end = _end(document.text, fraction)
     head, tail = document.text[:end], document.text[end:]
     if not head.strip() or not tail.strip():
         raise WakefulError(
-            f"the one document {document.name!r} of {length} characters is too short "
+            f"the one document {document.name!r} of {len(document.text)} characters is too short "
             "to keep a part for validation: pass more text or a validation source"
         )
     parts = Spool(scratch)
     parts.fill(Document(document.name, text) for text in (head, tail))
     rule = f"the end of the one document, from character {end}"
     return Split(Side(parts, np.array([True, False])), Side(parts, np.array([False, True])), rule)
+
+
+def _end(text: str, fraction: float) -> int:
+    """Return where a document's training part ends: at the end of a line, unless that would give
+    validation more than twice its `fraction`.
+    """
+    wanted = round(len(text) * (1 - fraction))
+    least = max(0, round(len(text) * (1 - 2 * fraction)))
+    return text.rfind("\n", least, wanted) + 1 or wanted

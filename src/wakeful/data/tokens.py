@@ -141,6 +141,20 @@ class PreparedData(Data):
                 )
         return tokenizer
 
+    @property
+    def warning(self) -> str:
+        settings, splits = self.info.get("settings"), self.info["splits"]
+        fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
+        train, held = (splits[split]["bytes"] for split in SPLITS)
+        share = held / (train + held)
+        if not fraction or fraction / 2 <= share <= 2 * fraction:
+            return ""
+        return (
+            f"warning: {share:.2g} of the text is for validation, not the {fraction:g} of "
+            "validation_fraction: its documents are too few or too alike; give more text, or a "
+            "validation source"
+        )
+
     def given(self, source: str) -> bool:
         return self.folder == expanded(source)
 

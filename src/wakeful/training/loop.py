@@ -159,6 +159,8 @@ def _train(
 def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration as it is carried out."""
     data.check(config.data)
+    if data.warning:
+        show.note(data.warning)
     asked = config.optimizer.warmup_steps
     config = resolved(config, data, initial and initial.decoder.config)
     more = config.model.vocab_size - data.vocab_size
