@@ -307,7 +307,7 @@ def test_prompts_come_from_standard_input_too(
         (["--num_tokens", "-1"], "num_tokens must not be negative"),
         (["--temperature", "nan"], "temperature"),
         (["--top_p", "0"], "top_p must be in"),
-        (["--seed", "-1"], "seed must be between"),
+        (["--seed", "-1"], "seed must be in"),
         (["--step", "2"], "has no checkpoint of step 2; it has 3"),
         (["--device", "abacus"], "is not a device"),
     ],
@@ -320,6 +320,19 @@ def test_impossible_generation_prints_nothing_but_its_line(
     assert shown.out == ""
     assert message in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_wrong_numbers_are_found_before_the_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options, message in (
+        (["--num_tokens", "-1"], "num_tokens must not be negative"),
+        (["--temperature", "-0.5"], "temperature must be in [0, inf)"),
+        (["--top_p", "1.5"], "top_p must be in (0, 1]"),
+        (["--top_k", "-1"], "top_k must not be negative"),
+        (["--step", "-1"], "step must not be negative"),
+    ):
+        assert message in fails(capsys, "generate", "no/such/model", "--prompt", "x", *options)
 
 
 def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,7 +526,10 @@ def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture
     words = " ".join(shown.split())
     assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
     assert re.search(r"H100 hours, [5-7]\d\.\d GB of memory", words)  # one card holds each
-    assert "Needs c4:en, Meta-Llama-3-8B" in words
+    assert "Needs python-stdlib (of the paper's scale: c4:en)" in words
+    assert "c4:en, Meta-Llama-3-8B" in words
+    assert main(["reproduce", "--scale", "paper"]) == 0
+    assert "Needs c4:en" in capsys.readouterr().out
 
 
 def test_of_all_exhibits_those_that_do_not_fit_are_left_out(

@@ -29,6 +29,7 @@ from wakeful.config.verbs import SHORT, InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import BASELINES
 from wakeful.plugins import added, verb_of
+from wakeful.quant.schemes import NAMED
 from wakeful.runs.run import Run
 from wakeful.variants import variants
 
@@ -88,7 +89,24 @@ def flag_of(verb: str, name: str, default: object) -> str:
         place, dot, last = name.rpartition(".")
         return f"--{place}{dot}no_{last}"
     short = [each for each, target in SHORT.items() if target == name]
-    return f"--{short[0] if verb == 'inherit' and short else name}"
+    return f"--{short[0] if verb == 'inherit' and short else name.removesuffix('_')}"
+
+
+def test_every_flag_that_help_shows_is_one_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """`for` is a word of Python's, and its field `for_`: no page shows that."""
+    for verb, kind in KINDS.items():
+        flags = {each.flag for each in declared.options_of(kind)} | {"--import", "--help-all"}
+        flags |= {each.negative for each in declared.options_of(kind)}
+        flags |= {f"--{short}" for short in SHORT} if verb == "inherit" else set()
+        lines = lines_of(capsys, verb, ask="--help-all")
+        shown = {line.split()[0] for line in lines if line.startswith("  --")}
+        assert shown <= flags, verb
+    assert "--for FOR ..." in help_of(capsys, "cure")
+
+
+def test_help_of_quantize_names_every_scheme(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = help_of(capsys, "quantize").rpartition("--scheme ")[2]
+    assert sorted(listed.split(", ")) == sorted([*NAMED, "scheme"])
 
 
 @pytest.mark.parametrize("verb", KINDS)

@@ -217,6 +217,25 @@ def test_the_seed_decides_and_the_same_is_not_written_twice(
         sample_data(str(llama), out=tmp_path / "a", **FEW, seed=1)
 
 
+def test_a_setting_that_came_later_is_neutral_in_what_was_written_before(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sample_data(str(llama), out=tmp_path / "a", **FEW)
+    file = tmp_path / "a" / "data.json"
+    info = json.loads(file.read_text())
+    assert info["settings"].pop("top_p") == 1.0
+    file.write_text(json.dumps(info))
+    monkeypatch.setattr(verb, "sample", None)  # what is there is taken
+    again = sample_data(str(llama), out=tmp_path / "a", **FEW)
+    assert again.corpus_sha256 == first.corpus_sha256
+    with pytest.raises(WakefulError, match="was prepared with another top_p"):
+        sample_data(str(llama), out=tmp_path / "a", **FEW, top_p=0.5)
+    info["settings"]["min_p"] = 0.1  # of a later version than this one
+    file.write_text(json.dumps(info))
+    with pytest.raises(WakefulError, match="was prepared with another min_p"):
+        sample_data(str(llama), out=tmp_path / "a", **FEW)
+
+
 def test_what_was_cut_off_goes_on(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def _bash(verbs: Mapping[str, str], kinds: Mapping[str, type], zsh: bool) -> Ite
             yield f"      {shlex.quote(f'{verb} ')}) words={shlex.quote(' '.join(names))} ;;"
         for option in offered(kind):
             if values := _values(option):
-                case, words = f"{verb} --{option.name}", " ".join(values)
+                case, words = f"{verb} {option.flag}", " ".join(values)
                 yield f"      {shlex.quote(case)}) words={shlex.quote(words)} ;;"
     yield "    esac ;;"
     yield "  esac; fi"
@@ -116,6 +116,8 @@ def _values(option: Option) -> list[str]:
     place, _, name = option.name.rpartition(".")
     if place == "model" and name in VARIANTS:
         return [each.partition("(")[0] for each in source_catalog(VARIANTS[name])]
+    if option.name == "scheme":
+        return [each.partition("(")[0] for each in source_catalog("quant.schemes", "Scheme")]
     return [str(choice) for choice in option.choices]
 
 

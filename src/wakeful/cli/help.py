@@ -132,7 +132,7 @@ def _row(left: str, right: str, column: int, width: int) -> Iterator[Text]:
 
 def _invocation(option: Option, verb: str) -> str:
     short = next((each for each, target in SHORT.items() if target == option.name), "")
-    name = short if verb == "inherit" and short else option.name
+    name = short if verb == "inherit" and short else option.flag.removeprefix("--")
     if option.kind is bool:
         return option.negative if option.default is True else f"--{name}"
     value = (
@@ -182,6 +182,9 @@ def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
             each = source_catalog(folder)
             shown = map(_tied, each) if whole else (name.partition("(")[0] for name in each)
             yield from _list(f"--model.{field}", shown, width)
+    if verb == "quantize":
+        schemes = (each.partition("(")[0] for each in source_catalog("quant.schemes", "Scheme"))
+        yield from _list("--scheme", schemes, width)
     if verb == "inherit":
         shown = baselines() if whole else (each.partition(":")[0] for each in baselines())
         yield from _list("--baseline", shown, width, "; " if whole else ", ")

@@ -296,8 +296,8 @@ class TrainConfig:
 class SampleConfig:
     """The continuations written at the end of a run."""
 
-    prompts: tuple[str, ...] = ("def ", "class ", "import ")
-    """Beginnings to continue."""
+    prompts: tuple[str, ...] = ()
+    """Beginnings to continue. Empty: those of three windows of the validation text."""
     num_tokens: int = 64
     """Tokens to add to each."""
     temperature: float = 0.8

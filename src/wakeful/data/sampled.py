@@ -8,8 +8,9 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,14 @@ _MOST_EMPTY = 100
 class Parts:
     """The documents that were written so far."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], neutral: Mapping[str, Any]) -> None:
         """Find the parts that are for `folder`; refuse those begun with other settings."""
         self.path = folder.parent / f".{folder.name}.sampling"
         self._settings = settings
         file = self.path / _SETTINGS
         if not file.is_file():
             return
-        changed = changed_settings(_read(file), settings)
+        changed = changed_settings(_read(file), settings, neutral)
         if changed:
             raise WakefulError(
                 f"{folder} was begun with another {changed}: go on with the same, or delete "
@@ -97,6 +98,7 @@ def sampled(
     tokenizer: Tokenizer,
     name: str,
     settings: dict[str, Any],
+    neutral: Mapping[str, Any] = MappingProxyType({}),
     ends: Container[int],
     common: int = 0,
     progress: Passed = unseen,
@@ -104,7 +106,8 @@ def sampled(
     """Return the prepared data of what `write` gives, part for part, or what is there already.
 
     `settings` are all that decides it, among them `tokens`, how many there shall be at least (the
-    last document is whole), `validation_fraction` and `seed`. Documents go to either side as
+    last document is whole), `validation_fraction` and `seed`; `neutral` are the values of those
+    that a folder begun by an earlier version lacks. Documents go to either side as
     `prepare` divides them. One that ends with none of `ends` was cut off, which `data.json` counts.
     `common` tokens begin every document.
 
@@ -112,10 +115,10 @@ def sampled(
         WakefulError: the folder holds something else, the disk is full, or what is written is
             empty, or the same over and over.
     """
-    existing = existing_data(folder, settings)
+    existing = existing_data(folder, settings, neutral)
     if existing is not None:
         return existing
-    parts, wanted = Parts(folder, settings), settings["tokens"]
+    parts, wanted = Parts(folder, settings, neutral), settings["tokens"]
     documents: Documents = []
     size = cut = empty = 0
     for number in itertools.count():

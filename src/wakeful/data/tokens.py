@@ -368,8 +368,13 @@ def _damaged(path: Path, what: str) -> WakefulError:
     )
 
 
-def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Return the data in `folder`, None where it is free; refuse anything else there."""
+def existing_data(
+    folder: Path, settings: dict[str, Any], neutral: Mapping[str, Any]
+) -> PreparedData | None:
+    """Return the data in `folder`, None where it is free; refuse anything else there.
+
+    `neutral` values are those of settings that a folder written before they existed lacks.
+    """
     with os_errors(f"cannot use {folder}", "choose another folder"):
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
@@ -378,19 +383,22 @@ def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None
             f"{folder} exists and is not prepared data: choose another folder or move it away"
         )
     existing = PreparedData.open(folder)
-    theirs = existing.info.get("settings")
-    if theirs != settings:
+    changed = changed_settings(existing.info.get("settings"), settings, neutral)
+    if changed:
         raise WakefulError(
-            f"{folder} was prepared with another {changed_settings(theirs, settings)}: "
-            "delete it or choose another folder"
+            f"{folder} was prepared with another {changed}: delete it or choose another folder"
         )
     return existing
 
 
-def changed_settings(theirs: object, settings: dict[str, Any]) -> str:
-    """Return the names of the settings that a file has other values of, or none."""
-    there = theirs if isinstance(theirs, dict) else {}
-    return " and ".join(name for name in settings if there.get(name) != settings[name])
+def changed_settings(theirs: object, settings: dict[str, Any], neutral: Mapping[str, Any]) -> str:
+    """Return the names of the settings that a file has other values of; "" for none.
+
+    Those that it lacks have their `neutral` values there.
+    """
+    there = {**neutral, **theirs} if isinstance(theirs, dict) else {}
+    here = {**neutral, **settings}
+    return " and ".join(name for name in {**here, **there} if there.get(name) != here.get(name))
 
 
 @contextlib.contextmanager
@@ -419,5 +427,5 @@ def move_in(building: Path, folder: Path, info: dict[str, Any]) -> None:
         building.rename(folder)
     except OSError:
         # Another process may have prepared the same meanwhile; theirs is as good as ours.
-        if existing_data(folder, info["settings"]) is None:
+        if existing_data(folder, info["settings"], {}) is None:
             raise

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -140,12 +141,25 @@ def _whole(training: Training) -> Decoder:
     return decoder.to(weight.device)
 
 
+_PROMPTS, _PROMPT = 3, 8
+"""Windows of the validation text whose beginnings are continued, and the tokens of each."""
+
+
+def _beginnings(training: Training) -> list[str]:
+    """Return the first whole words of validation windows, spread over the text, as prompts."""
+    tokens, tokenizer = training.data.validation, training.data.tokenizer
+    starts = tokens.spread(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
+    texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT)]
+    whole = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
+    return [text if found is None else found[1] for text, found in zip(texts, whole, strict=True)]
+
+
 def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
     config, data = training.config, training.data
     settings, bos = config.sample, data.begin(config.data)
     before = [] if bos is None else [bos]
     decoder.eval()
-    for prompt in settings.prompts:
+    for prompt in settings.prompts or _beginnings(training):
         # A document begins with the end of the one before; an empty prompt begins one.
         ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.context - len(ids)

@@ -27,7 +27,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
 from wakeful.quant import quantize
-from wakeful.quant.schemes import NAMED, Absmax, Grid, Scheme, parse_scheme
+from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.reports.value import Cell, Section, Table, Text
 from wakeful.surgery.learning import learned_of
@@ -273,7 +273,7 @@ def format_of(name: str) -> Scheme:
     """
     made = parse_scheme(_CALLED.get(name, name), imports=True)
     weights = made.weights
-    if name in NAMED and made.method is None and weights and weights.bits <= _FEW_BITS:
+    if name.isidentifier() and made.method is None and weights and weights.bits <= _FEW_BITS:
         return replace(made, method=GPTQ)
     return made
 

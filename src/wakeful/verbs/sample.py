@@ -1,5 +1,6 @@
 """The verb `data generate`: a model in, prepared data that it wrote itself out."""
 
+import dataclasses
 import itertools
 import json
 from dataclasses import dataclass
@@ -95,12 +96,15 @@ def sample_data(
             "validation_fraction": wanted.validation_fraction,
         }
 
+        known = dataclasses.fields(SampleOptions)
+        neutral = {each.name: each.default for each in known if each.name in settings}
+
         def write(number: int) -> Documents:
             return _part(loaded, begin, wanted, length, number)
 
         return sampled(
             folder, write, tokenizer=loaded.own_tokenizer, name=loaded.name, settings=settings,
-            ends=begin.ends, common=begin.common,
+            neutral=neutral, ends=begin.ends, common=begin.common,
             progress=lambda done, total: show.count("tokens", done, total),
         )  # fmt: skip
 

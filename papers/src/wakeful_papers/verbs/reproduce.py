@@ -507,15 +507,18 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
                 plans[scale].append(planned(found, given))
             here, there = (total_of([plans[scale][-1]]) for scale in (wanted.scale, "paper"))
             hours, on_eight = (count / H100 / 3600 for count in (there.operations, there.on_eight))
-            claim = Text.assemble(
-                found.claim, ("\nNeeds ", "dim"), (", ".join(plans["paper"][-1].needs), "dim")
-            )
+            needs = ", ".join(plans["paper"][-1].needs)
+            if wanted.scale != "paper":
+                needs = (
+                    f"{', '.join(plans[wanted.scale][-1].needs)} (of the paper's scale: {needs})"
+                )
+            claim = Text.assemble(found.claim, ("\nNeeds ", "dim"), (needs, "dim"))
             grid.add_row(
                 name, claim, _count(here.tokens), duration(here.operations * speed),
                 _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
             )  # fmt: skip
     told = (
-        f"Tokens and time here are at the {wanted.scale} scale, needs and the rest at the paper's "
+        f"Tokens, time here and needs are at the {wanted.scale} scale, the rest at the paper's "
         "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
         "one card. Times are very rough. Run one with wakeful reproduce PAPER/EXHIBIT --scale "
         "tiny|small|paper."

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.refusals import AtLeast, Ruled, Within
 from wakeful.config.verbs.reading import Bos
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(Ruled):
     """How to continue a prompt."""
 
     num_tokens: HowMuch[int] = 100
@@ -28,3 +29,10 @@ class GenerateOptions:
     """Checkpoint of a run to use, by its step. 0 means the newest."""
     device: Where[str] = "auto"
     """auto, cpu, cuda ..."""
+
+    RULES = (
+        AtLeast("num_tokens top_k step", 0),
+        Within("temperature", "[0, inf)"),
+        Within("top_p", "(0, 1]"),
+        Within("seed", "[0, 2**63)"),
+    )

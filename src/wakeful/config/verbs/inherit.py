@@ -122,9 +122,7 @@ class InheritOptions(Drawn):
             keep_checkpoints=1,
         )
     )  # fmt: skip
-    sample: SampleConfig = field(
-        default_factory=lambda: SampleConfig(prompts=("def ",), num_tokens=32)
-    )
+    sample: SampleConfig = field(default_factory=lambda: SampleConfig(num_tokens=32))
 
     RULES = (
         AtLeast("layers grow rounds minutes pinned train.steps train.length train.eval_every "

@@ -18,9 +18,8 @@ class QuantizeOptions(Reading):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: How[tuple[str, ...]] = ()
-    """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
-    nvfp4_4over6, kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first
-    four."""
+    """A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
+    per="channel")). None: fine, moderate, coarse, w4."""
     scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: HowMuch[int] = 8

@@ -267,12 +267,12 @@ class KV4(Scheme):
 
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
 """The schemes of From Attention to Activation, section 5.2, by name."""
-_OTHERS = (
-    W4G128, W4G128GPTQ, W8A8, W4A16, W4A8, W4A4, SmoothQuant, FP8, MXFP4, NVFP4, FourOverSix, KV8,
-    KV4,
-)  # fmt: skip
-NAMED: dict[str, Scheme] = SCHEMES | {variant_name(kind): kind() for kind in _OTHERS}
-"""All schemes that have a name."""
+NAMED: dict[str, Scheme] = {
+    variant_name(kind): kind()
+    for kind in [*globals().values()]
+    if isinstance(kind, type) and issubclass(kind, Scheme) and kind not in (Scheme, Stated)
+}
+"""All schemes of this file that have a name."""
 
 
 def parse_scheme(
