@@ -139,6 +139,41 @@ def reach(error: float, count: int) -> float:
     return student_quantile(count - 1) * error if count > 1 else math.inf
 
 
+INTERVAL = "95% confidence interval (Student's t)"
+"""What stands behind ± in tables, what bars and bands show, and what decides a comparison."""
+
+
+def interval(value: float, error: float, count: int) -> tuple[float, float]:
+    """Return the ends of the 95% confidence interval of an estimate over `count` clusters.
+
+    NaN where there is none: of one cluster, or without an error.
+    """
+    far = reach(error, count)
+    return (value - far, value + far) if math.isfinite(far) else (math.nan, math.nan)
+
+
+def with_interval(value: float | None, error: float | None, count: int, sign: str = "") -> str:
+    """Return "value ± reach" of the 95% confidence interval, as `with_error` writes it."""
+    return with_error(value, None if error is None else reach(error, count), sign)
+
+
+def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of e to a mean loss: e to the ends of the loss's own."""
+    low, high = interval(loss, error, count)
+    return perplexity(low), perplexity(high)
+
+
+def with_perplexity(loss: float, error: float | None, count: int) -> str:
+    """Return "perplexity (low to high)", the interval's ends in parentheses."""
+    value = perplexity(loss)
+    low, high = perplexity_interval(loss, math.nan if error is None else error, count)
+    half = (high - low) / 2
+    if not math.isfinite(half):
+        return with_error(value)
+    shown, *ends = (to_error(each, half) for each in (value, low, high))
+    return f"{shown} ({' to '.join(ends)})"
+
+
 def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:
     """Return "value ± error", both to the error's second digit; the value alone, to four places
     or significant digits, where there is no error.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.scores import Score, averages, difference, ratio, scores_table
+from wakeful.reports.evaluation import headlines, summary
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -97,3 +98,36 @@ def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:
     # Of one task, or of perplexities, there is no average.
     assert averages(tasks[:1]) == []
     assert averages([score([1.0, 2.0], exponential=True, task=name) for name in "ab"]) == []
+
+
+def test_losses_are_compared_once_in_nats_whatever_their_unit() -> None:
+    """e^loss of a bad model has an error that hides what is plain in nats; the interval is e to the
+    loss's own, and never below zero.
+    """
+    rng = np.random.default_rng(0)
+    counts, keys = np.full(6, 50.0), tuple("abcdef")
+
+    def scores(name: str, loss: float) -> list[Score]:
+        nats = counts * (loss + rng.normal(0, 0.6, 6))
+        shared = {"model": name, "task": "text", "keys": keys, "values": nats}
+        return [
+            Score(metric="perplexity", weights=counts, exponential=True, higher_is_better=False,
+                  **shared),
+            Score(metric="bits per byte", weights=counts * 3 * math.log(2), higher_is_better=False,
+                  **shared),
+        ]  # fmt: skip
+
+    good, bad = scores("good", 4.1), scores("bad", 12.5)
+    (said,) = headlines([*good, *bad])
+    assert said == "Against good, bad is worse in text: perplexity and text: bits per byte."
+    gap, error = difference(bad[0], good[0])
+    assert (gap, error) == pytest.approx(mean_and_error((bad[0].values - good[0].values) / counts))
+    loss, spread = mean_and_error(bad[0].values / counts)
+    low, high = bad[0].interval
+    assert (math.log(low), math.log(high)) == pytest.approx(
+        (loss - 2.571 * spread, loss + 2.571 * spread)
+    )
+    found = summary({"good": "x", "bad": "x"}, [*good, *bad], {})
+    first = found["differences"][0]
+    assert (first["unit"], first["difference"]) == ("nats a token", pytest.approx(gap))
+    assert first["low"] == pytest.approx(gap - 2.571 * error)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import yaml
 
@@ -15,7 +16,7 @@ from wakeful.cli.parsing import parse
 from wakeful.config.schema import BridgeConfig, DataConfig, SampleConfig, WidthConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions
-from wakeful.estimates import with_error
+from wakeful.estimates import with_interval
 from wakeful.heirs.baselines import BASELINES
 from wakeful.heirs.narrow import Kept
 from wakeful.reports.card import _flags, command_of
@@ -53,8 +54,9 @@ def card(run: Run, folder: Path, **options: Any) -> str:
 
 
 def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
+    count = len(pl.read_parquet(run.path / "validation.parquet"))
     losses = {
-        row.step: f"Loss {with_error(row.loss, row.standard_error or 0.0)} nats"
+        row.step: f"Loss {with_interval(row.loss, row.standard_error, count)} nats a token (95%"
         for row in rows(run, Evaluation)
     }
     assert losses.keys() == {4, 8}

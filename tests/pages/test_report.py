@@ -1,5 +1,6 @@
 """Reports: what they say, that they are whole, and that nothing in a run can break out of them."""
 
+import csv
 import io
 import json
 import math
@@ -13,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from wakeful.cli import main
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import (
     paired_difference,
@@ -24,7 +26,7 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import save_chart
-from wakeful.reports.comparison import caveat, comparison_report, seeds_missing, verdicts
+from wakeful.reports.comparison import caveat, comparison_report, notes, seeds_missing, verdicts
 from wakeful.reports.comparison_charts import (
     cost_charts,
     difference_chart,
@@ -143,7 +145,7 @@ def test_relative_loss_is_the_smoothed_difference(tmp_path: Path) -> None:
     frame = relative_training_loss(comparison, 10)
     assert len(frame) == STEPS
     assert frame["difference"].to_numpy() == pytest.approx(np.full(STEPS, -0.4985), abs=1e-9)
-    half = 0.003 / math.sqrt(2) / math.sqrt(2)
+    half = 12.706 * 0.003 / math.sqrt(2) / math.sqrt(2)  # Student's t of two seeds
     assert (frame["high"] - frame["difference"]).to_numpy() == pytest.approx(
         np.full(STEPS, half), abs=1e-9
     )
@@ -256,7 +258,7 @@ def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     console.print(terminal(comparison_report(comparison)))
     text = console.export_text()
     assert "baseline" in text
-    assert re.search(r"^b .*−0\.4998 ± 0\.0015", text, re.MULTILINE)
+    assert re.search(r"^b .*−0\.500 ± 0\.019", text, re.MULTILINE)
 
 
 def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> None:
@@ -298,3 +300,62 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "b lacks seeds 0 and 2; its figures" in shown
     assert "seeds" in shown
+
+
+def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
+    tmp_path: Path,
+) -> None:
+    """A verdict, its bar, its table and its files show one interval; two seeds ask for a third."""
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1])
+    comparison = read_comparison(folder)
+    row = summary_table(comparison).row(1, named=True)
+    reach = 12.706 * row["difference_error"]
+    ends = (row["difference"] - reach, row["difference"] + reach)
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx(ends)
+    few = (
+        " Of two seeds it reaches 12.7 standard errors to either side, of three 4.3: train a third"
+    )
+    assert few in " ".join(notes(comparison))
+    more = read_comparison(make_comparison(tmp_path / "d", {"a": 0.0, "b": -0.5}, [0, 1, 2]))
+    assert "third seed" not in " ".join(notes(more))
+    chart = difference_chart(comparison)
+    assert chart is not None
+    (drawn,) = (line for rows in chart.to_dict()["datasets"].values() for line in rows
+                if line.get("variant") == "b" and "low" in line)  # fmt: skip
+    assert (drawn["low"], drawn["high"]) == pytest.approx(ends, rel=1e-5)
+    assert not any("error" in name for name in drawn)
+    page = write(comparison_report(comparison), tmp_path / "r.html").read_text()
+    assert "one standard error" not in page
+    assert (row["perplexity_low"], row["perplexity_high"]) == pytest.approx(
+        (math.exp(row["loss_low"]), math.exp(row["loss_high"]))
+    )
+
+
+def test_the_table_of_results_is_written_in_three_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_comparison(tmp_path / "c", {"a_1": 0.0, "=b": -0.5}, [0, 1, 2])
+    command = ["report", str(folder), "--table", "csv", "tex", "md", "--figures", "csv"]
+    assert main(command) == 0
+    row = summary_table(read_comparison(folder)).row(1, named=True)
+    text = (folder / "results.csv").read_text()
+    assert (folder / "figures" / "results.csv").read_text() == text
+    with (folder / "results.csv").open() as file:
+        _, second = csv.DictReader(file)
+    assert second["variant"] == "'=b"
+    for name in ("loss", "loss_low", "loss_high", "difference", "difference_low",
+                 "difference_high", "perplexity", "perplexity_low"):  # fmt: skip
+        assert float(second[name]) == pytest.approx(row[name])
+    assert not any(name.endswith("_error") for name in second)
+    shown = (
+        f"{row['difference']:+.4f} [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
+    )
+    shown = shown.replace("-", "−")
+    markdown = (folder / "results.md").read_text()
+    assert f"| {shown} |" in markdown
+    assert "In brackets the 95% confidence interval (Student's t)." in markdown
+    latex = (folder / "results.tex").read_text()
+    assert r"a\_1 & 3" in latex
+    assert shown.replace("−", "$-$") in latex
+    assert main(["report", str(folder), "--table", "xls"]) == 1
+    assert "table" in capsys.readouterr().err

@@ -15,7 +15,15 @@ import polars as pl
 
 from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
 from wakeful.config.rows import flat
-from wakeful.estimates import Estimate, mean_and_error, paired_ratio, perplexity, reach
+from wakeful.estimates import (
+    Estimate,
+    interval,
+    mean_and_error,
+    paired_ratio,
+    perplexity,
+    reach,
+    student_quantile,
+)  # fmt: skip
 from wakeful.training.validation import mean_loss
 
 _MOST_POINTS = 500
@@ -27,16 +35,20 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
     Losses are in nats a token, over the seeds that the difference is over too: those that the
     variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
     loss is the mean, and its error and the difference's are over seeds; of one they are over
-    validation windows: `paired_over` says which. Perplexity is e to the loss, so with several seeds
-    their geometric mean. Columns that end in `_ratio` are ratios to the baseline, null where the
-    baseline's figure is zero.
+    validation windows: `paired_over` says which. `_low` and `_high` end the 95% confidence interval
+    (Student's t), and `_error` is the standard error behind it. Perplexity is e to the loss, so
+    with several seeds their geometric mean, and e to the ends of the loss's interval. Columns that
+    end in `_ratio` are ratios to the baseline, null where the baseline's figure is zero.
     """
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
         runs = comparison.compared(variant)
         losses = [mean_loss(run.validation) for run in runs]
         loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
+        count = len(runs) if len(runs) > 1 else len(runs[0].validation)
+        low, high = interval(loss, error, count)
         difference, difference_error = paired_difference(comparison, variant)
+        ends = interval(difference, difference_error, pairs_counted(comparison, variant))
         summaries = [run.summary for run in runs]
         rows.append(
             {
@@ -45,10 +57,17 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
                 "seeds_used": ", ".join(str(run.seed) for run in runs),
                 "loss": loss,
                 "loss_error": error,
+                "loss_low": low,
+                "loss_high": high,
                 "difference": difference,
                 "difference_error": difference_error,
+                "difference_low": ends[0],
+                "difference_high": ends[1],
                 "paired_over": comparison.paired_over(variant),
+                "errors_of": count,
                 "perplexity": perplexity(loss),
+                "perplexity_low": perplexity(low),
+                "perplexity_high": perplexity(high),
                 "parameters": summaries[0].parameters.total,
                 "cache_bytes": summaries[0].kv_cache_bytes_per_token,
                 "tokens_per_second": float(np.median([s.tokens_per_second for s in summaries])),
@@ -95,8 +114,8 @@ def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
     """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
 
     Columns: variant, step, difference, low, high (nats a token). Runs are paired by seed
-    and by step; with several seeds the difference is their mean and low to high is ± one standard
-    error over seeds, at the steps that all of them have; with one seed low and high are null.
+    and by step; with several seeds the difference is their mean and low to high its 95% confidence
+    interval over seeds, at the steps that all of them have; with one seed low and high are null.
     """
     frames = [
         _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
@@ -137,8 +156,9 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
         .sort("step")
     )
     curve = _estimated(_thinned(gathered), "difference")
-    mean, error = pl.col("difference"), pl.when(len(pairs) > 1).then("error")
-    return curve.select("step", mean, low=mean - error, high=mean + error)
+    far = pl.when(len(pairs) > 1).then(pl.col("error") * student_quantile(len(pairs) - 1))
+    mean = pl.col("difference")
+    return curve.select("step", mean, low=mean - far, high=mean + far)
 
 
 def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -200,6 +220,7 @@ class Growth:
     before: Estimate
     after: Estimate
     change: Estimate
+    seeds: int
     outcome: str
     """It grows, shrinks, or neither is resolved: by the 95% interval of the paired change."""
 
@@ -220,7 +241,7 @@ def sink_growth(comparison: Comparison) -> list[Growth]:
         if abs(change[0]) > reach(change[1], len(ends)):
             outcome = "grows" if change[0] > 0 else "shrinks"
         before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
-        found.append(Growth(variant, before, after, change, outcome))
+        found.append(Growth(variant, before, after, change, len(ends), outcome))
     return found
 
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.estimates import Estimate, finite, reach, student_quantile, with_error
+from wakeful.estimates import (
+    Estimate,
+    finite,
+    reach,
+    student_quantile,
+    with_error,
+    with_interval,
+)  # fmt: skip
 from wakeful.finding import Finding, Level
 from wakeful.probes.base import mean_over_layers
 from wakeful.quant.measure import Measurement
@@ -251,7 +258,8 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
     if loss is None or after is None:
         return "bad", "The quantized model's loss is not finite."
     before = damage.measurement.perplexity()[0]
-    told = with_error(loss, figures["loss_increase_standard_error"], "+")
+    count = len(damage.measurement.counts)
+    told = with_interval(loss, figures["loss_increase_standard_error"], count, "+")
     doubt = ", which so little text cannot tell from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
     if figures["worst_layer"]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.estimates import finite, with_error
+from wakeful.estimates import finite, with_interval
 from wakeful.evaluation.damage import follows, named
 from wakeful.quant.sensitivity import LayerCost
 
@@ -23,15 +23,17 @@ def cost_frame(found: Sequence[LayerCost]) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
-def cost_sentences(found: Sequence[LayerCost]) -> list[str]:
-    """Return which layer costs most, what the sum of all is, and what kurtosis says of it."""
+def cost_sentences(found: Sequence[LayerCost], count: int) -> list[str]:
+    """Return which layer costs most, what the sum of all is, and what kurtosis says of it.
+
+    Costs are means over `count` sequences.
+    """
     first = found[0]
-    value, error = first.alone
     total = sum(each.alone[0] for each in found)
     frame = cost_frame(found)
     told = [
-        f"{first.name} costs most alone, {with_error(value, error, '+')} nats a token; the sum of "
-        f"all {len(found)} layers' costs alone is {total:+.3f}"
+        f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats a token; "
+        f"the sum of all {len(found)} layers' costs alone is {total:+.3f}"
     ]
     for name, words in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
         rho = follows(frame.with_columns(value=name), "kurtosis")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, Figure
+from wakeful.estimates import Estimate, Figure, interval, perplexity_interval
 
 AVERAGE = "average of"
 """How what stands for a task begins in an average over tasks."""
@@ -62,16 +62,31 @@ class Score:
         return self.over_examples.estimate[1]
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Return the ends of the 95% confidence interval; of a perplexity, e to its loss's."""
+        if self.exponential:
+            return perplexity_interval(*self.in_nats.over_examples.estimate, len(self.keys))
+        return interval(self.figure, self.error, len(self.keys))
+
+    @property
+    def in_nats(self) -> "Score":
+        """Return the mean loss in place of a perplexity; any other score is itself."""
+        return dataclasses.replace(self, exponential=False) if self.exponential else self
+
+    @property
     def over_examples(self) -> Figure:
         """Return the figure with what each example adds to it."""
         return Figure(self.values, self.weights, self.exponential)
 
 
 def difference(score: Score, baseline: Score) -> Estimate | None:
-    """Return score − baseline with its paired standard error; None if the examples differ."""
+    """Return score − baseline with its paired standard error, a perplexity's in nats a token.
+
+    None if the examples differ.
+    """
     if score.keys != baseline.keys:
         return None
-    return score.over_examples.minus(baseline.over_examples)
+    return score.in_nats.over_examples.minus(baseline.in_nats.over_examples)
 
 
 def ratio(score: Score, baseline: Score) -> Estimate:

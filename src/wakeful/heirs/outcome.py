@@ -54,6 +54,8 @@ class PartLoss:
     standard_error: float | None
     minus_reference: float
     minus_reference_error: float | None
+    windows: int = 0
+    """How many the errors are over; 0 where an earlier version wrote it."""
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,7 @@ def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, .
         lines.append(
             PartLoss(
                 part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
-                minus_reference_error=minus_error,
+                minus_reference_error=minus_error, windows=len(own),
             )
         )  # fmt: skip
     return tuple(lines)

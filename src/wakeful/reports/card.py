@@ -12,7 +12,7 @@ from wakeful.config.options import default_of
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
-from wakeful.estimates import with_error
+from wakeful.estimates import INTERVAL, with_interval
 from wakeful.heirs.baselines import BASELINES, Baseline
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.layers import written
@@ -239,10 +239,11 @@ def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
         f"steps of {train.batch_size} × {train.length}.\n"
     )
     if found and model.decoder().config.num_layers >= source.decoder().config.num_layers:
+        told = with_interval(found.loss, found.standard_error, summary.validation.num_windows)
         undone = "" if model is source else " It was measured before that was done to it."
         yield "## Figures\n"
         yield (
-            f"Loss {with_error(found.loss, found.standard_error)} nats a token on the "
+            f"Loss {told} nats a token ({INTERVAL} over windows) on the "
             f"{data.validation_tokens:,} held-out tokens of that text, windows of "
             f"{summary.validation.length or train.length}, one seed.{undone}\n"
         )

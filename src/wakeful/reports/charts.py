@@ -7,7 +7,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -288,9 +288,16 @@ def table_of(spec: dict[str, Any]) -> str:
     wide = [row for rows in tables if len(rows[0]) > 1 for row in rows]
     rows = wide or [row for rows in tables for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = dict.fromkeys(tuple(_cell(row.get(name)) for name in names) for row in rows)
+    lines = {
+        tuple(map(_cell, line)): line for line in ([row.get(n) for n in names] for row in rows)
+    }
+    return csv_text([names, *lines.values()])
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV, in which no text is a spreadsheet's formula."""
     written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows([names, *lines])
+    csv.writer(written, lineterminator="\n").writerows(map(_cell, row) for row in rows)
     return written.getvalue()
 
 

@@ -12,7 +12,15 @@ from wakeful.comparison import tables
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import WakefulError
-from wakeful.estimates import mean_and_error, reach, to_error, with_error
+from wakeful.estimates import (
+    INTERVAL,
+    mean_and_error,
+    reach,
+    student_quantile,
+    to_error,
+    with_interval,
+    with_perplexity,
+)  # fmt: skip
 from wakeful.reports import comparison_charts as charts
 from wakeful.reports.layouts import layout_of
 from wakeful.reports.value import (
@@ -51,8 +59,8 @@ def _outcomes(comparison: Comparison) -> list[str]:
     """Say which variants end below the baseline, which above, and of which nothing is sure."""
     said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
     for variant in comparison.variants[1:]:
-        difference, error, way = _judged(comparison, variant)
-        figure = f" ({with_error(difference, error, '+')})" if way else ""
+        difference, told, way = _judged(comparison, variant)
+        figure = f" ({told})" if way else ""
         if not math.isnan(difference):
             said[way].append((difference, variant + figure))
     base = comparison.baseline
@@ -65,11 +73,15 @@ def _outcomes(comparison: Comparison) -> list[str]:
             for way, found in said.items() if found]  # fmt: skip
 
 
-def _judged(comparison: Comparison, variant: str) -> tuple[float, float, str]:
-    """Return a variant's difference, its error, and "lower" or "higher" where that is sure."""
+def _judged(comparison: Comparison, variant: str) -> tuple[float, str, str]:
+    """Return a variant's difference, its words with the 95% interval, and "lower" or "higher" where
+    that is sure.
+    """
     difference, error = tables.paired_difference(comparison, variant)
-    sure = abs(difference) > reach(error, tables.pairs_counted(comparison, variant))
-    return difference, error, ("lower" if difference < 0 else "higher") if sure else ""
+    count = tables.pairs_counted(comparison, variant)
+    sure = abs(difference) > reach(error, count)
+    side = ("lower" if difference < 0 else "higher") if sure else ""
+    return difference, with_interval(difference, error, count, "+"), side
 
 
 def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
@@ -83,7 +95,11 @@ def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
         "not resolved": "Whether a sink grows is not resolved in",
     }
     ends = {
-        outcome: [f"{g.variant} ({with_error(*g.after)})" for g in growth if g.outcome == outcome]
+        outcome: [
+            f"{g.variant} ({with_interval(*g.after, g.seeds)})"
+            for g in growth
+            if g.outcome == outcome
+        ]
         for outcome in begin
     }
     if not ends["grows"] and not ends["shrinks"]:
@@ -94,19 +110,18 @@ def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
 
 def _verdict(comparison: Comparison, variant: str) -> str:
     baseline = comparison.baseline
-    difference, error, sure = _judged(comparison, variant)
+    difference, told, sure = _judged(comparison, variant)
     side = "below" if difference < 0 else "above"
     if math.isnan(difference):
         return f"{variant} shares no seed with {baseline}."
-    if math.isnan(error):
+    if tables.pairs_counted(comparison, variant) < 2:
         return (
             f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
             "the error by."
         )
     if not sure:
-        told = with_error(difference, error, "+")
         return f"{variant} and {baseline} cannot be distinguished: {told} nats."
-    return f"{variant} ends {with_error(abs(difference), error)} nats {side} {baseline}."
+    return f"{variant} ends {told.lstrip('+−')} nats {side} {baseline}."
 
 
 def headline(comparison: Comparison) -> str:
@@ -114,7 +129,7 @@ def headline(comparison: Comparison) -> str:
     base, others = comparison.baseline, comparison.variants[1:]
     if not others:
         loss = tables.summary_table(comparison).row(0, named=True)
-        ends = with_error(loss["loss"], loss["loss_error"])
+        ends = with_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
         return f"{base} ends at validation loss {ends} nats a token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     others = [variant for variant in others if comparison.pairs(variant)]
@@ -143,11 +158,16 @@ def caveat(comparison: Comparison) -> str:
     """Say what the errors cover and what they do not."""
     if len(comparison.variants) < 2:
         return "One variant: nothing to compare."
-    rule = "A difference counts when its 95% confidence interval (Student's t) leaves out zero."
+    rule = f"± is the {INTERVAL}; a difference counts when it leaves out zero."
     compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
     if not compared:
         return f"No variant has a seed that {comparison.baseline} has: there are no differences."
     single = [v for v in compared if comparison.paired_over(v) == "windows"]
+    if any(len(comparison.pairs(v)) == 2 for v in compared):
+        rule += (
+            f" Of two seeds it reaches {student_quantile(1):.1f} standard errors to either side, "
+            f"of three {student_quantile(2):.1f}: train a third seed before you conclude anything."
+        )
     if not single:
         return f"Differences are paired over seeds. {rule}"
     whose = "Differences are"
@@ -184,7 +204,7 @@ def seeds_missing(comparison: Comparison) -> str:
 
 
 def errors_over(comparison: Comparison) -> str:
-    """Say what the standard errors of the figures are over."""
+    """Say what the intervals of the figures are over."""
     kinds = {comparison.paired_over(variant) for variant in comparison.variants}
     windows = "validation windows, which are the clusters of a ratio estimator"
     if len(kinds) > 1:
@@ -206,7 +226,7 @@ def _domains(comparison: Comparison) -> Iterator[Section]:
     for variant in comparison.variants:
         found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
         means = [mean_and_error([each[name] for each in found]) for name in names]
-        rows.append([variant, *(with_error(*mean) for mean in means)])
+        rows.append([variant, *(with_interval(*mean, len(found)) for mean in means)])
     yield Section("Loss by domain", [
         Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
         Text("Nats a token over what is held out of each part of the mixture, means over seeds. "
@@ -279,7 +299,7 @@ def _over_steps(comparison: Comparison) -> Iterator[Section]:
         f"Each point is the mean of {tables.smoothing_window(comparison)} steps, its own and those "
         "before it. Below zero is better.",
         _which_curves(comparison),
-        "Bands are ± one standard error over seeds." if len(comparison.seeds) > 1 else "",
+        "Bands are 95% confidence intervals over seeds." if len(comparison.seeds) > 1 else "",
     ]
     text = Text(" ".join(filter(None, said)))
     yield Section(f"Training loss against {comparison.baseline}", [text, chart])
@@ -290,7 +310,8 @@ def _at_the_end(comparison: Comparison) -> Section:
     rows = []
     for row in tables.summary_table(comparison).iter_rows(named=True):
         variant = row["variant"]
-        difference = with_error(row["difference"], row["difference_error"], "+")
+        count = tables.pairs_counted(comparison, variant)
+        difference = with_interval(row["difference"], row["difference_error"], count, "+")
         if variant == base:
             difference = "baseline"
         elif math.isnan(row["difference"]):  # it shares no seed with the baseline
@@ -306,9 +327,9 @@ def _at_the_end(comparison: Comparison) -> Section:
         rows.append([
             variant,
             *([str(row["seeds_used"])] if several else []),
-            with_error(row["loss"], row["loss_error"]),
+            with_interval(row["loss"], row["loss_error"], row["errors_of"]),
             difference,
-            with_error(row["perplexity"], row["perplexity"] * row["loss_error"]),
+            with_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
             Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
             Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
             Cell(rough(statistics.median(speeds)),
@@ -322,10 +343,10 @@ def _at_the_end(comparison: Comparison) -> Section:
     return Section("At the end", [
         Table(columns, rows, "Final figures of each variant", terminal=(
             "seeds", loss, "difference", "parameters", cache, "tokens/s")),
-        Text("Losses in nats a token over the full validation set, ± one standard error "
-             f"{errors_over(comparison)}. A difference is paired; perplexity is e to the loss. The "
-             "KV cache holds keys and values of the tokens read. Tokens/s is the median run's"
-             f"{slowest}; ×: ratio to {base}.", "note"),
+        Text(f"Losses in nats a token over the full validation set, ± the {INTERVAL} "
+             f"{errors_over(comparison)}. A difference is paired; perplexity, and the interval in "
+             "parentheses, are e to the loss. The KV cache holds keys and values of the tokens "
+             f"read. Tokens/s is the median run's{slowest}; ×: ratio to {base}.", "note"),
         Chart(f"Final validation loss minus that of {base}",
               partial(charts.difference_chart, comparison)),
     ], brief=True)  # fmt: skip
@@ -345,10 +366,11 @@ def _followed(comparison: Comparison) -> Iterator[Section]:
     followed = charts.followed_charts(comparison)
     if not followed:
         return
-    over = ", bands ± one standard error over seeds" if len(comparison.seeds) > 1 else ""
+    over = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
     rows = [
-        [each.variant, with_error(*each.before), with_error(*each.after),
-         with_error(*each.change, "+"), each.outcome]
+        [each.variant, with_interval(*each.before, each.seeds),
+         with_interval(*each.after, each.seeds), with_interval(*each.change, each.seeds, "+"),
+         each.outcome]
         for each in tables.sink_growth(comparison)
     ]  # fmt: skip
     which = _which_curves(comparison)
@@ -437,7 +459,7 @@ def _method(comparison: Comparison, more: Mapping[str, str]) -> Section:
         *more.items(),
         ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
                           f"{likeliest}, seed {sample.seed}"),
-        ("Standard errors", f"{errors_over(comparison)}; differences are paired"),
+        ("Intervals", f"{INTERVAL} {errors_over(comparison)}; differences are paired"),
         ("Smoothing", f"trailing mean of {tables.smoothing_window(comparison)} steps; a loss that "
                       "is not a number is left out"),
         ("Machines" if several else "Machine", "; ".join(places)),

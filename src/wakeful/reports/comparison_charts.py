@@ -9,6 +9,7 @@ import polars as pl
 
 from wakeful.comparison import tables
 from wakeful.comparison.reading import Comparison
+from wakeful.estimates import student_quantile
 from wakeful.reports import charts
 from wakeful.reports.value import Chart
 
@@ -72,11 +73,14 @@ def training_loss_chart(comparison: Comparison) -> charts.Drawing:
 def followed_charts(comparison: Comparison) -> list[Chart]:
     """Draw what the variants' heads came to over steps, a chart a figure.
 
-    Each line is the mean over seeds, its band ± one standard error.
+    Each line is the mean over seeds, its band the 95% confidence interval.
     """
     shown, found = with_curves(comparison), list[Chart]()
     for _, title, frame in _each_followed(tables.followed(comparison), shown):
-        error = pl.when(pl.col("error").is_finite()).then("error")
+        far = pl.col("error") * pl.col("seeds").map_elements(
+            lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
+        )
+        error = pl.when(far.is_finite()).then(far)
         value = pl.col("value")
         drawn = frame.select("variant", "step", value, low=value - error, high=value + error)
         y = alt.Y("value:Q", title=title)
@@ -131,22 +135,23 @@ def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> 
 
 
 def difference_chart(comparison: Comparison) -> charts.Drawing | None:
-    """Draw each variant's paired difference in final validation loss, ± one standard error."""
+    """Draw each variant's paired difference in final validation loss and its 95% interval."""
     difference = pl.col("difference")
-    error = pl.when(pl.col("difference_error").is_finite()).then("difference_error")
+    low, high = (
+        pl.when(pl.col(f"difference_{end}").is_finite()).then(f"difference_{end}")
+        for end in ("low", "high")
+    )
     frame = tables.summary_table(comparison).filter(
         pl.col("variant") != comparison.baseline, difference.is_finite()
-    ).select(
-        "variant", difference, difference_error=error, low=difference - error,
-        high=difference + error,
-    )  # fmt: skip
+    ).select("variant", difference, low=low, high=high)  # fmt: skip
     if frame.is_empty():
         return None
     title = f"final validation loss minus {comparison.baseline} (nats)"
     x = alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8))
     tooltip = [
         charts.tip("difference", "+.4f"),
-        charts.tip("difference_error", ".4f", title="standard error"),
+        charts.tip("low", "+.4f", title="95% interval from"),
+        charts.tip("high", "+.4f", title="to"),
     ]
     return charts.dots(
         frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,

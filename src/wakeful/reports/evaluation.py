@@ -12,7 +12,15 @@ import altair as alt
 import polars as pl
 
 from wakeful.config.verbs import EvaluateOptions
-from wakeful.estimates import finite, reach, with_error
+from wakeful.estimates import (
+    INTERVAL,
+    finite,
+    interval,
+    reach,
+    with_error,
+    with_interval,
+    with_perplexity,
+)  # fmt: skip
 from wakeful.evaluation.costs import DECODED, ROUNDS
 from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
 from wakeful.reports.charts import Drawing, colored, dots, shapes, tip, told_apart
@@ -31,6 +39,8 @@ from wakeful.reports.value import (
 from wakeful.reports.value import method as told_method
 from wakeful.runs.run import Environment
 
+_OF_LOSSES = ("bits per byte", "loss over the task's own")
+"""Metrics that are a perplexity's losses in another unit."""
 _TERM = re.compile("[^a-z]+")
 
 
@@ -58,20 +68,22 @@ def evaluation_report(
     if paired:
         below = (
             f" Below each figure, its difference to that of {names[0]} on the same examples, with "
-            "the error of the paired difference."
+            "the interval of the paired difference; of perplexities it is that of the losses, in "
+            "nats a token."
         )
         sharper = " Paired differences are sharper: two bars that overlap can still differ."
     measured = dict.fromkeys(score.metric for score in _visible(scores))
     sections = [
         Section("Figures", [
-            table, Text(f"± one standard error.{below}", "note"),
+            table, Text(f"± is the {INTERVAL}, and so is what stands in parentheses; of a speed, "
+                        f"one standard error over rounds.{below}", "note"),
             terms((metric, _TERM.sub("_", metric)) for metric in measured),
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:
         titles = {f"{title}, {_better(each)}": each for title, each in found.items()}
         charts = [Chart(it, partial(_dots, each, names), it) for it, each in titles.items()]
-        note = Text(f"Bars are ± one standard error of each model alone.{sharper}", "note")
+        note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
         sections.append(Section("Side by side", [note, Side(charts)]))
     models = shlex.join(sources or names)
     step = Step("see where attention and channels are wasted", f"wakeful diagnose {models}")
@@ -87,17 +99,29 @@ def _better(found: Found) -> str:
     return f"{'higher' if higher else 'lower'} is better"
 
 
+def _value(score: Score) -> str:
+    """Return a score with its interval; a cost has the error of its rounds."""
+    if score.is_cost:
+        return with_error(score.figure, score.error)
+    if score.exponential:
+        return with_perplexity(*score.in_nats.over_examples.estimate, len(score.keys))
+    return with_interval(score.figure, score.error, len(score.keys))
+
+
 def _cell(score: Score | None, first: Score | None) -> Cell:
     if score is None:
         return Cell("–")
-    value = with_error(score.figure, score.error)
+    value = _value(score)
     if first is None or score is first:
         return Cell(value)
     if score.is_cost:
         other = ", two implementations" if score.implementation != first.implementation else ""
         return Cell(value, under=[f"×{_times(score, first, 3)}{other}"])
     paired = difference(score, first)
-    return Cell(value, under=[with_error(*paired, "+")] if paired else ())
+    if paired is None:
+        return Cell(value)
+    unit = " nats" if score.exponential else ""
+    return Cell(value, under=[with_interval(*paired, len(score.keys), "+") + unit])
 
 
 def _times(score: Score, first: Score, digits: int) -> str:
@@ -122,19 +146,21 @@ def _visible(scores: Sequence[Score]) -> list[Score]:
 
 
 def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
-    """Draw every model's figure ± one standard error."""
+    """Draw every model's figure and its 95% confidence interval."""
     drawn = [
-        {"model": s.model, "figure": s.figure, "low": s.figure - e, "high": s.figure + e}
+        {"model": s.model, "figure": s.figure, "low": finite(low), "high": finite(high)}
         for s in found.values()
-        for e in (finite(s.error) or 0.0,)
+        for low, high in (s.interval,)
         if math.isfinite(s.figure)
     ]
     if not drawn:
         return None
+    ends = {"low": pl.Float64, "high": pl.Float64}
+    frame = pl.DataFrame(drawn, schema_overrides=ends)
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
-        pl.DataFrame(drawn), "model", x, colored("model", names, legend=None), order=names,
+        frame, "model", x, colored("model", names, legend=None), order=names,
         shape=told_apart(alt.Shape, "model", names, shapes(names), legend=None),
         tooltip=[tip("figure", ",.6~g")],
     )  # fmt: skip
@@ -146,7 +172,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
     names = list(dict.fromkeys(score.model for score in scores))
     if len(names) == 1:
         told = [
-            f"{title} {with_error(one.figure, one.error)}"
+            f"{title} {_value(one)}"
             for title, found in _measures(scores).items() for one in found.values()
         ]  # fmt: skip
         return [f"{names[0]} reaches {listed(told)}."]
@@ -162,13 +188,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
             if score.is_cost:
                 cost = score.metric.rpartition(", ")[0]
                 ratios.append(f"{cost} {_times(score, other, 2)}")
-            elif paired := difference(score, other):
-                gap, error = paired
-                side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
-                if not math.isfinite(error):
-                    side = "not judged, without a standard error, in"
-                elif abs(gap) <= reach(error, len(score.keys)):
-                    side = "not significantly different in"
+            elif side := _side(score, other, scores):
                 sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
@@ -184,6 +204,28 @@ def headlines(scores: Sequence[Score]) -> list[str]:
             told = " and ".join(f"{one} in {code}" for one, code in codes.items())
             sentences.append(f"Cache and speed compare two implementations: {told}.")
     return sentences
+
+
+def _side(score: Score, other: Score, scores: Sequence[Score]) -> str:
+    """Return on which side of another model's a score surely is; "" where they are not paired.
+
+    Bits per byte are the same losses as the perplexity of their text, in another unit: both are
+    judged once, by the paired difference in nats a token.
+    """
+    if score.metric in _OF_LOSSES:
+        losses = {
+            each.model: each for each in scores if each.task == score.task and each.exponential
+        }
+        score, other = losses.get(score.model, score), losses.get(other.model, other)
+    paired = difference(score, other)
+    if paired is None:
+        return ""
+    gap, error = paired
+    if not math.isfinite(error):
+        return "not judged, without a standard error, in"
+    if abs(gap) <= reach(error, len(score.keys)):
+        return "not significantly different in"
+    return "better in" if (gap > 0) == score.higher_is_better else "worse in"
 
 
 def summary(
@@ -204,7 +246,9 @@ def summary(
                 "architecture": kind,
                 "scores": [
                     {"task": s.task, "metric": s.metric, "value": finite(s.figure),
-                     "standard_error": finite(s.error), "examples": len(s.keys), "shots": s.shots,
+                     "standard_error": finite(s.error),
+                     "low": finite(s.interval[0]), "high": finite(s.interval[1]),
+                     "examples": len(s.keys), "shots": s.shots,
                      "higher_is_better": s.higher_is_better}
                     | ({"part_of": s.part_of} if s.part_of else {})
                     | ({"implementation": s.implementation} if s.implementation else {})
@@ -215,9 +259,12 @@ def summary(
         ],
         "differences": [
             {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
-             "difference": finite(paired[0]), "standard_error": finite(paired[1])}
+             "difference": finite(paired[0]), "standard_error": finite(paired[1]),
+             "low": finite(low), "high": finite(high)}
+            | ({"unit": "nats a token"} if score.exponential else {})
             for score, other in pairs
             if not score.is_cost and (paired := difference(score, other))
+            for low, high in [interval(*paired, len(score.keys))]
         ],
         "ratios": [
             {"model": score.model, "baseline": first, "metric": score.metric,
@@ -282,9 +329,9 @@ def method_of(
             "tokens with the cache; errors over rounds"
         )
         method["Implementation timed"] = timed
-    method["Errors"] = (
-        "one standard error over windows or examples; differences are paired where both models "
-        "had the same ones"
+    method["Intervals"] = (
+        f"{INTERVAL} over windows or examples; differences are paired where both models had the "
+        "same ones, and those of perplexities are of the losses in nats"
     )
     method["Machine"] = str(machine)
     return method

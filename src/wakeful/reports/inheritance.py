@@ -1,14 +1,16 @@
 """What is told of an inheritance."""
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import mean_and_error, to_error, with_error
+from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
 from wakeful.heirs.layers import written
 from wakeful.heirs.outcome import Behind, Reference, Sizes, Summary, read_inheritance
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
@@ -45,11 +47,44 @@ _SIZES = (
 )
 
 
+def _shown(summary: Summary, value: float, error: float | None, sign: str = "") -> str:
+    """Return a loss over the validation windows with its interval."""
+    return with_interval(value, error, _windows(summary), sign)
+
+
+def _windows(summary: Summary) -> int:
+    return 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
+
+
+def results_of(summary: Summary) -> pl.DataFrame:
+    """Return a row for the reference and each arm: losses in nats a token with 95% intervals."""
+    reference = summary.reference
+    rows: list[dict[str, Any]] = [
+        {"model": reference.name, "layers": reference.layers,
+         **_ends(summary, "loss", reference.loss, reference.standard_error),
+         "parameters": summary.sizes.reference.parameters}
+    ]  # fmt: skip
+    rows += [
+        {"model": arm.arm, "layers": arm.depth,
+         **_ends(summary, "loss", arm.loss, arm.standard_error),
+         **_ends(summary, "minus_reference", arm.minus_reference, arm.minus_reference_error),
+         **_ends(summary, "minus_heir", arm.minus_heir, arm.minus_heir_error),
+         "parameters": arm.parameters, "tokens": arm.tokens, "seconds": arm.seconds}
+        for arm in summary.arms
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=list(rows[-1]), infer_schema_length=None)
+
+
+def _ends(summary: Summary, name: str, value: float, error: float | None) -> dict[str, float]:
+    far = interval(value, math.nan if error is None else error, _windows(summary))
+    return {name: value, f"{name}_low": far[0], f"{name}_high": far[1]}
+
+
 def verdicts(summary: Summary) -> list[str]:
     """Return the outcome in sentences: parity, the baselines, what it saved."""
     ours, theirs = summary.sizes.heir, summary.sizes.reference
     others = (
-        f"{arm.arm}: {with_error(arm.minus_heir, arm.minus_heir_error, '+')} nats against "
+        f"{arm.arm}: {_shown(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
         f"{summary.heir.arm}{_how_often(arm.behind)}."
         for arm in summary.arms if not arm.heir
     )  # fmt: skip
@@ -121,12 +156,12 @@ def _parity(summary: Summary) -> str:
         grown = (
             f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
         )
-    gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
+    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
-        f"{with_error(heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} tokens"
-        f"{grown}; {reference.name} itself has "
-        f"{with_error(reference.loss, reference.standard_error)} on the same text"
+        f"{_shown(summary, heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} "
+        f"tokens{grown}; {reference.name} itself has "
+        f"{_shown(summary, reference.loss, reference.standard_error)} on the same text"
     )
     if heir.parity:
         return f"{begins}: parity is reached, {gap} under it."
@@ -163,13 +198,14 @@ def _times_as_fast(sizes: Sizes) -> str:
     ours, theirs = sizes.heir, sizes.reference
     ratio = ours.tokens_per_second / theirs.tokens_per_second
     pairs = zip(ours.speeds, theirs.speeds, strict=True)
-    return with_error(ratio, mean_and_error([mine / other for mine, other in pairs])[1])
+    ratios = [mine / other for mine, other in pairs]
+    return with_interval(ratio, mean_and_error(ratios)[1], len(ratios))
 
 
 def headline(summary: Summary) -> str:
     """Return whether the heir reached parity, in a sentence."""
     heir, reference = summary.heir, summary.reference
-    gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
+    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
     depth = f"{heir.depth} of {reference.layers} layers"
     if heir.parity:
         return f"{heir.arm} reaches parity with {reference.name} with {depth}."
@@ -237,20 +273,20 @@ def _final_table(summary: Summary) -> Table:
     whole = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [
         [reference.name, str(reference.layers), "–",
-         with_error(reference.loss, reference.standard_error), "–", "–", whole, "not trained here",
-         "–"],
+         _shown(summary, reference.loss, reference.standard_error), "–", "–", whole,
+         "not trained here", "–"],
     ]  # fmt: skip
     for arm in summary.arms:
         start = arm.curve[0].standard_error if arm.curve else None
         beside = "–"
         if arm.arm != heir.arm:
-            beside = with_error(arm.minus_heir, arm.minus_heir_error, "+")
+            beside = _shown(summary, arm.minus_heir, arm.minus_heir_error, "+")
         rows.append([
             Cell(arm.arm, "parity" if arm.parity else ""),
             str(arm.depth),
-            with_error(arm.start_loss, start),
-            with_error(arm.loss, arm.standard_error),
-            with_error(arm.minus_reference, arm.minus_reference_error, "+"),
+            _shown(summary, arm.start_loss, start),
+            _shown(summary, arm.loss, arm.standard_error),
+            _shown(summary, arm.minus_reference, arm.minus_reference_error, "+"),
             beside,
             f"{arm.parameters / 1e6:.1f} M",
             f"{arm.tokens:,}",
@@ -271,11 +307,11 @@ def _parts(summary: Summary) -> Iterator[Section]:
     reference = summary.reference
     if not reference.parts:
         return
-    first = [with_error(one.loss, one.standard_error) for one in reference.parts]
+    first = [with_interval(one.loss, one.standard_error, one.windows) for one in reference.parts]
     rows = [[reference.name, *first], *(
         [arm.arm, *(
-            Cell(with_error(one.loss, one.standard_error),
-                 under=[with_error(one.minus_reference, one.minus_reference_error, "+")])
+            Cell(with_interval(one.loss, one.standard_error, one.windows), under=[with_interval(
+                one.minus_reference, one.minus_reference_error, one.windows, "+")])
             for one in arm.parts
         )] for arm in summary.arms
     )]  # fmt: skip
@@ -292,16 +328,16 @@ def _over_seeds(summary: Summary) -> Iterator[Section]:
     if not summary.over_seeds:
         return
     rows = [
-        [line.arm, with_error(line.loss, line.standard_error),
-         with_error(line.minus_reference, line.standard_error, "+"),
-         with_error(line.minus_heir, line.minus_heir_error, "+"),
+        [line.arm, with_interval(line.loss, line.standard_error, len(line.losses)),
+         with_interval(line.minus_reference, line.standard_error, len(line.losses), "+"),
+         with_interval(line.minus_heir, line.minus_heir_error, len(line.losses), "+"),
          " ".join(to_error(loss, line.standard_error) for loss in line.losses)]
         for line in summary.over_seeds
     ]  # fmt: skip
     seeds = ", ".join(map(str, summary.recipe.seeds))
     columns = ["model", "validation loss", "minus reference", "minus heir", "each seed"]
     yield Section("Over seeds", [
-        Text(f"Every model trained with the seeds {seeds}: means ± standard errors over seeds, "
+        Text(f"Every model trained with the seeds {seeds}: means ± the {INTERVAL} over seeds, "
              "differences paired. Models that some seeds did not reach, or reached with another "
              "depth or number of steps, are left out. Everything else on this page is from the "
              "first seed."),
@@ -341,10 +377,10 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
         ("Inherited", f"{recipe.copy} of each block, with embedding, positions, final norm and "
                       f"head; route {recipe.route or 'the reference’s'}, normalizer "
                       f"{recipe.normalizer or 'the reference’s'}"),
-        ("Errors", "± one standard error over validation windows, differences paired; of one seed, "
-                   f"so they say nothing of other seeds{own}"),
+        ("Intervals", f"± the {INTERVAL} over validation windows, differences paired; of one seed, "
+                      f"so they say nothing of other seeds{own}"),
         ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
-                  "standard error over them"),
+                  "interval over them"),
         ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
                     f"{environment.wakeful}"),
     ]  # fmt: skip
@@ -415,7 +451,8 @@ def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[s
     ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{ours / theirs:.3f}" if theirs else "–"
     if key == "tokens_per_second":
-        speeds = (with_error(one.tokens_per_second, mean_and_error(one.speeds)[1])
+        speeds = (with_interval(one.tokens_per_second, mean_and_error(one.speeds)[1],
+                                len(one.speeds))
                   for one in (sizes.reference, sizes.heir))  # fmt: skip
         return [title, *speeds, _times_as_fast(sizes)]
     return [title, style.format(theirs * unit), style.format(ours * unit), ratio]

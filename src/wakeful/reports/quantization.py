@@ -13,7 +13,7 @@ import altair as alt
 import polars as pl
 
 from wakeful.config.verbs import LENGTH, GenerateOptions, QuantizeOptions
-from wakeful.estimates import with_error
+from wakeful.estimates import INTERVAL, reach, with_error, with_interval, with_perplexity
 from wakeful.evaluation.costs import longest_prompt
 from wakeful.evaluation.damage import (
     GRADES,
@@ -68,18 +68,29 @@ def before_and_after(damage: Damage) -> Iterator[str]:
     """Yield the last scheme's figures, which is the model's, as rows of a model card's table."""
     full = summary(damage)
     figures = full["schemes"][-1]
-    before = with_error(full["perplexity"], full["perplexity_standard_error"])
-    text = f"{full['sequences']} windows of a text, {full['tokens']:,} tokens"
-    yield f"| perplexity on {text} | {before} | {with_errors(figures)['perplexity']} |"
+    count = full["sequences"]
+    before, after = perplexity_words(full, count), perplexity_words(figures, count)
+    text = f"{count} windows of a text, {full['tokens']:,} tokens, {INTERVAL}"
+    yield f"| perplexity on {text} | {before} | {after} |"
     yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
 
 
-def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Return a scheme's estimates as they are shown."""
-    return {
-        key: with_error(figures[key], figures[f"{key}_standard_error"], sign)
-        for key, sign in (("perplexity", ""), ("increase", "+"), ("loss_increase", "+"), ("kl", ""))
+def with_intervals(figures: Mapping[str, Any], count: int) -> dict[str, str]:
+    """Return a scheme's estimates over `count` sequences as they are shown."""
+    told = {
+        key: with_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
+        for key, sign in (("loss_increase", "+"), ("kl", ""))
     }
+    increase = with_error(figures["increase"], None, "+")
+    return told | {"perplexity": perplexity_words(figures, count), "increase": increase}
+
+
+def perplexity_words(figures: Mapping[str, Any], count: int) -> str:
+    """Return a perplexity over `count` sequences, with e to the ends of its loss's interval."""
+    value, error = figures["perplexity"], figures["perplexity_standard_error"]
+    if value is None or error is None:
+        return with_error(value)
+    return with_perplexity(math.log(value), error / value, count)
 
 
 def _scatter(damage: Damage) -> charts.Drawing:
@@ -369,7 +380,7 @@ def quantization_report(
                  f"stays in full precision too{file}. Seconds: to quantize, "
                  "calibration included, and to read the text.", "note"),
         ], brief=True),
-        *([_costs(costs, upgraded)] if costs else []),
+        *([_costs(costs, upgraded, full["sequences"])] if costs else []),
         Section("Each layer alone", [
             Text("The error of a layer's output when only that layer is quantized and its input is "
                  "the full-precision one, beside how far the channels of its input stand apart. "
@@ -423,18 +434,18 @@ def quantization_report(
     ])  # fmt: skip
 
 
-def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str]) -> Section:
+def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str], count: int) -> Section:
     """Return the dearest layers, and in sentences what they say."""
     rows = [
         [
             f"{each.name} (better scheme)" if each.name in upgraded else each.name,
-            *(with_error(x, error, "+") for x, error in (each.alone, each.together, each.kl)),
+            *(with_interval(*x, count, "+") for x in (each.alone, each.together, each.kl)),
             f"{each.kurtosis:.3g}", f"{each.size:,}",
         ]
         for each in costs[:_DEAREST]
     ]  # fmt: skip
     columns = ["layer", "alone, nats", "together, nats", "KL", "kurtosis", "bytes"]
-    parts: list[Part] = [Text(each) for each in cost_sentences(costs)]
+    parts: list[Part] = [Text(each) for each in cost_sentences(costs, count)]
     return Section("What layers cost", [*parts, Table(columns, rows, "Dearest layers")], brief=True)
 
 
@@ -447,7 +458,7 @@ PREDICTS = (
 def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
     rows: list[Sequence[Cell | str]] = []
     for each in full["schemes"]:
-        told, module = with_errors(each), each["worst_layer"]
+        told, module = with_intervals(each, full["sequences"]), each["worst_layer"]
         rows.append([
             each["scheme"],
             GRADES[grade(damage, each["scheme"])],
@@ -460,7 +471,7 @@ def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
             Cell(megabytes(each["bytes"]), f"{each['bytes_ratio']:.0%}"),
             Cell(f"{each['quantize_seconds']:.1f}", f"+ {each['read_seconds']:.1f}"),
         ])  # fmt: skip
-    before = with_error(full["perplexity"], full["perplexity_standard_error"])
+    before = perplexity_words(full, full["sequences"])
     first = ["full precision", "–", "–", "–", before, "–", "–", megabytes(full["bytes"]), "–"]
     return Table(
         ["scheme", "damage", "loss, nats a token", "KL, nats", "perplexity", "median layer",
@@ -494,14 +505,16 @@ def _layers(damage: Damage, name: str) -> Iterator[Part]:
 
 def worst_table(damage: Damage, name: str) -> Table:
     """Return the layers whose error is the largest, with the shape of their inputs."""
+    count = len(damage.measurement.counts)
     styles = {"first": "{:.2%}", "rest": "{:.2%}"} | dict.fromkeys(
         ("kurtosis_first", "kurtosis_rest", "max_over_mean_first", "max_over_mean_rest"), "{:,.1f}"
     )
     rows = [
         [row["module"],
-         Cell(number(row["value"], "{:.2%}"), number(row["standard_error"], "± {:.2%}", "")),
+         Cell(number(row["value"], "{:.2%}"), number(far, "± {:.2%}", "")),
          *(number(row[key], style) for key, style in styles.items())]
         for row in worst_layers(damage, name)
+        for far in [row["standard_error"] and reach(row["standard_error"], count)]
     ]  # fmt: skip
     columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
                "kurtosis, rest", "max / mean, first", "max / mean, rest"]  # fmt: skip

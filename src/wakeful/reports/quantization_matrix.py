@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from wakeful.config.verbs import QuantizeOptions
-from wakeful.estimates import with_error
 from wakeful.evaluation.damage import (
     GRADES,
     Damage,
@@ -25,7 +24,8 @@ from wakeful.reports.quantization import (
     megabytes,
     next_step,
     number,
-    with_errors,
+    perplexity_words,
+    with_intervals,
     worst_table,
 )
 from wakeful.reports.value import (
@@ -133,14 +133,14 @@ def _damage_table(damages: Sequence[Damage]) -> Table:
     rows: list[list[Cell]] = []
     for damage in damages:
         full = summary(damage)
-        before = with_error(full["perplexity"], full["perplexity_standard_error"])
+        before = perplexity_words(full, full["sequences"])
         kurtosis = [number(full[f"kurtosis_{part}"], "{:,.1f}") for part in ("first", "rest")]
         row = [Cell(full["model"], under=[
             f"perplexity {before}, {megabytes(full['bytes'])}",
             f"kurtosis {kurtosis[0]} first, {kurtosis[1]} rest",
         ])]  # fmt: skip
         for each in full["schemes"]:
-            shown = with_errors(each)
+            shown = with_intervals(each, full["sequences"])
             row.append(Cell(f"{shown['loss_increase']} nats", under=[
                 GRADES[grade(damage, each["scheme"])],
                 f"perplexity {shown['perplexity']}",

@@ -13,29 +13,33 @@ from wakeful.comparison.tables import summary_table
 from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rows_of
 from wakeful.config.schema import TRAINED, Config, chosen_variants
-from wakeful.config.verbs import FigureFormat
+from wakeful.config.verbs import FigureFormat, TableFormat
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError, nearest
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
 from wakeful.reports.layouts import layout_of
+from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
 from wakeful.training.comparison import train_variants
-from wakeful.verbs.result import Stored
+from wakeful.verbs.result import Paged
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Stored):
+class Comparison(Paged):
     """Variants trained alike, and how they differ."""
 
-    page: Path
-    """The page about it."""
     found: Compared
 
     @property
     def frame(self) -> pl.DataFrame:
         """A row a variant: losses, paired differences, size, cache and speed."""
         return summary_table(self.found)
+
+    @property
+    def results(self) -> pl.DataFrame:
+        """A row a variant, as files have it: 95% intervals in the place of standard errors."""
+        return interval_columns(self.frame, ["seeds_used", "errors_of"])
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -132,9 +136,15 @@ def reported(
     baseline: str = "",
     only: Sequence[str] = (),
     figures: Sequence[FigureFormat],
+    table: Sequence[TableFormat] = (),
 ) -> Comparison:
-    """Write the page about finished runs, or about one comparison, and return what it says."""
+    """Write the page about finished runs, or about one comparison, and return what it says.
+
+    The table of results is written too, in the formats of `table`, and with `figures` of csv.
+    """
     whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     found = whole.among(only) if only else whole
     told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
-    return Comparison(folders[0], write(told, page, figures), found)
+    done = Comparison(folders[0], write(told, page, figures), found)
+    done.save_results(table, figures)
+    return done

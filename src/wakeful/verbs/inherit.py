@@ -130,7 +130,10 @@ def inherit(
             begun = _resumed(out, shown, world)
         with begun.run.naming_modules():
             begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
-    return Inheritance(begun.run.path, begun.run.path / "report.html")
+    done = Inheritance(begun.run.path, begun.run.path / "report.html")
+    if world.first:
+        done.save_results((), wanted.figures or begun.plan.wishes.figures)
+    return done
 
 
 @dataclass(frozen=True)

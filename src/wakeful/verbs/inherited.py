@@ -10,10 +10,10 @@ import polars as pl
 from wakeful.config.tables import to_table
 from wakeful.heirs.baselines import folder_of
 from wakeful.heirs.outcome import REFERENCE, Summary, read_inheritance
-from wakeful.reports.inheritance import inheritance_report
+from wakeful.reports.inheritance import inheritance_report, results_of
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
-from wakeful.verbs.result import Stored
+from wakeful.verbs.result import Paged
 
 if TYPE_CHECKING:
     from wakeful.loading.model import Model
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inheritance(Stored):
+class Inheritance(Paged):
     """Heirs of a reference, what they reached, and the baselines beside them."""
-
-    page: Path
-    """The page about it."""
 
     @property
     def model(self) -> "Model":
@@ -40,6 +37,11 @@ class Inheritance(Stored):
         return pl.DataFrame(
             [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
         )
+
+    @property
+    def results(self) -> pl.DataFrame:
+        """A row a model: losses and paired differences with their 95% intervals, sizes, tokens."""
+        return results_of(self._read)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from
 from wakeful.device import wait_for
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
+from wakeful.estimates import INTERVAL
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.reading import Words, check_text, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
@@ -406,8 +407,8 @@ def _method(
         "BOS": bos_words(loaded, wanted.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
         f"model in {dtype_of(loaded)}",
-        "Errors": "± one standard error over sequences; an increase is paired, both models on the "
-        "same tokens",
+        "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
+        "its loss's; a change of the loss is paired, both models on the same tokens",
         "KL": "of the quantized model's next-token distribution from the full-precision one's, "
         "nats a token",
         "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "

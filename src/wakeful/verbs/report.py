@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import FigureFormat
+from wakeful.config.verbs import FigureFormat, TableFormat
 from wakeful.errors import WakefulError
 from wakeful.plugins import verb_of
 from wakeful.reports.html import write
@@ -27,6 +27,7 @@ def report(
     only: Sequence[str] = (),
     title: str = "",
     figures: Sequence[FigureFormat] = (),
+    table: Sequence[TableFormat] = (),
 ) -> Comparison | Inheritance | Any:
     """Write one offline page about training runs, a comparison or an inheritance.
 
@@ -40,7 +41,9 @@ def report(
             first of several training runs.
         only: variants to compare with it; empty is all.
         title: heading of the page.
-        figures: formats to write the charts in too, into the folder figures beside the page.
+        figures: formats to write the charts in too, into the folder figures beside the page; csv
+            writes the table of results there as well.
+        table: formats to write the table of results in, beside the page.
 
     Raises:
         WakefulError: a run is damaged, or they cannot stand on one page.
@@ -53,12 +56,16 @@ def report(
         raise WakefulError("--baseline and --only are for training runs and comparisons")
     verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
     if verb is not None and verb.report is not None:  # an installed package's
+        if table:
+            raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")
         return verb.report(*places, out=out, title=title, figures=figures)
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        return Inheritance(places[0], write(inheritance_report(places[0]), page, figures))
+        done = Inheritance(places[0], write(inheritance_report(places[0]), page, figures))
+        done.save_results(table, figures)
+        return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
         told = ", ".join(
             f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"
@@ -68,4 +75,4 @@ def report(
             f"no page can be written of these: {told}. A page is about training runs, about one "
             "comparison or about one inheritance; the other verbs write report.html themselves"
         )
-    return reported(places, page, title, baseline=baseline, only=only, figures=figures)
+    return reported(places, page, title, baseline=baseline, only=only, figures=figures, table=table)

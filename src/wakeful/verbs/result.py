@@ -15,6 +15,7 @@ from wakeful.config.verbs import FigureFormat
 from wakeful.display import Display, Shown, Silent, usual
 from wakeful.reports.charts import Drawing, Titled, save_figures
 from wakeful.reports.html import notebook, write
+from wakeful.reports.results import save_results
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run, disk_errors
@@ -134,3 +135,22 @@ class Stored(Result):
         with disk_errors(Path(folder)):
             shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Path(folder)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Paged(Stored):
+    """Several models beside each other, on a page and in a table of results."""
+
+    page: Path
+    """The page about them."""
+
+    @property
+    @abstractmethod
+    def results(self) -> pl.DataFrame:
+        """A row a model, with the 95% intervals of its figures."""
+
+    def save_results(self, table: Sequence[str], figures: Sequence[str] = ()) -> None:
+        """Write the table of results beside the page, and as CSV among the figures that are CSV."""
+        save_results(self.results, self.page.parent, table)
+        if "csv" in figures:
+            save_results(self.results, self.page.parent / "figures", ["csv"])

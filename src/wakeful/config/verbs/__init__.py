@@ -12,12 +12,20 @@ from wakeful.config.verbs.generate import GenerateOptions
 from wakeful.config.verbs.given import NoOptions, filled, options_from
 from wakeful.config.verbs.inherit import SHORT, Copy, GrowFrom, InheritOptions, Until
 from wakeful.config.verbs.quantize import QuantizeOptions, SavedAs
-from wakeful.config.verbs.reading import LENGTH, REFERENCES, SOURCES, Bos, Drawn, FigureFormat
+from wakeful.config.verbs.reading import (
+    LENGTH,
+    REFERENCES,
+    SOURCES,
+    Bos,
+    Drawn,
+    FigureFormat,
+    TableFormat,
+)  # fmt: skip
 from wakeful.config.verbs.report import ReportOptions
 
 __all__ = [
     "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Bos", "Copy", "CureOptions", "DiagnoseOptions",
     "Drawn", "EvaluateOptions", "ExportOptions", "FigureFormat", "GenerateOptions", "GrowFrom",
     "InheritOptions", "NoOptions", "PrepareOptions", "QuantizeOptions", "ReportOptions",
-    "SampleOptions", "SavedAs", "Until", "filled", "options_from", "with_shots",
+    "SampleOptions", "SavedAs", "TableFormat", "Until", "filled", "options_from", "with_shots",
 ]  # fmt: skip

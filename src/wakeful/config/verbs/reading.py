@@ -14,6 +14,8 @@ Stored = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of the weights that are written; "auto": of the files they come from."""
 FigureFormat = Literal["svg", "png", "pdf", "csv"]
 """Format of a chart that is written; csv is the rows that it draws."""
+TableFormat = Literal["csv", "tex", "md"]
+"""Format of a table of results."""
 REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
 """Names of a model that others are made from."""
 SOURCES = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import What, Where
-from wakeful.config.verbs.reading import Drawn
+from wakeful.config.verbs.reading import Drawn, TableFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,3 +18,6 @@ class ReportOptions(Drawn):
     """Variants to compare with it, by name. None: all."""
     title: Where[str] = ""
     """Heading of the page."""
+    table: Where[tuple[TableFormat, ...]] = ()
+    """Write the table of results too, with 95% intervals, as results.csv, .tex or .md beside the
+    page."""
