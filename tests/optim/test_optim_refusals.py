@@ -83,6 +83,8 @@ def test_refusals_at_the_start() -> None:
     [
         ("lr", -1.0),
         ("lr", math.nan),
+        ("lr", math.inf),
+        ("weight_decay", math.nan),
         ("betas", (1.0, 0.9)),
         ("betas", (0.9, -0.1)),
         ("eps", 0.0),

@@ -81,6 +81,9 @@ def decide(
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
         choice = choose(name, parameter)
+        if parameter.numel() == 0:
+            found[name] = (), "empty"
+            continue
         if choice is not None:
             found[name] = _checked(name, parameter, choice), "given"
             continue

@@ -17,6 +17,7 @@ from wakeful.optim.curvature import shampoo, soap
 from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim.rates import Rate, check_number, check_rates
 from wakeful.optim.saved import BUILT, options_of_group
 from wakeful.roles import role_of
 from wakeful.variants import build_call
@@ -105,6 +106,7 @@ def build_optimizer(
             f"{title}: eps must be above 0, got {eps}: without it a gradient that stays zero gives "
             "0 / 0"
         )
+    check_number("weight_decay", weight_decay)
     groups = decay_groups(
         named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
     )
@@ -116,6 +118,8 @@ def build_optimizer(
         raise WakefulError(f"{title}: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise WakefulError(f"{title} gives a {type(made).__name__}, which is not an optimizer")
+    for group in made.param_groups:
+        check_rates(group)
     return made
 
 
@@ -189,7 +193,7 @@ def optimizer_options(build: "partial[Any]") -> list[str]:
 def adamw(
     groups: Groups,
     *,
-    lr: float = 1e-3,
+    lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
@@ -198,19 +202,19 @@ def adamw(
 
 
 def rmsprop(
-    groups: Groups, *, lr: float = 1e-3, alpha: float = 0.99, eps: float = 1e-8
+    groups: Groups, *, lr: Rate = 1e-3, alpha: float = 0.99, eps: float = 1e-8
 ) -> torch.optim.Optimizer:
     """Return torch's RMSProp, without momentum."""
     return torch.optim.RMSprop(groups, lr=lr, alpha=alpha, eps=eps)
 
 
-def sgd(groups: Groups, *, lr: float = 1e-1) -> torch.optim.Optimizer:
+def sgd(groups: Groups, *, lr: Rate = 1e-1) -> torch.optim.Optimizer:
     """Return torch's SGD without momentum."""
     return torch.optim.SGD(groups, lr=lr)
 
 
 def sgd_momentum(
-    groups: Groups, *, lr: float = 1e-1, momentum: float = 0.9, nesterov: bool = False
+    groups: Groups, *, lr: Rate = 1e-1, momentum: float = 0.9, nesterov: bool = False
 ) -> torch.optim.Optimizer:
     """Return torch's SGD with momentum."""
     if momentum <= 0:

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
+from wakeful.optim.nested import take_nested_step
 from wakeful.plugins import optional
 
 _SHARED = ("param_groups", "state")
@@ -54,7 +55,7 @@ class Curved(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take a step; return the closure's loss, if there is a closure."""
-        return self._theirs.step(closure)
+        return take_nested_step(self._theirs, closure)
 
 
 def soap(

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
+from wakeful.optim.nested import take_nested_step
+from wakeful.optim.rates import Rate, check_rates
 from wakeful.roles import role_of
 
 _MOST_STEPS = 99
@@ -20,20 +22,23 @@ class MuonAdamW(torch.optim.Optimizer):
     Muon's step is scaled to the size of AdamW's (`match_rms_adamw`), so both take one `lr` and one
     schedule. Muon's author gives embeddings and head a rate of their own: `adamw_lr` (0: `lr`),
     kept in each group as `lr_scale`, the ratio to `lr`, which every schedule keeps. `groups` must
-    be named: where no role tells embeddings and heads, their names do.
+    be named: where no role tells embeddings and heads, their names do. Schedules that cycle the
+    momentum (`OneCycleLR`) cycle Muon's; AdamW's betas stay.
     """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         *,
-        lr: float = 1e-3,
+        lr: Rate = 1e-3,
         momentum: float = 0.95,
         ns_steps: int = 5,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         adamw_lr: float = 0.0,
     ) -> None:
+        for group in ({"lr": lr}, *groups):
+            check_rates(group)
         if adamw_lr < 0 or (adamw_lr and not lr):
             raise WakefulError(
                 f"muon: adamw_lr must be above 0 beside an lr above 0, or 0 for lr itself; got "
@@ -61,6 +66,7 @@ class MuonAdamW(torch.optim.Optimizer):
             adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)
         super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
+        self.defaults["momentum"] = momentum  # not among those that fill AdamW's groups
         self._whole = True
         self._link()
 
@@ -83,6 +89,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for part in self._parts:
             part.param_groups = [next(groups) for _ in part.param_groups]
             part.state = self.state
+            part.__setstate__({})  # brings what an older torch saved to this one's form
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -92,7 +99,7 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self._parts:
-            part.step()
+            take_nested_step(part)
         return loss
 
 

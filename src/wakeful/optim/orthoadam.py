@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
+from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import whole
@@ -74,7 +75,7 @@ class OrthoAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -305,13 +306,12 @@ def _check_kind(name: str, parameter: Tensor) -> None:
 
 
 def _check_options(group: Mapping[str, Any]) -> None:
+    check_rates(group)
     beta1, beta2 = group["betas"]
     for key, value, allowed, good in (
-        ("lr", group["lr"], "at least 0", group["lr"] >= 0),
         ("betas[0]", beta1, "in [0, 1)", 0 <= beta1 < 1),
         ("betas[1]", beta2, "in [0, 1)", 0 <= beta2 < 1),
         ("eps", group["eps"], "above 0", group["eps"] > 0),
-        ("weight_decay", group["weight_decay"], "at least 0", group["weight_decay"] >= 0),
     ):
         if not (good and math.isfinite(value)):
             raise WakefulError(f"{key}={value} must be {allowed} and finite")

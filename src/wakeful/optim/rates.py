@@ -1,0 +1,32 @@
+"""The numbers that torch's optimizers do not all check: a learning rate and a weight decay."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+
+Rate = float | Tensor
+"""A learning rate; a tensor of one number, which compiled steps read anew, is one too."""
+
+
+def check_rates(group: Mapping[str, Any]) -> None:
+    """Check the learning rate and the weight decay of a group of parameters.
+
+    Raises:
+        WakefulError: one of them is negative, infinite or NaN, or `lr` is a tensor of several.
+    """
+    for key in ("lr", "weight_decay"):
+        value = group.get(key)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise WakefulError(f"Tensor {key} must be 1-element")  # torch's own words
+        if isinstance(value, int | float | Tensor):
+            check_number(key, float(value))
+
+
+def check_number(key: str, value: float) -> None:
+    """Raise `WakefulError` unless a number is finite and at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise WakefulError(f"{key}={value} must be at least 0 and finite")
