@@ -19,6 +19,7 @@ FLOORS = (
         "lazy",
         "hub",
         "finding",
+        "tracing",
     ),
     ("discovery", "plugins", "plain_text"),
     ("display", "variants", "world", "families", "implementations", "paged"),

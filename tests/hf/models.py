@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from helpers import tiny_decoder
+from helpers import some_tokens, tiny_decoder
 from wakeful.hf import as_transformers
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.decoder import Decoder
@@ -46,6 +46,22 @@ def padded(tokens: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
     mask = torch.arange(length) >= length - torch.tensor(lengths).unsqueeze(1)
     return tokens.masked_fill(~mask, 28), mask.long()
 
+
+def inputs_of(kind: str) -> dict[str, Tensor]:
+    """Return two rows of 12 tokens with a mask or positions of one of the `INPUTS`."""
+    tokens = some_tokens(2, 12)
+    if kind == "all real":
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if kind == "padded":
+        tokens, mask = padded(tokens, 12, 7)
+        return {"input_ids": tokens, "attention_mask": mask}
+    places = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]])
+    if kind == "counted":
+        places = torch.arange(12)[None]
+    return {"input_ids": tokens, "position_ids": places.expand(2, -1)}
+
+
+INPUTS = ("all real", "padded", "packed", "counted")
 
 RECOMPUTE = (
     "activation_checkpointing"

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from wakeful.errors import WakefulError
 from wakeful.model.cache import Cache
+from wakeful.tracing import is_readable
 
 _FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
 CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
@@ -33,6 +34,10 @@ class WakefulCache(TransformersCache):
 
     def __repr__(self) -> str:
         return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
+
+    def __len__(self) -> int:
+        """Return the number of layers, as Transformers' caches do."""
+        return self.slots.num_layers
 
     @property
     def is_linear(self) -> list[bool]:
@@ -91,6 +96,9 @@ the tokens' numbers say it all."""
 def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor) -> Visible:
     """Return who sees whom by the mask (B, S) and positions (1 or B, L) of new tokens x (B, L, D).
 
+    Where the values cannot be read (see `is_readable`) nothing branches on them: the general form
+    serves masks that hide nothing and rows of one text, too.
+
     Raises:
         WakefulError: the mask has another shape.
     """
@@ -101,13 +109,16 @@ def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
             f"attention_mask must mark the real ones of {end} tokens, shape {(batch, end)}, "
             f"and has shape {tuple(mask.shape)}"
         )
-    valid = None if mask is None or bool((mask != 0).all()) else mask != 0
+    valid = None if mask is None else mask != 0
+    if valid is not None and is_readable(valid) and bool(valid.all()):
+        valid = None
     if positions is None:
         return valid, None, None
-    counted = torch.arange(start, end, device=x.device).expand(batch, length)
     positions = positions.expand(batch, length)
-    if valid is None and torch.equal(positions, counted):
-        return None, None, None
+    if valid is None and is_readable(positions):
+        counted = torch.arange(start, end, device=x.device).expand(batch, length)
+        if torch.equal(positions, counted):
+            return None, None, None
     if mask is not None or start:
         return valid, positions, None
     return None, positions, _packed(positions)
@@ -117,4 +128,4 @@ def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
     """Number the texts of rows that hold several, each of which begins its positions anew."""
     anew = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     text = anew.long().cumsum(1)
-    return text if bool(text.any()) else None
+    return None if is_readable(text) and not bool(text.any()) else text

@@ -10,17 +10,24 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 
 
-def _part(name: str, *, settable: bool = False) -> Any:
+def _part(name: str) -> Any:
     """Return a property that is an entry of `parts`."""
 
-    def put(self: "WakefulConfig", value: Any) -> None:
+    def read(self: "WakefulConfig") -> Any:
+        return self.parts[name]
+
+    def write(self: "WakefulConfig", value: Any) -> None:
         self.parts[name] = value
 
-    return property(lambda self: self.parts[name], put if settable else None)
+    return property(read, write)
 
 
 class WakefulConfig(PreTrainedConfig):
-    """A `ModelConfig` under `parts`; the names other tools ask for are read from it."""
+    """A `ModelConfig` under `parts`, and the names that other tools read and set.
+
+    Each of `NAMES` stands for a part: it can be set, and is saved beside the parts. What parts make
+    together is checked where they are: here, and where a model is made of them.
+    """
 
     model_type = "wakeful"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012
@@ -47,6 +54,7 @@ class WakefulConfig(PreTrainedConfig):
             for name, value in given.items()
         }
         self.parts = dataclasses.asdict(ModelConfig(**named))
+        self._set_names({name: others.pop(name) for name in NAMES if name in others}, given)
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -58,14 +66,31 @@ class WakefulConfig(PreTrainedConfig):
         """Return the configuration of a decoder."""
         return cls(parts=dataclasses.asdict(config), **others)
 
+    def _set_names(self, names: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        for name, value in names.items():
+            stands = getattr(self, name)
+            if given and value != stands:
+                raise WakefulError(
+                    f"the configuration has {name} = {value!r}, and its parts say {stands!r}: "
+                    "change both, or leave the name out"
+                )
+            if value != stands:
+                setattr(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as JSON holds it, with the names that stand for parts."""
+        names = {name: getattr(self, name) for name in NAMES}
+        return super().to_dict() | {name: v for name, v in names.items() if v is not None}
+
     @property
     def model(self) -> ModelConfig:
-        """The decoder's description."""
-        return ModelConfig(**self.parts)
+        """The decoder's description. Layers that are cut off lie outside its local ones."""
+        count = self.parts["num_layers"]
+        local = tuple(layer for layer in self.parts["local_layers"] if layer < count)
+        return ModelConfig(**self.parts | {"local_layers": local})
 
-    # A resized embedding sets the vocabulary, and Transformers ties or unties the head.
-    vocab_size = _part("vocab_size", settable=True)
-    tie_word_embeddings = _part("tied", settable=True)
+    vocab_size = _part("vocab_size")
+    tie_word_embeddings = _part("tied")
     num_hidden_layers = _part("num_layers")
     hidden_size = _part("width")
     intermediate_size = _part("mlp_width")
@@ -75,32 +100,76 @@ class WakefulConfig(PreTrainedConfig):
     @property
     def max_position_embeddings(self) -> int:
         """Most tokens of text: a stored prefix takes its places from them."""
-        return self.model.context
+        return self.parts["max_length"] - self.parts["stored_prefix"]
+
+    @max_position_embeddings.setter
+    def max_position_embeddings(self, value: int) -> None:
+        self.parts["max_length"] = value + self.parts["stored_prefix"]
 
     @property
     def num_key_value_heads(self) -> int:
-        return self.model.shape.num_kv_heads
+        return self.parts["num_kv_heads"] or self.parts["num_heads"]
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, value: int | None) -> None:
+        self.parts["num_kv_heads"] = value or 0
 
     @property
-    def layer_types(self) -> list[str] | None:
-        """What an engine asks for: the layers with a window, where there are any."""
-        ours = self.model
-        if not ours.narrowed:
-            return None
-        local = ours.local_layers
-        return [
-            "sliding_attention" if layer in local else "full_attention"
-            for layer in range(ours.num_layers)
-        ]
+    def head_dim(self) -> int:
+        return self.parts["head_width"] or self.parts["width"] // max(1, self.parts["num_heads"])
 
-    @property
-    def sliding_window(self) -> int | None:
-        return self.model.window if self.model.narrowed else None
+    @head_dim.setter
+    def head_dim(self, value: int | None) -> None:
+        self.parts["head_width"] = value or 0
 
     @property
     def final_logit_softcapping(self) -> float | None:
         return self.parts["logit_cap"] or None
 
+    @final_logit_softcapping.setter
+    def final_logit_softcapping(self, value: float | None) -> None:
+        self.parts["logit_cap"] = value or 0.0
+
     @property
-    def head_dim(self) -> int:
-        return self.model.shape.head_width
+    def _narrowed(self) -> bool:
+        return bool(self.parts["local_layers"]) and (
+            0 < self.parts["window"] < self.parts["max_length"]
+        )
+
+    @property
+    def sliding_window(self) -> int | None:
+        return self.parts["window"] if self._narrowed else None
+
+    @sliding_window.setter
+    def sliding_window(self, value: int | None) -> None:
+        if value and not self.parts["local_layers"]:
+            raise WakefulError(
+                f"sliding_window = {value}, and no layer has a window: set parts.local_layers to "
+                "the layers that have one"
+            )
+        self.parts["window"] = value or 0
+
+    @property
+    def layer_types(self) -> list[str] | None:
+        """What an engine asks for: the layers with a window, where there are any."""
+        if not self._narrowed:
+            return None
+        local, count = self.parts["local_layers"], self.parts["num_layers"]
+        return [_WINDOWED if layer in local else _WHOLE for layer in range(count)]
+
+    @layer_types.setter
+    def layer_types(self, value: list[str] | None) -> None:
+        if unknown := set(value or ()) - {_WINDOWED, _WHOLE}:
+            raise WakefulError(f"layer_types has {min(unknown)!r}, not {_WINDOWED} or {_WHOLE}")
+        self.parts["local_layers"] = tuple(
+            layer for layer, kind in enumerate(value or ()) if kind == _WINDOWED
+        )
+
+
+_WINDOWED, _WHOLE = "sliding_attention", "full_attention"
+NAMES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings",
+    "initializer_range", "final_logit_softcapping", "layer_types", "sliding_window",
+)  # fmt: skip
+"""What Transformers calls parts of a model."""

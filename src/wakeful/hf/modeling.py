@@ -32,7 +32,7 @@ from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
 from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of, roles_of
-from wakeful.routes.base import ValueRoute
+from wakeful.routes.base import TOKENS, ValueRoute
 from wakeful.variants import build
 
 _logger = logging.get_logger(__name__)
@@ -168,6 +168,11 @@ class WakefulModel(WakefulPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the route looks tokens up in a table of its own: it needs `input_ids`."""
+        return TOKENS in self.decoder.plan.before
+
     def get_decoder(self) -> "WakefulModel":
         return self
 
@@ -188,7 +193,9 @@ class WakefulModel(WakefulPreTrainedModel):
         """Return the final normalized hidden states (B, L, D).
 
         `attention_mask` (B, S) marks real tokens with 1. `position_ids` that begin anew inside a
-        row pack several texts into it, which do not see each other. Hidden states, where asked
+        row pack several texts into it, which do not see each other. A model whose route reads
+        tokens (`reads_tokens`) takes `inputs_embeds` beside their `input_ids`. Where
+        `config.num_hidden_layers` was lowered, only so many layers run. Hidden states, where asked
         for, are what each block receives, then the final ones.
 
         Raises:
@@ -200,8 +207,11 @@ class WakefulModel(WakefulPreTrainedModel):
                 "attention weights are never made, so output_attentions has nothing to return; "
                 "wakeful.probes measures attention without them"
             )
-        if (input_ids is None) == (inputs_embeds is None):
-            raise WakefulError("give either input_ids or inputs_embeds")
+        neither = input_ids is None and inputs_embeds is None
+        if neither or not (input_ids is None or inputs_embeds is None or self.reads_tokens):
+            raise WakefulError(
+                "give either input_ids or inputs_embeds (both where a route reads tokens)"
+            )
         x = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds
         held = self._cache(past_key_values if cache is None else cache, use_cache, x)
         slots = None if held is None else held.slots
@@ -212,6 +222,7 @@ class WakefulModel(WakefulPreTrainedModel):
         if not self.decoder.by_engine:
             seen = visible(attention_mask, position_ids, start, x)
         valid, places, documents = seen
+        self.decoder.run_layers = self.config.num_hidden_layers
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
         if self.gradient_checkpointing:
             self.decoder.recompute = self._gradient_checkpointing_func
@@ -287,6 +298,28 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
             )
             model_kwargs[CACHE] = self.new_cache(batch_size * rows, max_cache_length)
 
+    def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return what a step of `generate()` gives to the model: a route's tokens, too."""
+        kwargs["inputs_embeds"] = inputs_embeds
+        given = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        embeds = given.get("inputs_embeds")
+        if embeds is not None and self.model.reads_tokens and input_ids.shape == embeds.shape[:2]:
+            given["input_ids"] = input_ids
+        return given
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse `generate_batch`, whose pages of keys and values our layers do not fill.
+
+        Raises:
+            WakefulError: always.
+        """
+        raise WakefulError(
+            "generate_batch keeps keys and values in pages that this model does not fill: call "
+            "generate() with a padded batch, or serve the model by vLLM"
+        )
+
     @can_return_tuple
     def forward(
         self,
@@ -324,7 +357,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         logits = self._decoder.capped(self.lm_head(hidden[:, kept]))
         loss = None
         if labels is not None:
-            prefix = self.config.model.relaxed_prefix
+            prefix = self._decoder.config.relaxed_prefix
             if prefix > 1:  # those tokens see each other
                 labels = labels.clone()
                 labels[:, :prefix] = IGNORED

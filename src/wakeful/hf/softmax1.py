@@ -18,7 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
 from wakeful.implementations import SOFTMAX1
-from wakeful.model.attend import attend, sink_attention
+from wakeful.model.attend import attend, attend_with_sink
+from wakeful.tracing import is_readable
 
 NAME = SOFTMAX1
 """What to write for `attn_implementation`."""
@@ -107,7 +108,7 @@ def softmax1_attention(
     if causal and queries > 1:
         # A static cache that was empty: what lies past the queries is not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
-    return sink_attention(q, k, v, sink, None, False, scale)[0], None
+    return attend_with_sink(q, k, v, sink, None, False, scale), None
 
 
 def _refuse(
@@ -153,10 +154,15 @@ def _keep(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
         )
     if mask.dtype != torch.bool:
         hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
-        if not bool((hidden | (mask == 0)).all()):
-            raise WakefulError(
-                f"{NAME} takes masks that show or hide a token, and the one of "
-                f"{type(module).__name__} holds a bias between the two"
-            )
+        plain = (hidden | (mask == 0)).all()
+        problem = (
+            f"{NAME} takes masks that show or hide a token, and the one of "
+            f"{type(module).__name__} holds a bias between the two"
+        )
+        if is_readable(plain):
+            if not bool(plain):
+                raise WakefulError(problem)
+        else:
+            torch._assert_async(plain, problem)  # the graph checks it when it runs
         mask = ~hidden
     return mask[:, 0].expand(-1, queries, -1)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.normalizers.base import by_query, sink_softmax
+from wakeful.tracing import differentiate, is_differentiated_again, is_transformed
 
 _aten = torch.ops.aten
 Weigh = Callable[[Tensor], Tensor]
@@ -160,7 +161,7 @@ def _kernel(
     scale: float,
 ) -> Tensor:
     if sink is not None:
-        return sink_attention(q, k, v, sink, keep, causal, scale)[0]
+        return attend_with_sink(q, k, v, sink, keep, causal, scale)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -208,6 +209,11 @@ class _SinkAttention(torch.autograd.Function):
     def backward(ctx, *grads):
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
         grad = grads[0]
+        if is_differentiated_again():
+            definition = functools.partial(
+                _sink_by_definition, keep=keep, causal=ctx.causal, scale=ctx.scale
+            )
+            return *differentiate(definition, (q, k, v, sink), grad), None, None, None
         _, back = _stock_kernels(q, keep)
         grad_heads = back(
             grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -220,6 +226,43 @@ class _SinkAttention(torch.autograd.Function):
             grad_sink = shared.transpose(1, 2) if sink.dim() == 3 else shared.sum((0, 2))
             grad_sink = grad_sink.to(sink.dtype)
         return *(x.transpose(1, 2) for x in grad_heads), grad_sink, None, None, None
+
+
+def attend_with_sink(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B S G d"],
+    v: Float[Tensor, "B S G d"],
+    sink: Float[Tensor, "*queries H"],
+    keep: Bool[Tensor, "#B L S"] | None,
+    causal: bool,
+    scale: float,
+) -> Float[Tensor, "B L H d"]:
+    """Return attention with a sink, of which every query sees all keys where nothing hides them.
+
+    The kernels know one derivative of one batch. Inside `torch.func`, and for second derivatives,
+    attention is computed by its definition.
+    """
+    if is_transformed():
+        return _sink_by_definition(q, k, v, sink, keep, causal, scale)
+    return sink_attention(q, k, v, sink, keep, causal, scale)[0]
+
+
+def _sink_by_definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor,
+    keep: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    queries, keys = q.shape[1], k.shape[1]
+    if keep is None and causal:
+        keep = causal_mask(queries, keys, 0, q.device)
+    elif keep is None:
+        keep = torch.ones(1, queries, keys, dtype=torch.bool, device=q.device)
+    weigh = functools.partial(sink_softmax, sink=sink)
+    return attend_by_definition(q, k, v, weigh, scale=scale, keep=keep)
 
 
 def sink_attention(

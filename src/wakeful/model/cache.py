@@ -36,6 +36,7 @@ class Cache:
         self._tensors: dict[Slot, Tensor | None] = dict.fromkeys(slots)
         self._dtype = dtype
         self._heads, self._width = shape.num_kv_heads, shape.head_width
+        self.num_layers = shape.num_layers
         self.batch_size = batch_size
         """Sequences stored side by side."""
         self.capacity = capacity

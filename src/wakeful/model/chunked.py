@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from wakeful.errors import WakefulError
+from wakeful.tracing import is_differentiated_again
 
 _NUMBERS = {"cpu": 2**20}
 """Logits at a time: 4 MB a tensor on a processor, which its cache holds; elsewhere 512 MB."""
@@ -29,7 +31,8 @@ def mean_of_rows(
 ) -> Tensor:
     """Return the mean loss of the rows counted, computed `rows` at a time (0: as many as suit V).
 
-    It can be differentiated once. A gradient comes in the logits' own type.
+    It can be differentiated once: `create_graph=True` is refused. A gradient comes in the logits'
+    own type.
     """
     if not rows:
         rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])
@@ -82,7 +85,11 @@ class _Mean(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if is_differentiated_again():
+            raise WakefulError(
+                "a mean loss over many logits is computed with its gradient and has no second "
+                'one: take Decoder.loss(reduction="sum") and divide, for create_graph=True'
+            )
         (slopes,) = ctx.saved_tensors
         return slopes * grad.to(slopes.dtype), None, None, None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ from wakeful.placements import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
+from wakeful.tracing import is_readable, is_transformed
 from wakeful.variants import build, written
 
 IGNORED = -100
@@ -157,6 +159,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
+        self.run_layers = shape.num_layers
+        """How many layers run, the first ones: fewer for an early exit."""
         self.by_engine = False
         """Whether an engine attends: it knows who sees whom, and its rows hold many texts."""
         self.checkpoint_activations = False
@@ -212,7 +216,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
-        if by_rows and not torch.compiler.is_compiling():  # which fuses it itself
+        # A compiler fuses it itself.
+        if by_rows and not torch.compiler.is_compiling() and not is_transformed():
             wanted = targets.flatten()
             return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
@@ -288,12 +293,15 @@ class Decoder(HasRoles, Marked, nn.Module):
         """
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
-        self._check(start, end)
+        self._check_begin(start, end)
+        positions_given = places is not None
         keep = None
         if valid is not None:
             keep = self._keep(start, end, valid)
-            real = (valid.long().cumsum(1) - 1).clamp_min(0)
-            places = real[:, start:end] if places is None else places
+            if places is None:
+                places = (valid.long().cumsum(1) - 1).clamp_min(0)[:, start:end]
+            else:  # those of padding may be anything
+                places = places.masked_fill(~valid[:, start:end], 0)
         if documents is not None:
             if valid is not None or start:
                 raise WakefulError(
@@ -309,6 +317,8 @@ class Decoder(HasRoles, Marked, nn.Module):
             raise WakefulError(
                 "a model with model.relaxed_prefix takes neither padded batches nor documents"
             )
+        if positions_given or end > self.config.context:
+            self._check_positions(places, end)
         stored = self.config.stored_prefix
         if stored:
             keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
@@ -414,13 +424,13 @@ class Decoder(HasRoles, Marked, nn.Module):
         """Return what the final norm reads."""
         if isinstance(self.depth, SublayerMix):
             x, state = self.depth.begin(x)
-            for block in self.blocks:
+            for block in islice(self.blocks, self.run_layers):
                 x, left, state = self._run(block, x, flow, state)
                 flow.memory.update(left)
             return x
         hiddens = {0: x} if 0 in self._kept_hiddens else {}
         x = self.depth.first(x)
-        for number, block in enumerate(self.blocks, start=1):
+        for number, block in enumerate(islice(self.blocks, self.run_layers), start=1):
             x, left = self._run(block, x, flow)
             flow.memory.update(left)
             if number in self._kept_hiddens:
@@ -440,8 +450,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         if TOKENS in self.plan.before:
             if tokens is None:
                 raise WakefulError(
-                    f"model.route = {self.route} reads token ids: give tokens (input_ids), not "
-                    "embeddings alone"
+                    f"model.route = {self.route} reads token ids: give tokens (input_ids), beside "
+                    "embeddings too"
                 )
             memory[TOKENS] = tokens
         return memory
@@ -481,11 +491,22 @@ class Decoder(HasRoles, Marked, nn.Module):
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
-    def _check(self, start: int, end: int) -> None:
-        if end > self.config.context and not self.by_engine:
-            raise WakefulError(
-                f"{end} tokens do not fit the model's context of {self.config.context}"
-            )
+    def _check_positions(self, places: Tensor | None, end: int) -> None:
+        """Refuse positions outside the context. A row of several texts may be longer than it."""
+        context = self.config.context
+        if self.by_engine:
+            return
+        if places is None:
+            raise WakefulError(f"{end} tokens do not fit the model's context of {context}")
+        if is_readable(places):
+            first, last = (int(place) for place in places.aminmax())
+            if first < 0 or last >= context:
+                raise WakefulError(
+                    f"positions must lie between 0 and {context - 1}, in the model's context of "
+                    f"{context} tokens; got {first} to {last}"
+                )
+
+    def _check_begin(self, start: int, end: int) -> None:
         if start == 0 and end < self.config.relaxed_prefix:
             raise WakefulError(
                 f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "

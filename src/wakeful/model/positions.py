@@ -6,9 +6,9 @@ Learned positions are an `nn.Embedding` of the decoder, added to the token embed
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from wakeful.ropes import RopeScaling
+from wakeful.tracing import is_differentiated_again, is_transformed
 
 CosSin = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 """Cosines and sines of each new token's angles, one for each pair of channels."""
@@ -59,7 +59,7 @@ def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tenso
     cos, sin = rotation
     if cos.dtype != heads.dtype:
         cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not is_transformed():
         return _Rotate.apply(heads, cos, sin)
     return _turned(heads, cos, sin, 1.0)
 
@@ -73,9 +73,10 @@ class _Rotate(torch.autograd.Function):
         return _turned(heads, cos, sin, 1.0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cos, sin = ctx.saved_tensors
+        if is_differentiated_again():
+            return _Rotate.apply(grad, cos, -sin), None, None
         return _turned(grad, cos, sin, -1.0), None, None
 
 

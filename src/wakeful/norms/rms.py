@@ -1,12 +1,14 @@
 """RMSNorm: with a scale a channel, and with one for all of them."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from wakeful.norms.base import Norm, NormPlace
+from wakeful.tracing import differentiate, is_differentiated_again, is_transformed
 
 
 def rms_norm(
@@ -14,10 +16,14 @@ def rms_norm(
 ) -> Float[Tensor, "*B D"]:
     """Return x / √(mean x² + ε) · γ over the channels; γ has one entry, or one a channel."""
     weight = weight.to(x.dtype)
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and not is_transformed():
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, weight, eps)
         return _normed(x, weight, eps)[0]
+    return _by_torch(x, weight, eps)
+
+
+def _by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.shape[0] == 1:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     return F.rms_norm(x, x.shape[-1:], weight, eps)
@@ -33,12 +39,15 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         out, inverse = _normed(x, weight, eps)
         ctx.save_for_backward(x, inverse, weight)
+        ctx.eps = eps
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, inverse, weight = ctx.saved_tensors
+        if is_differentiated_again():
+            definition = partial(_by_torch, eps=ctx.eps)
+            return *differentiate(definition, (x, weight), grad), None
         normed = x * inverse
         grad_weight = (grad * normed).flatten(0, -2).sum(0).sum_to_size(weight.shape)
         scaled = grad * weight

@@ -1,0 +1,55 @@
+"""What runs this code: plain autograd, a graph being traced, torch.func, a second derivative."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+_functorch = torch._C._functorch
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether `tensor` has values that Python may branch on.
+
+    It has none while a graph is traced (`torch.compile`, `torch.export`, `torch.jit`, capture of a
+    CUDA graph), on the meta device, in a `FakeTensor`, and inside `torch.func.vmap`.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return False
+        tensor = _functorch.get_unwrapped(tensor)
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def is_transformed() -> bool:
+    """Return whether `torch.func` transforms what runs now (`vmap`, `grad`, `jvp`, …).
+
+    Gradients written by hand know one derivative of one batch. Where this holds, their functions
+    compute by their definition instead, which every transform knows.
+    """
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def is_differentiated_again() -> bool:
+    """Return whether the backward pass that runs now is itself recorded (`create_graph=True`).
+
+    (`once_differentiable` would not do: `torch.autograd.grad` never reaches its refusal, and leaves
+    out what goes through the function without a word.)
+    """
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def differentiate(
+    definition: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
+) -> list[Tensor | None]:
+    """Return gradients by `inputs` of Σ grad · definition(*inputs), to be differentiated again."""
+    # Under names of their own: one input may be computed from another.
+    inputs = [tensor.view_as(tensor) for tensor in inputs]
+    needed = [tensor for tensor in inputs if tensor.requires_grad]
+    grads = iter(torch.autograd.grad(definition(*inputs), needed, grad, create_graph=True))
+    return [next(grads) if tensor.requires_grad else None for tensor in inputs]
