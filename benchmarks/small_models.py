@@ -53,6 +53,10 @@ _WINDOW = {
     "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
 _GEMMA = {**_HEAD_DIM, **_WINDOW, "query_pre_attn_scalar": WIDTH // HEADS}
+_GRANITE = {
+    "attention_multiplier": (WIDTH // HEADS) ** -0.5, "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.5, "logits_scaling": 2.0,
+}  # fmt: skip
 _GPT_OSS = {**_ROTARY, **_HEAD_DIM, **_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -70,7 +74,7 @@ CONFIGS: Mapping[str, Callable[[int], PretrainedConfig]] = {
     "mistral": _config("MistralConfig", **_ROTARY, **_HEAD_DIM, sliding_window=WINDOW),
     "gemma2": _config("Gemma2Config", **_ROTARY, **_GEMMA),
     "gemma3": _config("Gemma3TextConfig", **_GEMMA),
-    "granite": _config("GraniteConfig", **_ROTARY, attention_multiplier=(WIDTH // HEADS) ** -0.5),
+    "granite": _config("GraniteConfig", **_ROTARY, **_GRANITE),
     "olmo2": _config("Olmo2Config", **_ROTARY),
     "phi3": _config("Phi3Config", **_ROTARY),
     "gpt-neox": _config("GPTNeoXConfig", **_ROTARY),

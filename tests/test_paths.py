@@ -6,7 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from wakeful.paths import moved_in, part_beside
+from wakeful.paths import free_folder, moved_in, part_beside
 
 MAKERS = 8
 
@@ -44,3 +44,10 @@ def test_a_path_beside_is_hidden_and_new(tmp_path: Path) -> None:
     parts = {part_beside(tmp_path / "model") for _ in range(99)}
     assert len(parts) == 99
     assert all(part.parent == tmp_path and part.match(".model.*.part") for part in parts)
+
+
+def test_a_folder_that_nothing_has_is_found(tmp_path: Path) -> None:
+    place = tmp_path / "cure-a"
+    for name in ("cure-a", "cure-a-2", "cure-a-3"):
+        assert free_folder(place) == tmp_path / name
+        (tmp_path / name).mkdir()

@@ -19,6 +19,16 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def free_folder(path: str | Path) -> Path:
+    """Return the path, or where something has that name the first of -2, -3 … that is free."""
+    place = first = Path(path)
+    number = 2
+    while place.exists():
+        place = first.with_name(f"{first.name}-{number}")
+        number += 1
+    return place
+
+
 def part_beside(path: Path) -> Path:
     """Return a hidden path beside `path`, free to write what is to take its place.
 

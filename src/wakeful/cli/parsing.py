@@ -16,6 +16,7 @@ from wakeful.config.options import Option, options_of
 from wakeful.config.tables import Table
 from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, filled
 from wakeful.errors import WakefulError, nearest
+from wakeful.paths import free_folder
 
 _ROW = "--variants."
 """Prefix of an option for one row of a comparison."""
@@ -51,10 +52,11 @@ def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def with_out(verb: str, models: list[str], options: Any) -> Any:
-    """Return a verb's options with the folder that it writes where none is named."""
+    """Return a verb's options with the folder that it writes, a free one where none is named."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
-    return dataclasses.replace(options, out=options.out or f"runs/{verb}-{Path(models[0]).name}")
+    out = options.out or str(free_folder(f"runs/{verb}-{Path(models[0]).name}"))
+    return dataclasses.replace(options, out=out)
 
 
 def read(kind: type, arguments: list[str], prog: str) -> tuple[list[str], Any]:

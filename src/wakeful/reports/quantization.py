@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -28,6 +27,7 @@ from wakeful.evaluation.damage import (
     worst_layers,
 )
 from wakeful.evaluation.layer_costs import cost_sentences
+from wakeful.paths import free_folder
 from wakeful.quant.schemes import NAMED, Scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.quant.sensitivity import LayerCost
@@ -239,7 +239,7 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
     harmless = [name for name, level in levels.items() if level == "good"]
     if harmless:
         best = min(harmless, key=lambda name: damage.bytes[name])
-        scheme, folder = damage.schemes[best], f"{source.rstrip('/')}-quantized"
+        scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
         mixed = best != str(scheme)  # the dearest layers have the better scheme
         command = again([scheme.expression], mixed=mixed, save=folder)  # static says so
         return Step("save the smallest harmless one", command)
@@ -293,20 +293,14 @@ def _command(
     source: str, options: QuantizeOptions, schemes: Iterable[str], *, mixed: bool = False,
     **changes: Any,
 ) -> str:  # fmt: skip
-    """Return the command line that quantizes by schemes and asks for all else again, into a folder
-    of its own; without the better scheme of single layers where it is not `mixed`.
+    """Return the command line that quantizes by schemes and asks for all else again; without the
+    better scheme of single layers where it is not `mixed`.
     """
     alone = {} if mixed else {"sensitivity": False, "budget": 0, "better": ""}
     # In double quotes, an expression stays readable in a shell's single ones.
     asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
     again = {"scheme": asked, "scales": ("dynamic",), "save": "", "save_as": "wakeful"}
-    command = command_of("quantize", replace(options, **(again | alone | changes)), source)
-    if not options.out:
-        return command
-    place, usual = Path(options.out), f"quantize-{Path(source).name}-"
-    number = place.name.removeprefix(usual)  # of a command that was itself followed
-    name = f"{usual}{int(number) + 1}" if number.isdigit() else f"{place.name}-2"
-    return f"{command} --out {shlex.quote(str(place.with_name(name)))}"
+    return command_of("quantize", replace(options, **(again | alone | changes)), source)
 
 
 def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:

@@ -48,7 +48,7 @@ class Reading(Drawn):
     bos: Bos = "auto"
     """BOS before every sequence: as the model's own tokenizer does (auto), on, or off."""
     out: Where[str] = ""
-    """Folder to create. Empty: runs/VERB-MODEL."""
+    """Folder to create. Empty: runs/VERB-MODEL, numbered where that exists."""
     device: Where[str] = "auto"
     """auto, cpu, cuda ..."""
     dtype: Dtype = "float32"
