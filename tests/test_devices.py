@@ -106,10 +106,7 @@ def test_generation(over: dict[str, str]) -> None:
 
 SCHEMES = [
     "w4", "nvfp4", "coarse static", f"scheme({W8A8}, cache=absmax(bits=4, per='channel'))",
-    *(
-        f"scheme(weights=absmax(bits=4, per='channel', group=8), method={method})"
-        for method in ("gptq", "autoround(steps=2)")
-    ),
+    "scheme(weights=absmax(bits=4, per='channel', group=8), method=gptq)",
 ]  # fmt: skip
 
 

@@ -59,8 +59,6 @@ def test_a_plain_cell_is_what_transformers_computes(folder: Path, tmp_path: Path
     [
         ("rtn", "w8a8-tensor"),
         ("gptq", "w4a16"),
-        ("awq", "w4a16"),
-        ("autoround", "mxfp4"),
         ("smoothquant", "w8a8-token"),
         ("cured", "kv4"),
     ],

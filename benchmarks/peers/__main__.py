@@ -23,10 +23,7 @@ ENVIRONMENTS = {
 }  # fmt: skip
 """What pip installs beside wakeful, a tool an environment: their versions of Transformers clash."""
 METHODS = {
-    "wakeful": (
-        "rtn", "gptq", "awq", "autoround", "smoothquant", "cured", "cured, gptq",
-        "cured, autoround", "stock, gptq",
-    ),
+    "wakeful": ("rtn", "gptq", "smoothquant", "cured", "cured, gptq", "stock, gptq"),
     "llmcompressor": (
         "rtn", "gptq", "awq", "autoround", "smoothquant", "smoothquant, gptq", "rotated",
         "rotated, gptq",

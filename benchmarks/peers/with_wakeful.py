@@ -13,8 +13,6 @@ from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_in import decoder_of
 from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
-from wakeful.quant.schemes.autoround import AutoRound
-from wakeful.quant.schemes.awq import Awq
 from wakeful.quant.schemes.methods import Gptq, Method, Smooth
 from wakeful.verbs.choosing import LENGTH, Texts, choose
 
@@ -27,10 +25,7 @@ def quantized(
 ) -> nn.Module:  # fmt: skip
     """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
     scheme = _scheme(form, group)
-    methods: dict[str, Method] = {
-        "gptq": Gptq(), "awq": Awq(norms=True), "smoothquant": Smooth(norms=True),
-        "autoround": AutoRound(steps=job["steps"]),
-    }  # fmt: skip
+    methods: dict[str, Method] = {"gptq": Gptq(), "smoothquant": Smooth(norms=True)}
     by = methods.get(method.rpartition(", ")[2])
     if by is not None:
         if scheme.weights is None:

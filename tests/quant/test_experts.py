@@ -93,14 +93,6 @@ def test_every_scheme_takes_them(scheme: str) -> None:
         assert len(routers) == 2
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
-def test_autoround_takes_sequences_that_reach_few_experts(name: str) -> None:
-    model, few = model_of(name), [each[:, :2] for each in TEXT]
-    small = quantize(model, "w4(method=autoround(steps=2, batch=1))", calibration=few)
-    assert set(quantized_layers(small)) == set(quantized_layers(quantize(model, "w4")))
-    assert small(TOKENS).logits.isfinite().all()
-
-
 def test_layers_cost_what_they_cost_and_some_get_more_bits() -> None:
     model = model_of("Qwen3Moe")
     small = quantize(model, W4)

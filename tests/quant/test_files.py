@@ -177,7 +177,7 @@ def test_groups_and_floats_are_saved_to_the_bit(scheme: str, tmp_path: Path) -> 
         assert "is damaged" in refused(folder)
 
 
-@pytest.mark.parametrize("scheme", ["w4g128_gptq", "w4g128(method=awq)",
+@pytest.mark.parametrize("scheme", ["w4g128_gptq", "w4g128(method=smooth)",
                                     "smoothquant(scales='static')", "kv4",
                                     "fine(cache=zeropoint(bits=4, per='token'))"])  # fmt: skip
 def test_methods_and_caches_are_saved_to_the_bit(scheme: str, tmp_path: Path) -> None:

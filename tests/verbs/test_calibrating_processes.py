@@ -143,16 +143,15 @@ def test_parts_of_a_text_are_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_processes_saw_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    top, sums, products = torch.tensor([1.0, 5.0]), torch.tensor([4.0, 6.0]), torch.eye(2)
+    top, products = torch.tensor([1.0, 5.0]), torch.eye(2)
     readers = Readers(torch.ones(2))
-    found = {name: Seen(top, sums, 2.0, products, readers) for name in ("q", "k")}
+    found = {name: Seen(top, 2.0, products, readers) for name in ("q", "k")}
     monkeypatch.setattr(World, "check_same", lambda *_: None)
     monkeypatch.setattr(World, "most", lambda _, each: each.clamp_min(3))
     monkeypatch.setattr(World, "sum", lambda _, each: 2 * each)
     merge(found, World(0, 2))
     for seen in found.values():
         assert seen.channels.tolist() == [3.0, 5.0]
-        assert seen.sums.tolist() == [8.0, 12.0]
         assert seen.outputs == 3.0
         assert seen.products is not None
         assert torch.equal(seen.products, 2 * torch.eye(2))  # once, though two layers share it

@@ -140,7 +140,7 @@ def test_a_name_leaves_the_rounding_open_and_an_expression_says_it() -> None:
         assert format_of(made.expression) == made
     for name in ("int8", "w8a8", "fp8", "kv4", "w4g128_gptq", W4A4.expression):
         assert format_of(name) == parse_scheme({"int8": "w8a8"}.get(name, name))
-    assert format_of("w4a16(method=awq)").method != GPTQ
+    assert format_of("w4a16(method=smooth)").method != GPTQ
 
 
 def test_rotations_stay_within_blocks_of_weights_too() -> None:

@@ -90,11 +90,9 @@ def quantize(
     _check_all(layers)
     with evaluating(model):
         for each, part in _by_scheme(layers, scheme, by_pattern).items():
-            # A block is fitted to sequences that are drawn of all.
-            by = ALONE if each.rounding.fits_blocks else world
-            share = calibration[by.part(len(calibration))]
+            share = calibration[world.part(len(calibration))]
             exchange = Exchange(
-                model, part, each, arithmetic, share, by, replaced,
+                model, part, each, arithmetic, share, world, replaced,
                 lambda: passed(len(replaced), len(layers)),
             )  # fmt: skip
             exchange.run()

@@ -11,7 +11,6 @@ from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, divisor_of, matrix, quantized
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quant.observing import merge, observe
-from wakeful.quant.reconstruction import Rounded, fit_blocks
 from wakeful.quant.schemes import Scheme
 from wakeful.quant.schemes.methods import Seen
 from wakeful.quant.walking import fit, portions
@@ -57,13 +56,6 @@ class Exchange:
         self.beside = {
             name: each for each in (readers_of_tensors(model) if joined else []) for name in each
         }
-        if method.fits_blocks:
-            self.seen = self._looked(layers)
-            fit_blocks(model, layers, scheme, text, self.make)
-            for name in layers:
-                if id(layers[name]) not in self.replaced:
-                    self.make(name)
-            return
         weights, parts = None, iter([layers])
         weighs = method.weighs_tokens and not method.sequential and fit(layers)
         if method.needs_products:
@@ -81,11 +73,11 @@ class Exchange:
             if method.sequential:
                 put(model, made)
 
-    def make(self, name: str, rounded: Rounded | None = None) -> QuantizedLinear:
-        """Return a layer's quantized form, of codes that are known where they are given."""
+    def make(self, name: str) -> QuantizedLinear:
+        """Return a layer's quantized form."""
         layer = self.layers[name]
         largest = self._largest(self.beside[name]) if name in self.beside else None
-        made = quantized(layer, self.scheme, self.arithmetic, self.seen.get(name), largest, rounded)
+        made = quantized(layer, self.scheme, self.arithmetic, self.seen.get(name), largest)
         self.replaced[id(layer)] = made
         self.passed()
         return made
@@ -96,7 +88,7 @@ class Exchange:
     ) -> dict[str, Seen]:  # fmt: skip
         """Return what all processes' text shows of some layers, where that is asked for."""
         method, static = self.scheme.rounding, self.scheme.scales == "static"
-        if not static and (self.scheme.method is None or method.fits_blocks):
+        if not static and self.scheme.method is None:
             return {}
         seen = observe(
             self.model, dict(part), self.text, weights=weights, weighs=weighs,

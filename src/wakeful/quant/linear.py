@@ -94,25 +94,20 @@ class QuantizedLinear(KeepsBuffers):
         layer: nn.Module,
         seen: Seen | None,
         largest: Tensor | None = None,
-        rounded: tuple[Tensor, Scales] | None = None,
     ) -> None:
         """Take over a full-precision layer's matrix (N, K) and bias, by what calibration showed.
 
-        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do;
-        `rounded` are the codes and scales where they are known.
+        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
         """
         weight, bias = matrix(layer)
         grid, method, source = self.grid, self.scheme.rounding, weight
         if largest is not None:
             grid = grid.under(grid.shared_scale(largest))
-        if rounded is not None:
-            integers, scales = rounded
-        else:
-            assert seen is not None or not method.divides
-            self.divisor = divisor_of(self.scheme, seen)
-            if self.divisor is not None:
-                weight = weight.float() * self.divisor
-            integers, scales = method.round(weight, grid, None if seen is None else seen.products)
+        assert seen is not None or not method.divides
+        self.divisor = divisor_of(self.scheme, seen)
+        if self.divisor is not None:
+            weight = weight.float() * self.divisor
+        integers, scales = method.round(weight, grid, None if seen is None else seen.products)
         self.integers = like(source, pack(integers) if self.packed else integers)
         self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
@@ -177,13 +172,6 @@ class QuantizedLinear(KeepsBuffers):
         each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
         grid = self.scheme.inputs
         return rows, None if grid is None else grid.scales_of(rows, each, self.input_scale), each
-
-    def rounded_inputs(self, x: Tensor) -> Tensor:
-        """Return x̂ (..., K) of x (..., K), which the matrix multiplies."""
-        rows, scales, _ = self._read(x)
-        if self.scheme.inputs is not None and scales is not None:
-            rows = self.scheme.inputs.fake_quantize(rows, scales)
-        return rows.to(x.dtype).view(x.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -255,13 +243,12 @@ def quantized(
     arithmetic: Arithmetic,
     seen: Seen | None = None,
     largest: Tensor | None = None,
-    rounded: tuple[Tensor, Scales] | None = None,
 ) -> QuantizedLinear:
     """Return the quantized form of a linear layer whose weights are finite, by what calibration
-    showed of it; `largest` and `rounded` are as in `QuantizedLinear.fit`.
+    showed of it; `largest` is as in `QuantizedLinear.fit`.
     """
     result = empty(layer, scheme, arithmetic)
-    result.fit(layer, seen, largest, rounded)
+    result.fit(layer, seen, largest)
     return result
 
 

@@ -59,9 +59,7 @@ def observe(
         elif weights is not None and turn in known[name]:
             weigh(rows, seen, known[name][turn])
         if shared is None or shared.channels is not seen.channels:
-            size = rows.abs()
-            torch.maximum(seen.channels, size.amax(0), out=seen.channels)
-            seen.sums += size.sum(0)
+            torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
             if seen.products is not None and not weighs and weights is None:
                 seen.products += rows.T @ rows
         if outputs:
@@ -104,16 +102,14 @@ def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool)
 
     The tensors are then the same objects, but for products that are its `own`.
     """
-    weight = matrix(layer)[0].detach()
-    top = weight.float().abs().amax(0)
+    top = matrix(layer)[0].detach().float().abs().amax(0)
     gram = top.new_zeros(len(top), len(top)) if products and (own or shared is None) else None
     if shared is None:
-        found = Seen(torch.zeros_like(top), torch.zeros_like(top), 0.0, gram, Readers(top))
+        found = Seen(torch.zeros_like(top), 0.0, gram, Readers(top))
     else:
         torch.maximum(shared.readers.weights, top, out=shared.readers.weights)
         gram = shared.products if gram is None else gram
         found = replace(shared, outputs=0.0, products=gram)
-    found.readers.layers.append((weight, found))
     return found
 
 
@@ -143,7 +139,6 @@ def merge(found: Mapping[str, Seen], world: World) -> None:
         if id(seen.channels) not in merged:
             merged.add(id(seen.channels))
             seen.channels.copy_(world.most(seen.channels))
-            seen.sums.copy_(world.sum(seen.sums.double()))
         if seen.products is not None and id(seen.products) not in merged:
             merged.add(id(seen.products))
             seen.products.copy_(world.sum(seen.products.double()))

@@ -7,14 +7,11 @@ its output waits for the next one's turn.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wakeful.errors import WakefulError
-from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import blocks_of, logits_of, named_blocks
 from wakeful.quant.linear import matrix
 
@@ -26,18 +23,6 @@ _PROBED = 8
 
 class Enough(Exception):
     """Raised inside of a model that has run the block that is its turn."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A block whose layers are to be exchanged, by what a text shows of it."""
-
-    name: str
-    block: nn.Module
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
-    """Its arguments, sequence by sequence, in the model whose earlier blocks are exchanged."""
-    wanted: list[Tensor]
-    """(B, L, D): what it puts out in the model whose blocks are as they were."""
 
 
 def portions(
@@ -69,32 +54,6 @@ def portions(
             if number < len(walk.blocks) and (follows or not inside):
                 walk.run(model, text)
         walk.advance()
-
-
-def turns(model: nn.Module, text: Sequence[Tensor]) -> Iterator[Turn]:
-    """Yield the blocks in order; each may be changed while it is out.
-
-    Raises:
-        WakefulError: a block reads more than what the one before it gave.
-    """
-    if not _walks(model, text[0][:, :_PROBED]):
-        raise WakefulError(
-            f"blocks of {type(model).__name__} read more than what the one before gave, so "
-            "autoround cannot fit one apart from the others: use gptq"
-        )
-    blocks = named_blocks(model)
-    whole, own = (_Walk(list(blocks.values()), len(text)) for _ in range(2))
-    for number, (name, block) in enumerate(blocks.items()):
-        with whole.at(number):
-            whole.run(model, text)
-        with own.at(number, looks=True):
-            own.run(model, text)
-        wanted = [stream_of(each) for each in whole.after]
-        yield Turn(name, block, list(own.calls), wanted)
-        with own.at(number):
-            own.run(model, text)
-        whole.advance()
-        own.advance()
 
 
 def onward(
@@ -133,19 +92,16 @@ class _Walk:
         self.blocks = blocks
         self.before: list[Any] = [None] * sequences
         self.after: list[Any] = [None] * sequences
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})] * sequences
         self.now = -1
 
     @contextmanager
-    def at(self, number: int, *, looks: bool = False, onward: bool = False) -> Iterator[None]:
-        """Let the model run that block alone, or only up to it, or `onward` from it, and what is
-        around the blocks.
-        """
+    def at(self, number: int, *, onward: bool = False) -> Iterator[None]:
+        """Let the model run that block alone, or `onward` from it, and all around the blocks."""
         replaced = self.blocks[:number] if onward else self.blocks
         own = {block: vars(block).get("forward") for block in replaced}
         try:
             for each, block in enumerate(replaced):
-                block.forward = self._step(each, number, None if looks else block.forward)
+                block.forward = self._step(each, number, block.forward)
             yield
         finally:
             for block, forward in own.items():
@@ -157,17 +113,13 @@ class _Walk:
         """Let the next block read what this one gave."""
         self.before, self.after = self.after, [None] * len(self.before)
 
-    def _step(
-        self, each: int, number: int, forward: Callable[..., Any] | None
-    ) -> Callable[..., Any]:
+    def _step(self, each: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             if each == 0:
                 self.now = (self.now + 1) % len(self.before)
             if each < number:
                 return self.before[self.now]
-            self.calls[self.now] = (args, kwargs)
-            if forward is not None:
-                self.after[self.now] = forward(*args, **kwargs)
+            self.after[self.now] = forward(*args, **kwargs)
             raise Enough
 
         return step

@@ -35,7 +35,7 @@ def token_weights(
 ) -> TokenWeights:
     """Return the weights of a text's tokens in each layer, by one pass forward and back.
 
-    A layer is linear, or a block that puts out (B, L, D). No parameter gets a gradient.
+    No parameter gets a gradient.
 
     Raises:
         WakefulError: the model has no embedding.

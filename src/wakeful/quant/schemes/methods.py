@@ -4,7 +4,7 @@ Shapes: N output channels, K input channels.
 """
 
 from abc import ABC
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -27,8 +27,6 @@ class Seen:
 
     channels: Tensor
     """(K,), the largest |x| of each input channel."""
-    sums: Tensor
-    """(K,), Σ|x| of each, over tokens."""
     outputs: float
     """The largest |y|."""
     products: Tensor | None
@@ -45,10 +43,6 @@ class Readers:
 
     weights: Tensor
     """(K,), the largest |W| of each input channel over all of them."""
-    layers: list[tuple[Tensor, Seen]] = field(default_factory=list)
-    """Matrices (N, K) and what is seen of each."""
-    divisor: Tensor | None = None
-    """(K,), what all divide the tensor by, once it is found."""
 
 
 class Method(FieldVariant, ABC):
@@ -59,8 +53,6 @@ class Method(FieldVariant, ABC):
 
     needs_products: ClassVar[bool] = False
     """Whether `round` asks for XᵀX."""
-    fits_blocks: ClassVar[bool] = False
-    """Whether a block's layers are rounded together, by what the block puts out."""
     # What follows are options of some methods, and these the values of all others.
     weighting = "none"
     """What tokens count by in XᵀX: "loss", by what it hears of their errors, or "none", alike."""
