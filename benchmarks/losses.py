@@ -10,16 +10,14 @@ from torch import Tensor
 from benchmarks.timing import Ratio, compare
 from wakeful.model.chunked import cross_entropy_of_rows
 from wakeful.model.decoder import IGNORED, cross_entropy
-from wakeful.training.distillation import distillation_in_rows, top_k_in_rows, top_k_loss
-from wakeful.training.stored import top_k
+from wakeful.training.distillation import distillation_in_rows
 
 BATCH, LENGTH = 4, 256
 VOCABULARIES = (4_096, 49_152)
-KEPT = 64
 
 
 def ratios() -> Iterator[Ratio]:
-    """Yield loss and gradient over F.cross_entropy's, F.kl_div's and autograd's with 64 kept.
+    """Yield loss and gradient over F.cross_entropy's and F.kl_div's.
 
     F.kl_div of two log-softmaxes is what TRL and most training scripts compute.
     """
@@ -34,7 +32,6 @@ def _of(vocabulary: int, dtype: torch.dtype) -> Iterator[Ratio]:
     student, teacher = logits.to(dtype)
     student.requires_grad_()
     targets = torch.randint(vocabulary, (BATCH, LENGTH), generator=generator)
-    stored = top_k(teacher, KEPT, 1.0)
     given: dict[str, Any] = {"alpha": 0.0, "temperature": 1.0}
 
     def in_rows() -> Tensor:
@@ -57,9 +54,4 @@ def _of(vocabulary: int, dtype: torch.dtype) -> Iterator[Ratio]:
         f"KL, {what}",
         with_gradient(lambda: distillation_in_rows(student, teacher, targets, **given, over="sum")),
         "F.kl_div", with_gradient(kl_div), rounds=9,
-    )  # fmt: skip
-    yield compare(
-        f"KL of {KEPT} stored tokens, {what}",
-        with_gradient(lambda: top_k_in_rows(student, stored, targets, **given)),
-        "autograd", with_gradient(lambda: top_k_loss(student, stored, targets, **given)), rounds=9,
     )  # fmt: skip

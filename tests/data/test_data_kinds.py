@@ -41,7 +41,7 @@ def config_of(kind: str, source: str, **data: object) -> Config:
 def test_batches_and_windows_are_those_of_the_kinds_order(
     kind: str, bos: bool, sources: dict[str, str]
 ) -> None:
-    config = config_of(kind, sources[kind], bos=bos, fixed_windows=True, first_batch=2)
+    config = config_of(kind, sources[kind], bos=bos, first_batch=2)
     data = load_data(config.data)
     data.check(config.data)
     begin = data.tokenizer.begin if bos or kind == "task" else None
@@ -49,9 +49,9 @@ def test_batches_and_windows_are_those_of_the_kinds_order(
     options = {"length": 16, "batch_size": 4, "seed": 0, "rank": 1, "world_size": 2, "bos": begin}
     windows = {"length": 16, "batch_size": config.train.eval_batch_size, "bos": begin}
     if isinstance(data.train, MixedTokens):
-        theirs = MixedBatches(data.train, fixed=True, first=2, **options)
+        theirs = MixedBatches(data.train, first=2, **options)
     else:
-        theirs = Batches(data.train, fixed=True, first=2, **options)
+        theirs = Batches(data.train, first=2, **options)
     whole = ValidationWindows(data.validation, **windows)
     for step in (0, 1, 500):
         assert torch.equal(ours.batch(step), theirs.batch(step))

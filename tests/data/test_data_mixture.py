@@ -75,16 +75,6 @@ def test_the_order_hangs_on_seed_and_step_alone_however_many_processes() -> None
     assert (other.batch(0) != whole.batch(0)).any()
 
 
-def test_fixed_windows_are_those_of_every_seed() -> None:
-    found = [
-        MixedBatches(tokens(50, 400, 120), length=8, batch_size=2000, seed=seed, fixed=True)
-        for seed in (3, 4)
-    ]
-    ours, theirs = (sorted(set(each.starts(0).tolist())) for each in found)
-    assert ours == theirs
-    assert {start % 8 for start in ours} == {0, 50 % 8, 450 % 8}
-
-
 def test_rows_stay_in_their_domain() -> None:
     rows = tokens(7, 9, 20).read(np.array([0, 6, 7, 15, 16]), 4)
     assert rows.tolist() == [

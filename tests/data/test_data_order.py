@@ -115,14 +115,6 @@ def test_epochs_differ_in_order_and_in_where_windows_begin():
     assert (other.starts(0) != starts[0]).any()
 
 
-def test_fixed_windows_are_those_of_every_epoch_and_seed():
-    for seed in (0, 1):
-        batches = Batches(token_file(1005), length=10, batch_size=100, seed=seed, fixed=True)
-        starts = [batches.starts(epoch) for epoch in range(3)]
-        assert [sorted(one.tolist()) for one in starts] == [list(range(0, 1000, 10))] * 3
-        assert len({tuple(one) for one in starts}) == 3
-
-
 def test_a_beginning_is_read_over_and_over():
     whole = token_file(1000)
     first = whole.beginning(205)

@@ -233,7 +233,7 @@ def test_what_differs_is_found(tmp_path: Path) -> None:
     assert len(machines(comparison)) == 2
 
 
-@pytest.mark.parametrize("order", ["max_tokens = 2000", "fixed_windows = true", "first_batch = 3"])
+@pytest.mark.parametrize("order", ["max_tokens = 2000", "first_batch = 3"])
 def test_what_decides_where_windows_begin_decides_whether_batches_are_the_same(
     tmp_path: Path, order: str
 ) -> None:

@@ -262,18 +262,3 @@ def test_a_cluster_is_one_of_two_names(fired: list[str]) -> None:
         with pytest.raises(WakefulError):
             cluster_of(text)
     assert not fired
-
-
-def test_a_run_that_goes_on_writes_no_predictions_elsewhere(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    work = shutil.copytree(folders / "stopped", tmp_path / "w")
-    table = read(work / "config.toml")
-    table["train"]["distill"] |= {
-        "teacher": str(folders / "run"), "top_k": 4, "store": str(tmp_path / "elsewhere"),
-    }  # fmt: skip
-    write(work / "config.toml", table)
-    resume(work)
-    assert not (tmp_path / "elsewhere").exists()
-    assert list((tmp_path / "cache" / "predictions").glob("*/*.rows"))

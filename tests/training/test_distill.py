@@ -1,7 +1,6 @@
 """Distillation: the formula by hand, both forms, and what it refuses."""
 
 from importlib import import_module
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,23 +12,13 @@ from wakeful.config.schema import DistillConfig, config_from_table
 from wakeful.config.tables import merged
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.runs.run import read_record
 from wakeful.training import objective
-from wakeful.training.distillation import (
-    Distillation,
-    Over,
-    Rest,
-    StoredDistillation,
-    distillation_loss,
-)
+from wakeful.training.distillation import Distillation, Over, distillation_loss
 from wakeful.training.objective import check_distill, make_loss
-from wakeful.training.stored import About, Store
 from wakeful.world import World
 
 TOKENS = some_tokens(2, 9)
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [1] * 2])
-KEPT = 4
-"""Tokens of a stored prediction."""
 
 
 def other_targets() -> torch.Tensor:
@@ -40,12 +29,7 @@ def other_targets() -> torch.Tensor:
 
 
 def divergence(p: np.ndarray, q: np.ndarray, how: str) -> float:
-    """Return KL(p ‖ q), gathered as `over` or `rest` have it."""
-    kept, others = np.split(np.argsort(-p), [KEPT])
-    if how == "bucket":
-        p, q = (np.append(each[kept], each[others].sum()) for each in (p, q))
-    if how == "renormalize":
-        p, q = p[kept] / p[kept].sum(), q[kept]
+    """Return KL(p ‖ q), gathered as `over` has it."""
     terms = p * np.log(p / q)
     return terms.mean() if how == "mean" else terms.sum()
 
@@ -97,24 +81,6 @@ def test_the_loss_is_the_formula_of_what_both_models_predict(over: Over) -> None
         assert found.item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
-def test_the_stored_loss_is_the_formula_of_what_both_models_predict(
-    rest: Rest, tmp_path: Path
-) -> None:
-    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
-    kind = About(teacher="x", vocabulary=29, top_k=KEPT, temperature=2.5, length=9,
-                 dtype="float64", end_of_text=0)  # fmt: skip
-    made = StoredDistillation(
-        student, teacher, Store(kind, tmp_path), DistillConfig(alpha=0.3, rest=rest)
-    )
-    ours, theirs = predictions(student, teacher, documents=DOCUMENTS)
-    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, rest)
-    made.predicted(TOKENS[:1], DOCUMENTS[:1])
-    for _ in range(2):  # a row is missing, and then none is
-        found = made.loss(TOKENS, other_targets(), documents=DOCUMENTS)
-        assert found.item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_float32_logits_are_not_lost() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = torch.randn(2, 1, 5, 50, generator=generator) * 4
@@ -158,7 +124,7 @@ def test_a_relaxed_prefix_is_left_out() -> None:
     assert loss.item() == pytest.approx(student.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
 
 
-def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
+def test_targets_that_the_teacher_sees_are_left_out() -> None:
     teacher, student = tiny_decoder(relaxed_prefix=4), tiny_decoder(seed=3)
     inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     options = {"alpha": 0.3, "temperature": 1.0}
@@ -167,13 +133,6 @@ def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
         live = Distillation(student, teacher, DistillConfig(**options)).loss(inputs, targets)
-        kind = About(
-            teacher="x", vocabulary=29, top_k=29, temperature=1.0, length=inputs.shape[1],
-            dtype="float64", end_of_text=-1,
-        )  # fmt: skip
-        store = Store(kind, tmp_path)
-        stored = StoredDistillation(student, teacher, store, DistillConfig(alpha=0.3))
-        assert stored.loss(inputs, targets).item() == pytest.approx(wanted.item())
     assert live.item() == pytest.approx(wanted.item())
 
 
@@ -228,39 +187,19 @@ def test_a_configurations_loss_has_its_streams_and_layers(over: str) -> None:
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
-@pytest.mark.parametrize("across", [True, False])
-def test_a_configurations_stored_loss_has_its_numbers_and_documents(
-    rest: str, across: bool, tmp_path: Path
-) -> None:
-    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
-    distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "top_k": KEPT, "rest": rest,
-               "store": str(tmp_path)}  # fmt: skip
-    config = config_from_table({
-        "train": {"distill": distill, "length": 9, "dtype": "float64"},
-        "data": {"cross_documents": across},
-    })  # fmt: skip
-    end = int(TOKENS[0, 4])
-    documents = None if across else TOKENS.eq(end).cumsum(1)
-    loss = make_loss(config, student, torch.device("cpu"), end_of_text=end, teacher=teacher)
-    ours, theirs = predictions(student, teacher, documents=documents)
-    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.0, rest)
-    assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("train", "place"),
-    [({}, "cpu"), ({"parallel": "ddp"}, "meta"), ({"distill": {"top_k": 4}}, "meta")],
+    [({}, "cpu"), ({"parallel": "ddp"}, "meta")],
 )
 def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
-    train: dict, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: dict, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Mock()
     read.return_value.decoder.return_value = tiny_decoder(seed=1)
     monkeypatch.setattr(import_module("wakeful.loading.load"), "read_decoder", read)
     shared = Mock(side_effect=lambda teacher, *_: teacher)
     monkeypatch.setattr(objective, "in_shares", shared)
-    lesson = {"teacher": "read", "store": str(tmp_path)}
+    lesson = {"teacher": "read"}
     config = config_from_table({"train": merged({"distill": lesson}, train)})
     device = torch.device("meta")  # in the place of an accelerator
     make_loss(config, tiny_decoder(seed=2), device, World(size=2), end_of_text=0)
@@ -268,17 +207,13 @@ def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
     assert shared.called == (place == "cpu")
 
 
-@pytest.mark.parametrize("over", ["sum", "mean", "bucket", "renormalize"])
-def test_a_teachers_padded_rows_are_left_out(over: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", ["sum", "mean"])
+def test_a_teachers_padded_rows_are_left_out(over: str) -> None:
     """A teacher of 40 tokens says to a student of 29 what it would with the 29 first alone."""
     student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1, vocab_size=40)
     with torch.no_grad():
         teacher.head.weight[29:] += 1.0
-    distill: dict[str, object] = {"teacher": "given", "alpha": 0.3, "temperature": 2.0}
-    if over in ("sum", "mean"):
-        distill |= {"over": over}
-    else:
-        distill |= {"top_k": KEPT, "rest": over, "store": str(tmp_path)}
+    distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "over": over}
     config = config_from_table({
         "model": {"vocab_size": 29},
         "train": {"distill": distill, "length": 9, "dtype": "float64"},
@@ -288,17 +223,15 @@ def test_a_teachers_padded_rows_are_left_out(over: str, tmp_path: Path) -> None:
         ours, theirs = (each(TOKENS).numpy() for each in (student, teacher))
     expected = by_hand(ours, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
-    if over == "bucket":
-        assert read_record(About, tmp_path / "about.json").vocabulary == 29
 
 
 def test_fields_that_would_do_nothing_are_refused() -> None:
     def check(**distill: object) -> None:
         check_distill(config_from_table({"train": {"distill": distill}}))
 
-    for given in ({}, {"teacher": "x", "hidden": 1.0, "layers": [0]}, {"teacher": "x", "top_k": 3}):
+    for given in ({}, {"teacher": "x", "hidden": 1.0, "layers": [0]}):
         check(**given)
-    for given in ({"hidden": 1.0}, {"top_k": 3}, {"layers": [0]}, {"hidden": 1.0, "layers": [0]}):
+    for given in ({"hidden": 1.0}, {"layers": [0]}, {"hidden": 1.0, "layers": [0]}):
         with pytest.raises(WakefulError, match="does nothing without a teacher"):
             check(**given)
     with pytest.raises(WakefulError, match=r"distill\.layers 0 1 needs --train\.distill\.hidden"):

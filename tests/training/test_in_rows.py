@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wakeful.training.distillation import (
-    distillation_in_rows,
-    distillation_loss,
-    top_k_in_rows,
-    top_k_loss,
-)
-from wakeful.training.stored import top_k
+from wakeful.training.distillation import distillation_in_rows, distillation_loss
 
 
 def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,19 +41,6 @@ def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: f
     assert_equal(found, wanted, student)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 4])
-@pytest.mark.parametrize("kept", [1, 5, 13])
-@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
-@pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.3, 2.5)])
-def test_stored_tokens(rows: int, kept: int, rest: str, alpha: float, temperature: float) -> None:
-    student, teacher, targets = drawn()
-    stored = top_k(teacher, kept, temperature)
-    given = {"alpha": alpha, "temperature": temperature, "rest": rest}
-    wanted = top_k_loss(student, stored, targets, **given)
-    found = top_k_in_rows(student, stored, targets, **given, rows=rows)
-    assert_equal(found, wanted, student)
-
-
 def test_its_gradient_is_its_slope() -> None:
     student, teacher, targets = drawn()
 
@@ -68,12 +49,7 @@ def test_its_gradient_is_its_slope() -> None:
             logits, teacher, targets, alpha=0.3, temperature=1.7, over="sum", rows=4
         )
 
-    def stored(logits: Tensor) -> Tensor:
-        kept = top_k(teacher, 5, 1.7)
-        return top_k_in_rows(logits, kept, targets, alpha=0.3, temperature=1.7, rows=4)
-
     assert torch.autograd.gradcheck(whole, student)
-    assert torch.autograd.gradcheck(stored, student)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

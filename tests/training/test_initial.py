@@ -23,12 +23,11 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run, read_record
+from wakeful.runs.run import Run
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
 from wakeful.training.setup import autocast, check_run, make_decoder
-from wakeful.training.stored import About
 from wakeful.training.validation import mean_loss, window_losses
 
 ORIGIN = {"reference": "a run", "layers": [0]}
@@ -211,9 +210,8 @@ def test_streams_that_cannot_be_matched_are_refused_before_anything_is_trained(
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("learns", [{}, {"top_k": 5}])
 def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
-    text: Path, tmp_path: Path, learns: dict[str, int]
+    text: Path, tmp_path: Path
 ) -> None:
     """As Transformers' folders often are: 280 tokens, and an embedding of 384."""
     padded = train(tiny(text, model={"vocab_size": 384}), tmp_path / "padded")
@@ -221,16 +219,15 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     assert weights(padded)["embed.weight"].shape == (384, 16)
     folder = tmp_path / "folder"
     export(read_decoder(padded.path).decoder(), folder, tokenizer=Tokenizer.load(str(padded.path)))
-    config = tiny(text, train={"distill": {"teacher": str(folder), "alpha": 0.0, **learns}})
+    config = tiny(text, train={"distill": {"teacher": str(folder), "alpha": 0.0}})
     student = train(config, tmp_path / "student")
     assert student.config.model.vocab_size == 280
     batch = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).batch(0)
     wanted = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
     start = make_decoder(student.config, torch.device("cpu"))
     found = start(batch[:, :-1]).log_softmax(-1)
-    if not learns:
-        divergence = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
-        assert student.metrics()[0]["loss"] == pytest.approx(divergence, rel=1e-5)
+    divergence = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    assert student.metrics()[0]["loss"] == pytest.approx(divergence, rel=1e-5)
 
 
 def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path) -> None:
@@ -267,53 +264,6 @@ def test_a_teacher_of_as_many_other_tokens_is_refused(
         ):
             begin()
     assert not (tmp_path / "student").exists()
-
-
-def stored(reference: Run, **others: object) -> dict[str, object]:
-    return {"teacher": str(reference.path), "alpha": 0.0, "top_k": 5, **others}
-
-
-def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
-    text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lesson = stored(reference, store=str(tmp_path / "store"))
-    seldom = {"eval_every": 0, "checkpoint_every": 0}
-    few = write_text(tmp_path / "few", documents=20)
-    same = {"fixed_windows": True, "tokenizer": str(reference.path)}
-    config = tiny(few, data=same, train={"distill": lesson, **seldom})
-    windows = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).num_windows
-    steps = -(-windows // 4) + 1  # an epoch, and a batch of the next
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
-    whole = train(config, tmp_path / "whole")
-
-    def size() -> int:
-        return sum(file.stat().st_size for file in (tmp_path / "store").glob("*.rows"))
-
-    record = read_record(About, tmp_path / "store" / "about.json").record.itemsize
-    assert size() == windows * record
-    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=3))
-    train(other, tmp_path / "other")
-    assert size() == windows * record
-    # Killed and resumed with an empty store, it ends with the same weights.
-    shutil.rmtree(tmp_path / "store")
-    cut = cut_and_resumed(config, tmp_path / "cut", monkeypatch)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(cut)[name]), name
-
-
-def test_what_stored_predictions_refuse(text: Path, tmp_path: Path, reference: Run) -> None:
-    store = str(tmp_path / "store")
-    train(tiny(text, train={"distill": stored(reference, store=store)}), tmp_path / "first")
-    for distill, words in (
-        (stored(reference, top_k=10**6), "tokens to choose from"),
-        (stored(reference, over="mean"), "leave out one"),
-        (stored(reference, top_k=0, rest="renormalize"), "needs --train.distill.top_k"),
-        (stored(reference, store=store, temperature=2.0), "with temperature = 1.0, and 2.0"),
-        (stored(reference, store=store, teacher=str(tmp_path / "first")), "with teacher = "),
-    ):
-        with pytest.raises(WakefulError, match=words):
-            train(tiny(text, train={"distill": distill}), tmp_path / "refused")
-        assert not (tmp_path / "refused").exists()
 
 
 def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(

@@ -218,30 +218,6 @@ def test_more_layers_than_the_reference_has_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_heirs_learn_from_predictions_that_were_stored_once(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "store"
-
-    def asked(out: str, top_k: int, *more: str) -> list[str]:
-        place = [str(tmp_path / out) if word.endswith("/out") else word for word in command]
-        return [*place, "--heal.top_k", str(top_k), "--heal.store", str(store), *more]
-
-    assert main(asked("one", 9, "--baseline", "first")) == 0
-    heir, first = (Run.open(tmp_path / "one" / name).config for name in ("heir-2", "first"))
-    assert (heir.train.distill.top_k, first.train.distill.teacher) == (9, "")
-    assert heir.data.fixed_windows
-    assert first.data.fixed_windows
-    assert list(store.glob("*.rows"))
-    assert (
-        "of its 9 likeliest tokens, the others as one" in (tmp_path / "one/report.html").read_text()
-    )
-    capsys.readouterr()
-    said = fails(capsys, *asked("refused", 8))
-    assert "holds predictions with top_k = 9, and 8 is asked for" in said
-    assert not (tmp_path / "refused").exists()
-
-
 def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     command: list[str], reference: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,15 +318,14 @@ def test_what_growth_until_parity_costs_is_said(
     summary = read_inheritance(done)[0]
     assert summary.heir.tokens == 512
     assert "after 512 tokens (1,024 in 8 steps over all 2 rounds of growth)" in verdicts(summary)[0]
-    out, own = tmp_path / "out", ["--heal.top_k", "5", "--heal.rest", "renormalize"]
+    out = tmp_path / "out"
     growing = ["--layers", "2", "--grow", "1", "--until", "budget", "--grow_from", "student"]
-    assert main([*command, *growing, *own, "--heal.temperature", "2"]) == 0
+    assert main([*command, *growing, "--heal.temperature", "2"]) == 0
     card = card_of(out / "heir-4", tmp_path / "card")
     for words in (
         "of which 1,536 were read in 12 steps",
         "It grew by 1 layers a round, with training in between.",
-        "predictions of its 5 likeliest tokens, the others as if there were none: "
-        "4 · KL(teacher ‖ student) at temperature 2.",
+        "predictions: 4 · KL(teacher ‖ student) at temperature 2.",
     ):
         assert words in card, words
     assert "after 1,536 tokens; " in verdicts(read_inheritance(out)[0])[0]
@@ -698,17 +673,12 @@ def test_it_goes_on_from_another_folder(
                 "1",
                 "--baseline",
                 "random",
-                "--heal.top_k",
-                "4",
-                "--heal.store",
-                "store",
                 *SMALL,
             ]
         )
         == 0
     )
     whole = (tmp_path / "out" / "summary.json").read_text()
-    stored = [*(tmp_path / "store").iterdir()]
     shutil.rmtree(tmp_path / "out" / "random")
     shutil.rmtree(tmp_path / "out" / "heir-1")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -718,7 +688,6 @@ def test_it_goes_on_from_another_folder(
     )
     for new, old in zip(again["arms"], before["arms"], strict=True):
         assert new["loss"] == old["loss"]
-    assert [*(tmp_path / "store").iterdir()] == stored
     assert [*Path().iterdir()] == []
 
 
@@ -749,7 +718,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "the heir's are --heal.alpha and --heal.temp" in refused(
         "--train.distill.temperature", "2"
     )
-    assert "--train.distill.top_k 3: an heir learns as" in refused("--train.distill.top_k", "3")
+    assert "--train.distill.hidden 3: an heir learns" in refused("--train.distill.hidden", "3")
     assert "'adamm'" in refused("--optimizer.name", "adamm")
     assert "longer than the model's context" in refused("--length", "999")
     assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")
@@ -1019,8 +988,7 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"data": {"tokenizer": "x"}}, "reference's tokenizer"),
         ({"data": {"keep_overlap": True}}, "keep_overlap"),
         ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
-        ({"heal": {"store": "x"}}, "--heal.store x needs --heal.top_k"),
-        ({"heal": {"top_k": 4, "by": "text"}}, "--heal.by text and --heal.top_k 4"),
+        ({"heal": {"hidden": 1.0, "by": "text"}}, "--heal.hidden 1 and --heal.by text"),
         ({"heal": {"by": "text", "alpha": 0.5}}, "--heal.by text and --heal.alpha 0.5: "),
         ({"bridge": {"map": "none", "ridge": 0.1}}, "--bridge.map none and --bridge.ridge 0.1"),
         ({"heal": {"lora": {"alpha": 9.0}}}, "--heal.lora.alpha 9 needs --heal.lora.rank"),
@@ -1033,7 +1001,7 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
             r"heal.temperature must be in \(0, inf\), got inf",
         ),
         ({"width": {"tokens": 0}}, "width.tokens must be at least 1"),
-        ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
+        ({"heal": {"hidden": -1.0}}, "heal.hidden must not be negative"),
         ({"train": {"lora": {"rank": 2}}}, "--heal.lora.rank is the heir"),
         (
             {"heal": {"lora": {"rank": 2}}, "copy": "mlp", "bridge": {"map": "none"}},

@@ -28,7 +28,7 @@ from wakeful.training.records import DataFacts, Evaluation, Summary, rows
 _OF_ONE_VARIANT = frozenset({
     "name", "data.source", "data.tokenizer", "train.seed", "train.device", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.tensorboard", "train.wandb",
-    "train.trackio", "train.distill.store",
+    "train.trackio",
 })  # fmt: skip
 """Fields in which seeds of one variant may differ; of data and tokenizer the content counts."""
 

@@ -270,7 +270,7 @@ def same_batches(comparison: Comparison) -> bool:
     """
     order = attrgetter(
         "config.train.length", "config.train.batch_size", "data.train_tokens",
-        "config.data.first_batch", "config.data.max_tokens", "config.data.fixed_windows",
+        "config.data.first_batch", "config.data.max_tokens",
     )  # fmt: skip
     return len({order(run) for run in (*comparison.runs, *comparison.partial)}) == 1
 

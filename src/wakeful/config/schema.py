@@ -62,8 +62,6 @@ class DataConfig(TextConfig):
     task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT), ...])."""
     bos: bool = False
     """Begin every window with BOS, or with the end of the text where the tokenizer has no BOS."""
-    fixed_windows: bool = False
-    """Cut the text at the same places in every epoch and for every seed, in another order."""
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
     max_tokens: int = 0
@@ -154,12 +152,6 @@ class DistillConfig:
     """Divides both models' logits in the divergence KL."""
     over: Literal["sum", "mean"] = "sum"
     """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
-    top_k: int = 0
-    """How many of the teacher's likeliest tokens to store and reuse. 0: all, computed live."""
-    rest: Literal["bucket", "renormalize"] = "bucket"
-    """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
-    store: str = ""
-    """Folder of the stored tokens. Empty: one in the cache for each teacher and setting."""
     hidden: float = 0.0
     """Weight in the loss of the distance between streams after layers: mean ‖x − y‖² / ‖y‖²."""
     layers: tuple[int, ...] = ()
@@ -225,13 +217,6 @@ class HealConfig(Ruled):
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0
     """Divides both models' logits in the divergence KL."""
-    top_k: int = 0
-    """How many of the reference's likeliest tokens to compute once, store and reuse over epochs,
-    seeds and heirs. 0: all tokens, with the reference beside the heir in every step."""
-    rest: Literal["bucket", "renormalize"] = "bucket"
-    """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
-    store: str = ""
-    """Folder of the stored tokens. Empty: one in the cache for each reference and setting."""
     hidden: float = 0.0
     """Weight of the distance of the heir's stream from the reference's, after each of its layers
     and those that it stands for, in the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
@@ -241,7 +226,7 @@ class HealConfig(Ruled):
     RULES = (
         Within("alpha", "[0, 1]"),
         Within("temperature", "(0, inf)"),
-        AtLeast("top_k hidden lora.rank", 0),
+        AtLeast("hidden lora.rank", 0),
     )
 
 
@@ -327,7 +312,7 @@ class Config(Ruled):
         ),
         AtLeast(
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
-            "train.diagnose.every train.diagnose.attention train.distill.top_k "
+            "train.diagnose.every train.diagnose.attention "
             "train.distill.hidden train.lora.rank optimizer.lr optimizer.final_lr "
             "optimizer.initial_lr optimizer.eps optimizer.weight_decay optimizer.clip "
             "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,

@@ -48,7 +48,7 @@ class Data:
         return self.batches_type(
             self.first(data, train.length) if data.max_tokens else self.train,
             length=train.length, batch_size=train.batch_size, seed=train.seed, rank=world.rank,
-            world_size=world.size, bos=self.begin(data), fixed=data.fixed_windows,
+            world_size=world.size, bos=self.begin(data),
             first=data.first_batch,
         )  # fmt: skip
 

@@ -130,7 +130,7 @@ class MixedBatches(Batches):
         super().__init__(token_file, **options)
         keys = (key64("domain", self.seed, number) for number in range(len(token_file.parts)))
         self._orders = [
-            WindowOrder(part.num_tokens, self.length, key, fixed=self._order.fixed)
+            WindowOrder(part.num_tokens, self.length, key)
             for part, key in zip(token_file.parts, keys, strict=True)
         ]
         self._counts = _dealt(np.array([each.share for each in token_file.domains]), BLOCK)

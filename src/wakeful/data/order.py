@@ -110,8 +110,8 @@ class Permutation:
 class WindowOrder:
     """The order of a row of tokens' windows: each once an epoch, anew in each; see `Batches`."""
 
-    def __init__(self, num_tokens: int, length: int, seed: int, *, fixed: bool = False) -> None:
-        self.num_tokens, self.length, self.seed, self.fixed = num_tokens, length, seed, fixed
+    def __init__(self, num_tokens: int, length: int, seed: int) -> None:
+        self.num_tokens, self.length, self.seed = num_tokens, length, seed
         self.num_windows = num_tokens // length
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ class WindowOrder:
         for epoch in np.unique(epochs):
             here = epochs == epoch
             order = Permutation(self.num_windows, key64("epoch", self.seed, epoch))
-            offset = 0 if self.fixed else key64("offset", self.seed, epoch) % self.num_tokens
+            offset = key64("offset", self.seed, epoch) % self.num_tokens
             starts[here] = order(places[here]) * self.length + offset
         return starts % self.num_tokens
 
@@ -131,8 +131,7 @@ class Batches:
 
     An epoch cuts the tokens, as a circle closed from the end to the beginning, into
     `num_windows` = num_tokens // `length` windows from a random place on, and goes through them
-    in a random order; both differ by epoch, and with `fixed` the order alone: epochs and seeds then
-    have the same windows. Windows overlap in one token, which is the last target
+    in a random order; both differ by epoch. Windows overlap in one token, which is the last target
     of one and the first input of the next, so that no token is a target twice in an epoch. With
     `bos` each window begins with that token instead of its first, and has the same targets.
     `batch_size` counts the sequences of all ranks together, and each rank gets its share, so
@@ -149,7 +148,6 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
         bos: int | None = None,
-        fixed: bool = False,
         first: int = 0,
     ) -> None:
         """Make the order; it reads no token yet. The run's first batch is the `first`-th of it.
@@ -177,7 +175,7 @@ class Batches:
         self.seed = seed
         self.bos = bos
         self.first = first
-        self._order = WindowOrder(token_file.num_tokens, length, seed, fixed=fixed)
+        self._order = WindowOrder(token_file.num_tokens, length, seed)
         self.num_windows = self._order.num_windows
         share = batch_size // world_size
         self._rows = np.arange(rank * share, (rank + 1) * share)

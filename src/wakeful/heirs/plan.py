@@ -105,8 +105,6 @@ def make_recipe(
             source=data.place,
             cross_documents=options.data.cross_documents,
             bos=options.data.bos,
-            # What is stored of a window is met again where windows are cut alike.
-            fixed_windows=options.data.fixed_windows or bool(options.heal.top_k),
             max_tokens=options.data.max_tokens,
         ),
         **{name: getattr(options, name) for name in _AS_ASKED},

@@ -128,7 +128,7 @@ class Recipe:
             return DistillConfig()
         return DistillConfig(
             teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature,
-            top_k=heal.top_k, rest=heal.rest, store=heal.store, hidden=heal.hidden,
+            hidden=heal.hidden,
             layers=layers.behind(num_layers) if heal.hidden else (),
         )  # fmt: skip
 

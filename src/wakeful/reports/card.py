@@ -23,7 +23,7 @@ from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
 from wakeful.plain_text import markdown, visible
 from wakeful.probes.running import as_decoder
-from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
+from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective
 from wakeful.runs.run import Run, run_at
 from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
 
@@ -183,7 +183,7 @@ def _lineage(run: Run) -> list[str]:
         said = [f"{line}\n" for line in _inherited(run, initial)]
     if teacher.teacher:
         said.append(
-            f"Trained on {markdown(teacher.teacher)}'s {predictions(teacher)}: "
+            f"Trained on {markdown(teacher.teacher)}'s predictions: "
             f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
         )
     elif initial is not None or alone:

@@ -14,7 +14,7 @@ from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with
 from wakeful.heirs.layers import written
 from wakeful.heirs.outcome import Behind, Reference, Sizes, Summary, read_inheritance
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
-from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
+from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -142,7 +142,7 @@ def _lesson(summary: Summary) -> str:
     if heal.by == "text":
         return f"heirs learn from the text alone, by cross-entropy{adapters(heal.lora)}"
     return (
-        f"heirs learn from the reference's {predictions(heal)}, "
+        f"heirs learn from the reference's predictions, "
         f"{objective(heal, 'reference', 'heir')}{adapters(heal.lora)}; "
         "baselines as their names say, by cross-entropy unless they distill"
     )

@@ -10,7 +10,6 @@ _MAPS = {
     "2505.02819)",
     "down": "its W_down, solved anew (after ReplaceMe, arXiv 2505.02819)",
 }
-_REST = {"bucket": "the others as one", "renormalize": "the others as if there were none"}
 
 
 def left_out(drops: int) -> str:
@@ -37,12 +36,6 @@ def bridged(one: Bridged, bridge: BridgeConfig | None) -> str:
         f"{solved}. On the text it was solved on, the stream behind them was then off by "
         f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
     )
-
-
-def predictions(lesson: HealConfig | DistillConfig) -> str:
-    """Say of which of a teacher's predictions a model learns: "predictions" and which they are."""
-    kept = f" of its {lesson.top_k} likeliest tokens, {_REST[lesson.rest]}" if lesson.top_k else ""
-    return f"predictions{kept}"
 
 
 def objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) -> str:

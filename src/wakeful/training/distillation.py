@@ -21,15 +21,11 @@ from torch import Tensor
 from wakeful.config.schema import DistillConfig
 from wakeful.errors import WakefulError
 from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
-from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
-from wakeful.model.finite import widened
+from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.hooks import hooked
-from wakeful.training.stored import Store, TopK, row_digest, top_k
 
 Over = Literal["sum", "mean"]
 """How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
-Rest = Literal["bucket", "renormalize"]
-"""The part of tokens that a stored prediction leaves out."""
 
 
 def distillation_loss(
@@ -62,46 +58,6 @@ def distillation_loss(
     return alpha * hard + (1 - alpha) * temperature**2 * soft.mean()
 
 
-def top_k_loss(
-    student: Float[Tensor, "B L V"],
-    teacher: TopK,
-    targets: Int[Tensor, "B L"],
-    *,
-    alpha: float,
-    temperature: float,
-    rest: Rest = "bucket",
-) -> Tensor:
-    """Return α CE + (1 − α) T² KL in nats with the teacher's k likeliest tokens K alone.
-
-    p is the teacher's softmax at T, q the student's, p_R and q_R what each gives to all tokens
-    outside K:
-
-        bucket        Σ_K p ln(p / q) + p_R ln(p_R / q_R)
-        renormalize   Σ_K p̃ ln(p̃ / q),  p̃ = p / Σ_K p
-
-    The bucket is KL of the coarser distribution: at most the whole KL, zero where the student
-    agrees, and its gradient by a logit in K is q − p, the whole KL's. Renormalized, which teaches
-    that nothing outside K occurs, the minimum is an overconfident student (a biased estimate:
-    Sparse Logit Sampling, arXiv 2503.16870). With k = V both are the whole KL.
-    """
-    student = widened(student)
-    logits = student / temperature
-    kept = logits.gather(-1, teacher.ids)
-    p, log_p, log_whole = teacher.kept.exp(), teacher.kept, kept.logsumexp(-1)
-    others = None
-    if teacher.ids.shape[-1] < student.shape[-1]:
-        others = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1)
-        log_whole = torch.logaddexp(log_whole, others)
-    if rest == "renormalize":
-        log_p = log_p - log_p.logsumexp(-1, keepdim=True)
-        p = log_p.exp()
-    soft = (p * (log_p - kept + log_whole.unsqueeze(-1))).sum(-1)
-    if rest == "bucket" and others is not None:
-        soft = soft + teacher.rest.exp() * (teacher.rest - others + log_whole)
-    loss = (1 - alpha) * temperature**2 * soft[targets != IGNORED].mean()
-    return loss + alpha * cross_entropy(student, targets) if alpha else loss
-
-
 def distillation_in_rows(
     student: Float[Tensor, "B L V"],
     teacher: Float[Tensor, "B L V"],
@@ -125,52 +81,6 @@ def distillation_in_rows(
         p = log_p.exp()
         loss = log_p.sub_(log_q).mul_(p).sum(-1) * ((1 - alpha) * temperature**2 / width)
         slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / width)
-        return _with_targets(loss, slope, logits, wanted[some], alpha)
-
-    return _mean(student, of, wanted, rows)
-
-
-def top_k_in_rows(
-    student: Float[Tensor, "B L V"],
-    teacher: TopK,
-    targets: Int[Tensor, "B L"],
-    *,
-    alpha: float,
-    temperature: float,
-    rest: Rest = "bucket",
-    rows: int = 0,
-) -> Tensor:
-    """Return `top_k_loss`, `rows` rows at a time (0: as many as suit V).
-
-    By a logit in K the gradient of the divergence is T times q − p. By one outside it is q less
-    its share of p_R, q p_R / q_R, with a bucket; q alone, renormalized or with nothing outside.
-    """
-    ids, kept, left = (each.flatten(0, 1) for each in (teacher.ids, teacher.kept, teacher.rest))
-    wanted = targets.flatten()
-    whole = ids.shape[-1] == student.shape[-1]
-
-    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = _divided(logits, temperature)
-        named, log_p = ids[some], kept[some].to(logits.dtype)
-        found = scaled.gather(-1, named)
-        log_whole, outside = found.logsumexp(-1), None
-        if not whole:
-            outside = scaled.scatter(-1, named, -torch.inf).logsumexp(-1)
-            log_whole = torch.logaddexp(log_whole, outside)
-        if rest == "renormalize":
-            log_p = log_p.log_softmax(-1)
-        p = log_p.exp()
-        log_q = found - log_whole.unsqueeze(-1)
-        loss = (p * (log_p - log_q)).sum(-1)
-        slope = (scaled - log_whole.unsqueeze(-1)).exp_()
-        if outside is not None and rest == "bucket":
-            log_rest = left[some].to(logits.dtype)
-            log_others = outside - log_whole
-            loss += log_rest.exp() * (log_rest - log_others)
-            slope.mul_((1 - (log_rest - log_others).exp()).unsqueeze(-1))
-        slope.scatter_(-1, named, log_q.exp() - p)
-        loss *= (1 - alpha) * temperature**2
-        slope *= (1 - alpha) * temperature
         return _with_targets(loss, slope, logits, wanted[some], alpha)
 
     return _mean(student, of, wanted, rows)
@@ -297,74 +207,6 @@ def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) ->
             f"train.distill.hidden compares streams, and the student's has "
             f"{student.config.width} channels where the teacher's has {width}: give 0"
         )
-
-
-class StoredDistillation:
-    """The loss of a student with a teacher whose likeliest tokens are computed once and stored."""
-
-    def __init__(
-        self,
-        student: Decoder,
-        teacher: Decoder,
-        store: Store,
-        lesson: DistillConfig,
-        *,
-        again: Callable[[], Decoder] | None = None,
-    ) -> None:
-        """Keep the teacher for rows that are not stored yet.
-
-        With `again`, which reads it from its files, it is let go once the store is complete, as far
-        as a run can tell: where the first rows are stored, or where stored rows come a second time,
-        which windows that all epochs cut alike (`data.fixed_windows`) do when all have been there.
-        If a row is missing after all, the teacher is read again.
-        """
-        self.student, self.store, self.lesson = student, store, lesson
-        self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
-        self._teachers_prefix = teacher.config.relaxed_prefix
-        self._again = again
-        self._seen: set[bytes] = set()
-        """Digests of the rows that have come since the teacher was read."""
-
-    def loss(
-        self,
-        tokens: Int[Tensor, "B L"],
-        targets: Int[Tensor, "B L"],
-        *,
-        documents: Int[Tensor, "B L"] | None = None,
-    ) -> Tensor:
-        """Return the distillation loss of a batch; gradients reach the student alone."""
-        return _fastest(top_k_loss, top_k_in_rows)(
-            self.student(tokens, documents=documents),
-            self.predicted(tokens, documents),  # pyright: ignore[reportAttributeAccessIssue]
-            self.student.counted(targets, prefix=self._teachers_prefix),
-            alpha=self.lesson.alpha,
-            temperature=self.store.about.temperature,
-            rest=self.lesson.rest,
-        )
-
-    @torch.compiler.disable  # it reads files
-    @torch.no_grad()
-    def predicted(self, tokens: Tensor, documents: Tensor | None = None) -> TopK:
-        """Return the teacher's likeliest tokens along rows, stored now if they were not before."""
-        rows = tokens.cpu()
-        digests = {row_digest(row) for row in rows}
-        new = torch.tensor([row not in self.store for row in rows])
-        complete = not new.any() and (not self._seen or not self._seen.isdisjoint(digests))
-        if complete and self._again is not None:
-            self._teacher = None
-        if new.any():
-            if self._teacher is None:
-                assert self._again is not None
-                self._teacher = self._again().eval().requires_grad_(False)
-                self._seen.clear()  # so that it is read again once an epoch at most
-            new = new.to(tokens.device)
-            theirs = None if documents is None else documents[new]
-            logits = self._teacher(tokens[new], documents=theirs)
-            about = self.store.about
-            logits = logits[..., : about.vocabulary]
-            self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
-        self._seen |= digests
-        return self.store.get(tokens)
 
 
 def _fastest(

@@ -98,10 +98,6 @@ def _train(
 ) -> Run:
     if resume:
         config = _begun(Run.open(path), steps)
-        # A run writes in its own folder and the cache, wherever its configuration points.
-        lesson = dataclasses.replace(config.train.distill, store="")
-        own = dataclasses.replace(config.train, distill=lesson)
-        config = dataclasses.replace(config, train=own)
     else:
         if world.first:
             Run(path).refuse_existing("train")

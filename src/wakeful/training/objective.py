@@ -12,9 +12,8 @@ from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.training.distillation import Distillation, StoredDistillation, check_vocabulary
+from wakeful.training.distillation import Distillation
 from wakeful.training.parallel import in_shares
-from wakeful.training.stored import About, Store, digest_of
 from wakeful.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -39,35 +38,28 @@ def make_loss(
     `teacher` is the one that the configuration names, where it is at hand already; one that is read
     must have the tokens of `tokenizer`, the text's.
     Where attention must not cross from a document into the next, `end_of_text` tells them apart.
-    Of several processes each has its shares of the teacher (`train.parallel`), the whole of one
-    whose predictions are stored; and blocks are compiled one by one instead.
+    Of several processes each has its shares of the teacher (`train.parallel`), and blocks are
+    compiled one by one instead.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
         dtype = decoder.head.weight.dtype
-        shared = world.size > 1 and config.train.parallel != "ddp" and not distill.top_k
+        shared = world.size > 1 and config.train.parallel != "ddp"
         # What a device may be too small for is whole in the machine's memory alone.
         place = torch.device("cpu") if shared else device
 
-        def read() -> Decoder:
+        given = teacher
+        if given is None:
             from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
 
-            found = read_decoder(distill.teacher, dtype=dtype, device=place)
+            model = read_decoder(distill.teacher, dtype=dtype, device=place)
             if tokenizer is not None:
-                check_same_tokens(tokenizer, found)
-            return found.decoder()
-
-        given = teacher or read()
-        if distill.top_k:
-            check_vocabulary(decoder.config.vocab_size, given.config.vocab_size)
-            store = open_store(config, given, end_of_text)
-            again = read if teacher is None else None
-            loss = StoredDistillation(decoder, given, store, distill, again=again).loss
-        else:
-            if shared:
-                given = in_shares(given, world, device)
-            loss = Distillation(decoder, given, distill).loss
+                check_same_tokens(tokenizer, model)
+            given = model.decoder()
+        if shared:
+            given = in_shares(given, world, device)
+        loss = Distillation(decoder, given, distill).loss
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
@@ -110,47 +102,16 @@ def check_same_tokens(ours: Tokenizer, teacher: "Model") -> None:
 
 def check_distill(config: Config) -> None:
     """Raise `WakefulError` where fields of `[train.distill]` do not go together."""
-    hidden, top_k = "train.distill.hidden", "train.distill.top_k"
+    hidden = "train.distill.hidden"
     check_rules(
         config,
         Needs(
-            f"{hidden} {top_k} train.distill.layers", "train.distill.teacher",
+            f"{hidden} train.distill.layers", "train.distill.teacher",
             "it does nothing without a teacher",
         ),
         Needs("train.distill.layers", hidden, "it names layers whose streams are matched"),
-        Excludes(hidden, top_k, "it needs the teacher's streams, and its predictions are stored"),
         Excludes(hidden, "train.compile", "it looks into the models, which compiling forbids"),
-        Needs("train.distill.store train.distill.rest", top_k, "it is for stored predictions"),
-        Excludes(
-            "train.distill.over=mean", top_k,
-            "the mean is over the whole vocabulary, of which some tokens are stored",
-        ),
     )  # fmt: skip
-
-
-def open_store(config: Config, teacher: Decoder, end_of_text: int) -> Store:
-    """Return the store of a teacher's predictions that a configuration asks for.
-
-    Raises:
-        WakefulError: more are asked for than there are tokens, or the folder holds others.
-    """
-    distill = config.train.distill
-    vocabulary = min(config.model.vocab_size, teacher.config.vocab_size)
-    if not 0 < distill.top_k <= vocabulary:
-        raise WakefulError(
-            f"train.distill.top_k = {distill.top_k}: the teacher has {vocabulary} tokens to choose "
-            "from"
-        )
-    about = About(
-        teacher=digest_of(teacher),
-        vocabulary=vocabulary,
-        top_k=distill.top_k,
-        temperature=distill.temperature,
-        length=config.train.length,
-        dtype=config.train.dtype,
-        end_of_text=-1 if config.data.cross_documents else end_of_text,
-    )
-    return Store(about, distill.store)
 
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:

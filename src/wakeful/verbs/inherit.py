@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from wakeful.config.verbs import LENGTH, REFERENCES, FigureFormat, InheritOption
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
+from wakeful.digests import state_sha256
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
@@ -37,15 +39,13 @@ from wakeful.heirs.stages import FinishedStages, check_stages
 from wakeful.hf.weights_out import export, refuse_existing
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
-from wakeful.paths import expanded
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
-from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
-from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build, modules_named
 from wakeful.verbs import untrained
@@ -311,11 +311,6 @@ def _begun(
         planned = _planned(source, tokenizer, options, out, show, world)
         reference, data, recipe = planned.reference, planned.data, planned.recipe
         config, options, total = planned.config, planned.options, len(reference.blocks)
-        if recipe.heal.top_k:
-            lesson = recipe.healing(recipe.layer_map(0), total)
-            healed = dataclasses.replace(config.train, distill=lesson)
-            store = dataclasses.replace(config, train=healed)
-            open_store(store, reference.decoder(), data.train.end_of_text)
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
         costs, before = list[planning.ArmCost](), 0.0
@@ -428,25 +423,28 @@ def _reference(
     # context and this tokenizer.
     if model.path is not None and not model.step:
         stored = read_decoder(model.path)
-        same = digest_of(stored.decoder()) == digest_of(model.decoder())
+        same = _digest(stored.decoder()) == _digest(model.decoder())
         files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
         if same and files and stored.context == model.context:
             return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
 
+def _digest(decoder: Decoder) -> str:
+    """Return the SHA-256 of a decoder's configuration and weights, as float32."""
+    return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
+
+
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with the lengths that the reference's context allows, with BOS where the
-    reference was trained with it, and with a store that is found from any folder.
+    """Return the options with the lengths that the reference's context allows, and with BOS where
+    the reference was trained with it.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
     bos = options.data.bos or reference.begins(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
-    store = str(expanded(options.heal.store).absolute()) if options.heal.store else ""
-    heal = dataclasses.replace(options.heal, store=store)
-    return dataclasses.replace(options, train=train, diagnose_length=length, data=data, heal=heal)
+    return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 
 
 def _resumed(out: Path, shown: Shown, world: World) -> _Begun:

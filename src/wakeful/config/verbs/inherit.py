@@ -153,11 +153,9 @@ class InheritOptions(Drawn):
                  "whole layers are dropped in the order of --choose, and healed in between"),
         Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
                  "drops seeds recipe heal.lora.rank", "nothing is trained"),
-        Excludes("heal.by", "heal.alpha heal.temperature heal.top_k",
+        Excludes("heal.by", "heal.alpha heal.temperature",
                  "the reference's predictions are not learned from"),
-        Excludes("heal.hidden", "heal.top_k heal.by",
-                 "the reference's streams are needed every step"),
-        Needs("heal.store heal.rest", "heal.top_k", "it is for stored predictions"),
+        Excludes("heal.hidden", "heal.by", "the reference's streams are needed every step"),
         Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
         Excludes("heal.lora.rank", "copy",
                  "adapters cannot train the parts of a block that start at random"),
