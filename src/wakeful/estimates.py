@@ -1,6 +1,7 @@
 """Means, ratios and perplexities with their standard errors, alone and as paired differences."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,6 +173,59 @@ def with_perplexity(loss: float, error: float | None, count: int) -> str:
         return with_error(value)
     shown, *ends = (to_error(each, half) for each in (value, low, high))
     return f"{shown} ({' to '.join(ends)})"
+
+
+NEGLIGIBLE = 5e-4
+"""Nats per token: a smaller change of a loss is rounding, however surely it is measured."""
+
+TOLERATED = 0.02
+"""Nats per token: a larger rise of a loss is not taken for none, however wide its interval."""
+
+
+@dataclass(frozen=True)
+class LossChange:
+    """Change of a model's loss on the same windows of text, in nats per token, paired by window."""
+
+    before: float
+    after: float
+    error: float
+    """Standard error of the change; NaN for a single window."""
+    windows: int
+
+    @classmethod
+    def between(cls, before: Sequence[float], after: Sequence[float]) -> "LossChange":
+        """Return the change of the mean loss, from the loss of each window before and after."""
+        old, new = (np.asarray(losses, dtype=np.float64) for losses in (before, after))
+        _, error = mean_and_error(new - old)
+        return cls(float(old.mean()), float(new.mean()), error, old.size)
+
+    @property
+    def change(self) -> float:
+        """Loss after minus before."""
+        return self.after - self.before
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the change; infinite for a single window."""
+        away = reach(self.error, self.windows)
+        return self.change - away, self.change + away
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the interval lies above zero, and above what rounding makes."""
+        return self.interval[0] > NEGLIGIBLE
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it is not worse, and no rise that too few windows leave open either."""
+        return not self.is_worse and self.change <= TOLERATED
+
+    def __str__(self) -> str:
+        if self.windows < 2:
+            return f"{self.change:+.3f} nats per token on a single window".replace("-", "−")
+        low, high = self.interval
+        words = f"{self.change:+.3f} nats per token (95% interval {low:+.3f} to {high:+.3f})"
+        return words.replace("-", "−")
 
 
 def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:

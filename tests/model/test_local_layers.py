@@ -151,7 +151,6 @@ def test_descriptions_of_before_and_after() -> None:
         ({"local_layers": (2, 1)}, "local_layers must be ascending"),
         ({"local_layers": (-1,)}, "local_layers must be ascending"),
         ({"window": -1}, "window must not be negative"),
-        (WINDOW | {"stored_prefix": 1}, "model.window = 4 hides the beginning of a sequence"),
         (WINDOW | {"relaxed_prefix": 2}, "model.window = 4 hides the beginning of a sequence"),
         ({"local_theta": -1.0}, "local_theta must not be negative"),
         ({"local_layers": (1,), "positions": "learned"}, "are for rotary positions"),
@@ -165,5 +164,3 @@ def test_what_is_refused(options: dict[str, Any], words: str) -> None:
 def test_surgery_refuses_a_window() -> None:
     with pytest.raises(WakefulError, match="sinks stand for one token that every layer sees"):
         learned_sinks(tiny_decoder(**WINDOW), 7, TOKENS)
-    with pytest.raises(WakefulError, match="hides the beginning of a sequence"):
-        store_prefix(tiny_decoder(**WINDOW), [7])

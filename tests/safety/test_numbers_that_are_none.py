@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
-from wakeful.surgery import choose_prefix, learned_gates, rotate
+from wakeful.surgery import choose_sink_tokens, learned_gates, rotate
 
 NOT_FINITE = "the model's outputs are not finite: it is damaged, or needs dtype float32 or float64"
 ALIKE = "gives every token the same logit"
@@ -119,7 +119,7 @@ def test_layers_of_zeros_are_no_obstacle(verb: str, text: str, tmp_path: Path) -
 def test_parts_alone_bear_zeros(tmp_path: Path) -> None:
     decoder = model(tmp_path / "llama", zero, torch.float32).decoder()
     tokens = torch.arange(32).view(2, 16)
-    assert choose_prefix(decoder, tokens, [3, 4]) == [3]
+    assert choose_sink_tokens(decoder, tokens, [3, 4]).token.tokens == (3,)
     assert rotate(decoder, "hadamard")(tokens).abs().max() == 0
     assert learned_gates(decoder, 3, tokens)(tokens).abs().max() == 0
 

@@ -1,12 +1,13 @@
 """A stored prefix gives what the same tokens give when they are read with every text."""
 
 import dataclasses
+from typing import Any
 
 import polars as pl
 import pytest
 import torch
 from tests.helpers import EXAMPLES, FIELD
-from torch import Tensor, nn
+from torch import Tensor
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
@@ -16,7 +17,7 @@ from wakeful.model.generate import generate
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
-from wakeful.surgery import choose_prefix, store_prefix
+from wakeful.surgery import store_prefix
 
 TOKENS = [5, 3]
 SMALL = {
@@ -158,22 +159,38 @@ def test_a_second_prefix_is_refused() -> None:
         store_prefix(store_prefix(decoder(), TOKENS), TOKENS)
 
 
-def test_the_token_that_takes_the_outliers_is_chosen() -> None:
-    plain = decoder()
-    heights = {}
-    for token in (5, 17, 40):
-        outputs: list[Tensor] = []
+WINDOW: dict[str, Any] = {"local_layers": (0, 2), "local_theta": 10_000.0, "window": 4}
 
-        def see(_block: nn.Module, _args: tuple, out: tuple, into: list[Tensor] = outputs) -> None:
-            into.append(out[0].detach().abs().max().log())
 
-        stored = store_prefix(plain, [token])
-        for block in stored.blocks:
-            block.register_forward_hook(see)
-        stored(text())
-        heights[token] = float(torch.stack(outputs).mean())
-    assert choose_prefix(plain, text(), [5, 17, 40]) == [min(heights, key=heights.__getitem__)]
-    assert len(choose_prefix(plain, text(), [5, 17], num_tokens=2)) == 2
+@torch.no_grad()
+def test_no_window_hides_the_prefix() -> None:
+    """Against attention layer by layer, where every query sees the prefix and its window."""
+    plain = decoder(**WINDOW)
+    stored = store_prefix(plain, TOKENS)
+    whole = after(text())
+    distance = torch.arange(13).unsqueeze(1) - torch.arange(13)
+    x, flow = plain.before_blocks(plain.embed(whole), tokens=whole)
+    for layer, block in enumerate(plain.blocks):
+        near = (distance < 4) | (torch.arange(13) < 2)
+        keep = (distance >= 0) & (near if layer in WINDOW["local_layers"] else True)
+        x = block(x, dataclasses.replace(flow, keep=keep.unsqueeze(0), near=None))[0]
+    expected = plain.logits(plain.after_blocks(x))[:, 2:]
+    torch.testing.assert_close(stored(text()), expected, rtol=1e-10, atol=1e-10)
+    # Within the window it is the model itself after these tokens.
+    short = plain(whole)[:, 2:4]
+    torch.testing.assert_close(stored(text())[:, :2], short, rtol=1e-10, atol=1e-10)
+    cache = stored.new_cache(2, 11)
+    parts = [stored(part, cache=cache) for part in text().split([4, 1, 1, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-10, atol=1e-10)
+    valid = torch.tensor([[False] * 3 + [True] * 8, [True] * 11])
+    found = stored(text(), valid=valid)[0, 3:]
+    torch.testing.assert_close(found, stored(text()[:1, 3:])[0], rtol=1e-10, atol=1e-10)
+    with watch(stored, seen := Recorder()):
+        stored(text(1))
+    for event in seen.events:
+        weights = torch.stack([head_weights(event.sequences[0], head) for head in range(4)])
+        sums = weights.sum((1, 2)) + event.statistics[0].stored_mass
+        torch.testing.assert_close(sums, torch.full((4,), 11.0).double())
 
 
 @pytest.mark.parametrize("route", ["own", "attention_residual", "svformer"])

@@ -22,7 +22,7 @@ from wakeful.config.verbs import CureOptions
 from wakeful.errors import WakefulError
 from wakeful.quant.observing import merge
 from wakeful.quant.schemes.methods import Readers, Seen
-from wakeful.surgery import choose_prefix, learned_gates, learned_sinks, store_prefix
+from wakeful.surgery import learned_gates, learned_sinks, store_prefix
 from wakeful.training.matching import divergence
 from wakeful.verbs.retraining import check_retrains
 from wakeful.world import World
@@ -127,9 +127,6 @@ def test_parts_of_a_text_are_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> N
         assert not parts
         return found
 
-    tokens = [3, 4, 5, 6, 7]
-    chosen = choose_prefix(decoder, text, tokens)
-    assert both(lambda world: choose_prefix(decoder, text, tokens, world=world)) == chosen
     for fit in (learned_sinks, learned_gates):
         whole = fit(decoder, 3, text)
         for made in (both(partial(fit, decoder, 3, text)), fit(decoder, 3, text, World(0, 4))):

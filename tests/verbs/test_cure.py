@@ -23,6 +23,7 @@ import wakeful
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.estimates import LossChange
 from wakeful.evaluation.findings import findings, summary
 from wakeful.hf import as_transformers
 from wakeful.hf.families.granite import SWA
@@ -30,7 +31,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
-from wakeful.surgery import Bases
+from wakeful.surgery import Bases, SinkChoice, SinkTrial, window_losses
 from wakeful.surgery.learning import Learned, learned_of
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
@@ -232,7 +233,7 @@ def test_an_estimate_stands_before_long_work(
     shown = "".join(capsys.readouterr())
     assert shown.index("very roughly 31 s") < shown.index("rotating")
     size = sum(parameter.numel() for parameter in wakeful.load(str(llama)).module.parameters())
-    assert asked[0] == 2 * size * 16 * 2 * 10.0
+    assert asked[0] == 2 * size * 16 * 2 * 12.0
 
 
 def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noqa: F811
@@ -243,6 +244,69 @@ def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noq
     assert found.differences["bfloat16, cured"].kl < 0.1
     assert {"model", "layer", "metric", "value"} <= set(found.frame.columns)
     assert any(line.startswith("Prefix: ") for line in found.verdicts)
+
+
+def test_the_change_of_the_loss_comes_first(
+    llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """A cure that costs loss says so in the headline, and calls nothing healthy."""
+    read = {"text": words, "length": 16, "num_sequences": 4}
+    found = wakeful.cure(llama, rotate="hadamard", **read)
+    plain, cured = found.before.decoder(), found.model.decoder()
+    rows = torch.tensor(found.before.plain(TEXT)[:64]).view(4, 16)
+    before, after = (window_losses(model, rows) for model in (plain, cured))
+    expected = LossChange.between(before, after)
+    assert vars(found.loss) == pytest.approx(vars(expected), rel=1e-4, abs=1e-7)
+    assert found.summary["loss_change"]["interval"] == pytest.approx(found.loss.interval)
+    assert found.done[0] == ("Loss on the text", str(found.loss))
+    assert found.verdicts[0].startswith("llama cured predicts no worse: its loss changes by ")
+    monkeypatch.setattr(
+        "wakeful.verbs.cure.loss_change", lambda *_: LossChange.between([1.0] * 3, [1.5] * 3)
+    )
+    worse = wakeful.cure(llama, rotate="hadamard", **read)
+    assert worse.verdicts[0] == (
+        "llama cured predicts worse: its loss changes by +0.500 nats per token (95% interval "
+        "+0.500 to +0.500)."
+    )
+    assert not any("llama cured is healthy" in verdict for verdict in worse.verdicts)
+
+
+def test_auto_stores_the_token_that_costs_nothing(
+    llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    read = {"text": words, "length": 16, "num_sequences": 2}
+    model = wakeful.load(llama)
+    none = SinkTrial((), (3.0, 3.0))
+    token = SinkTrial((7,), (3.0, 3.01), 0.01, 0.01)
+    monkeypatch.setattr(
+        "wakeful.verbs.cure.choose_prefix", lambda *_, **__: SinkChoice(token, token, (none, token))
+    )
+    found = wakeful.cure(model, prefix="auto", **read)
+    assert found.prefix == (7,)
+    assert "on the text that chose it: +0.005 nats per token" in dict(found.done)["Prefix"]
+    sunk = wakeful.cure(model, sinks=True, train_length=16, steps=0, **read)
+    assert "fitted to id 7 stored" in dict(sunk.done)["Learned sinks"]
+    costly = SinkTrial((7,), (4.0, 4.0), 0.01, 0.01)
+    monkeypatch.setattr(
+        "wakeful.verbs.cure.choose_prefix",
+        lambda *_, **__: SinkChoice(none, costly, (none, costly)),
+    )
+    kept = wakeful.cure(model, prefix="auto", **read)
+    assert kept.prefix == ()
+    assert dict(kept.done)["Prefix"].startswith("none: of all that were tried")
+    assert kept.model.decoder().config.stored_prefix == 0
+    assert wakeful.cure(model, prefix="1", **read).prefix == (7,)
+
+
+def test_what_a_model_forbids_is_said_before_any_work(
+    llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    stored = wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2).model
+    monkeypatch.setattr("wakeful.verbs.cure._check_predicts", None)
+    monkeypatch.setattr("wakeful.verbs.cure._text", None)
+    for options in ({"prefix": "auto"}, {"sinks": True}, {"gates": True}):
+        with pytest.raises(WakefulError, match=r"stored.prefix"):
+            wakeful.cure(stored, text=words, length=16, num_sequences=2, **options)
 
 
 def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
@@ -434,7 +498,7 @@ def test_a_cure_is_chosen_for_a_format(
     def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
         other = "w8a8" if outlier else "kv4"
         assert [str(each) for each in schemes] == [rounded, other]
-        assert given["token"] == (None if plain.config.stored_prefix else 256)
+        assert (given["token"] is None) == bool(plain.config.stored_prefix)
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
         learns = learned_of("learned(steps=2)")

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -24,13 +25,17 @@ from transformers import (
 import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
+from wakeful.evaluation.findings import findings, summary
+from wakeful.evaluation.later_sinks import LaterSink
+from wakeful.finding import Advice
 from wakeful.hf import whole
 from wakeful.loading.load import load
 from wakeful.probes import exact
 from wakeful.reports.charts import slug, specification
-from wakeful.reports.diagnosis import diagnosis_report, next_steps
+from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.html import write
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
@@ -263,20 +268,27 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     assert "<img src=x" not in (out / "report.html").read_text()
 
 
-def test_a_sink_is_stored_by_bos_where_there_is_one(
-    text: Path, llama: Path, tmp_path: Path
-) -> None:
-    for bos, prefix in (("<bos>", "bos"), (None, "1")):
-        inner = Tokenizer.from_file(str(llama / "tokenizer.json"))
-        PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=bos).save_pretrained(llama)
-        out = tmp_path / prefix
-        wakeful.diagnose(llama, text=str(text), length=12, num_sequences=2, out=str(out))
-        (found,) = read_diagnosis(out)
-        assert found.has_bos == (bos is not None)
-        sunk = pl.when(pl.col("metric").str.starts_with("first_key_share")).then(0.9)
-        rows = found.rows.with_columns(value=sunk.otherwise("value"))
-        (step,) = next_steps([dataclasses.replace(found, rows=rows)], ["my model"])
-        assert step.command == f"wakeful cure 'my model' --rotate hadamard --prefix {prefix}"
+def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Path) -> None:
+    read: dict[str, Any] = {"text": str(text), "length": 12, "num_sequences": 2}
+    wakeful.diagnose(llama, out=str(tmp_path / "out"), **read)
+    (found,) = read_diagnosis(tmp_path / "out")
+    later = LaterSink(name="',' (id 3)", share=0.4, mass=0.3, even=0.1)
+    helps = Advice(words="store a token", arguments="--prefix auto --text my.txt")
+    for advice in (helps, Advice(words="nothing helps it")):
+        told = dataclasses.replace(found, advice=advice, later_sinks=(later,))
+        assert findings(told)[0].level == "bad"
+        assert "',' (id 3) is the most attended key of 40.0% of pairs" in findings(told)[0].text
+        written = json.loads(json.dumps(summary(told)))
+        assert from_table(Advice, written["advice"]) == advice
+        assert from_table(tuple[LaterSink, ...], written["later_sinks"]) == (later,)
+        report = diagnosis_report([told], sources=["my model"])
+        if advice is helps:
+            (step,) = report.steps
+            command = "wakeful cure 'my model' --prefix auto --text my.txt"
+            assert (step.words, step.command) == ("store a token", command)
+        else:
+            assert report.steps == []
+            assert "nothing helps it." in report.headlines
 
 
 def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> None:

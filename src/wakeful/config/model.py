@@ -98,7 +98,8 @@ class ModelConfig(Ruled):
     relaxed_prefix: int = 0
     """Prefix LM: this many first tokens attend in both directions and have no loss."""
     stored_prefix: int = 0
-    """Tokens before every sequence whose keys and values are stored with the weights."""
+    """Tokens before every sequence whose keys and values are stored with the weights. Every token
+    sees them, in local layers past the window too."""
     normalizer: What[str] = "softmax"
     """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
     route: What[str] = "own"
@@ -160,10 +161,10 @@ class ModelConfig(Ruled):
                 "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
                 "sequence: keep one of them"
             )
-        if self.narrowed and (self.stored_prefix or self.relaxed_prefix > 1):
+        if self.narrowed and self.relaxed_prefix > 1:
             raise WakefulError(
                 f"model.window = {self.window} hides the beginning of a sequence from the local "
-                "layers, where model.stored_prefix and model.relaxed_prefix stand: keep one of them"
+                "layers, where model.relaxed_prefix stands: keep one of them"
             )
 
     def _check_positions(self) -> None:

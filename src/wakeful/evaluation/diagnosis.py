@@ -14,8 +14,10 @@ from wakeful.config.tables import from_table
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
+from wakeful.evaluation.later_sinks import LaterSink, later_sinks
+from wakeful.finding import Advice
 from wakeful.loading.model import Model
-from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
+from wakeful.probes.attention import Entropy, Importance, KeyShares, Leading, Sinks, Values
 from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
@@ -56,6 +58,10 @@ class Diagnosis:
     """Every head's weights among the first of them: layer, head, query, key, value."""
     has_bos: bool = True
     """Whether the model's tokenizer has a BOS token."""
+    later_sinks: tuple[LaterSink, ...] = ()
+    """Tokens after the first that take more than their share of attention."""
+    advice: Advice | None = None
+    """What to do about it, as tried on the text; None where nothing is, or nothing was tried."""
 
 
 def diagnose(
@@ -102,6 +108,7 @@ def diagnose(
             MeanAttention(),
             HiddenPicture(tokens=32, bins=192),
             FirstAttention(tokens=_LABELLED),
+            KeyShares(),
         ]
         kinds = {type(probe) for probe in known}
         return [*known, *(probe for probe in more() if type(probe) not in kinds)]
@@ -125,6 +132,7 @@ def diagnose(
             for probe, state in zip(probes, states, strict=True):
                 probe.merge(state)
     loss, error = mean_and_error(losses)
+    keys = next(each for each in probes if isinstance(each, KeyShares))
     return Diagnosis(
         name=loaded.name,
         architecture=loaded.architecture,
@@ -137,6 +145,7 @@ def diagnose(
         tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
         attention=next(each for each in probes if isinstance(each, FirstAttention)).frame(),
         has_bos=loaded.bos is not None,
+        later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.text_of),
     )
 
 
@@ -152,6 +161,8 @@ class _Said:
     loss: float
     loss_standard_error: float | None
     has_bos: bool
+    later_sinks: tuple[LaterSink, ...] = ()
+    advice: Advice | None = None
 
 
 def read_diagnosis(path: str | Path) -> list[Diagnosis]:
@@ -172,6 +183,7 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
             name=each.model, architecture=each.architecture, num_layers=each.layers,
             length=each.length, num_sequences=each.sequences, loss=each.loss,
             loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
+            later_sinks=each.later_sinks, advice=each.advice,
             rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
             tokens=tuple(map(str, texts.get(each.model, ()))),
             attention=weights.filter(model=each.model).drop("model"),

@@ -1,5 +1,6 @@
 """What a diagnosis says: the figures that papers print, lazy layers, and a verdict in sentences."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,6 +10,9 @@ from wakeful.estimates import finite
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.finding import Finding, Level
 from wakeful.probes.base import block_outputs, mean_over_layers
+
+_NAMED = 3
+"""Later sinks that a sentence names."""
 
 
 def layer_values(
@@ -43,6 +47,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
             for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
         },
         "stored_prefix_mass": mean("stored_prefix_mass"),
+        "later_sinks": [dataclasses.asdict(each) for each in diagnosis.later_sinks],
         "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
         "lazy_layers": lazy_layers(diagnosis),
@@ -51,6 +56,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "median_head_rank": ranks["value"].median(),
         "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
         "suggested_depth": suggested_depth(diagnosis),
+        "advice": None if diagnosis.advice is None else dataclasses.asdict(diagnosis.advice),
         **{
             f"{metric}_{position}": mean(metric, position=position)
             for metric in ("kurtosis", "max_activation")
@@ -95,9 +101,10 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     return [
         Finding(
             "Attention sinks",
-            sink_level(share or 0.0),
+            sink_level(max([share or 0.0, *(each.excess for each in diagnosis.later_sinks)])),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
-            f"takes {mass:.1%} of all attention, not counting its own{stored}.",
+            f"takes {mass:.1%} of all attention, not counting its own{stored}."
+            + "".join(f" Later, {each}." for each in diagnosis.later_sinks[:_NAMED]),
             "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
             "Activation).",
         ),

@@ -319,16 +319,17 @@ class Decoder(HasRoles, Marked, nn.Module):
             )
         if positions_given or end > self.config.context:
             self._check_positions(places, end)
+        near = self._near(start, end, keep, x.device)
         stored = self.config.stored_prefix
-        if stored:
+        if stored:  # which every query sees, in local layers past their window too
             keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
+            near = None if near is None else F.pad(near, (stored, 0), value=True)
             places = None if places is None else places + stored
         spots = slice(start + stored, end + stored) if places is None else places
         x = self.embedding.into(x)
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
-        near = self._near(start, end, keep, x.device)
         rotations = self._rotations(spots)
         return x, Flow(memory=memory, cache=cache, rotations=rotations, keep=keep, near=near)
 

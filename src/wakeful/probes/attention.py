@@ -3,13 +3,22 @@ the start token has that the others lack.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import polars as pl
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe
+from wakeful.probes.base import (
+    SCHEMA,
+    AttentionEvent,
+    Frame,
+    HiddenEvent,
+    MeanProbe,
+    MergeableProbe,
+)
 from wakeful.probes.streaming import first_column
 
 
@@ -41,6 +50,55 @@ class Sinks(MeanProbe):
                     values[f"{metric}_without_row_0"] = (total - row_0) / (length - 1)
                 for name, each in values.items():
                     self.put_heads(event.layer, name, each)
+
+
+class KeyShares(MergeableProbe):
+    """How much of the attention every key of every sequence takes, over all heads and layers.
+
+    They are no metric: `shares` and `masses` have them. `wakeful.evaluation.later_sinks` sums them
+    by token.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[int, Float[Tensor, "2 L"]]] = []
+        """Of each sequence: layers seen, and the sums over them of both."""
+        self._layer, self._place = -1, 0
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        if event.layer <= self._layer or not self._sums:  # the next forward pass
+            self._place = len(self._sums)
+            self._sums += [(0, torch.zeros(2, 0))] * len(event.statistics)
+        self._layer = event.layer
+        for place, statistics in enumerate(event.statistics, start=self._place):
+            length = statistics.column_sums.shape[-1]
+            both = [statistics.leading_rows.clone(), statistics.column_sums.clone()]
+            if length > 1:
+                both[0][:, 0] -= statistics.row_0_dominated
+                both[1][:, 0] -= statistics.row_0_mass
+            found = torch.stack([each.mean(0) / max(1, length - 1) for each in both]).cpu()
+            layers, known = self._sums[place]
+            self._sums[place] = layers + 1, found if layers == 0 else known + found
+
+    @property
+    def shares(self) -> list[Float[Tensor, "L"]]:
+        """For each sequence the fraction of (query, head, layer) triples, row 0 left out, whose
+        largest weight is each key.
+        """
+        return [both[0] / layers for layers, both in self._sums]
+
+    @property
+    def masses(self) -> list[Float[Tensor, "L"]]:
+        """For each sequence the mean weight on each key, row 0 left out."""
+        return [both[1] / layers for layers, both in self._sums]
+
+    def state(self) -> Any:
+        return [[layers, both.tolist()] for layers, both in self._sums]
+
+    def merge(self, state: Any) -> None:
+        self._sums += [(layers, torch.tensor(both, dtype=torch.float64)) for layers, both in state]
+
+    def rows(self) -> Frame:
+        return pl.DataFrame(schema=SCHEMA)
 
 
 class BosMass(MeanProbe):

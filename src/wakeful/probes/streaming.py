@@ -126,6 +126,9 @@ class TileStatistics:
     """The number of queries whose largest weight, a stored prefix included, is key 0 alone."""
     row_0_dominated: Float[Tensor, "H"]
     """Whether query 0 is among them (0 or 1)."""
+    leading_rows: Float[Tensor, "H L"]
+    """The number of queries whose largest weight, a stored prefix included, is key j: the first of
+    several equal ones, so that even attention leads to key 0."""
     stored_mass: Float[Tensor, "H"] | None
     """Σ of the weights on a stored prefix's keys, None where there is none."""
 
@@ -144,7 +147,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
         each is None for each in (heads.sink, heads.before, heads.weigh, heads.keep)
     )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
-    c2 = torch.zeros_like(c1)
+    c2, leading = torch.zeros_like(c1), torch.zeros_like(c1)
     largest, corner, rows, row_0, stored = (
         torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(5)
     )
@@ -152,6 +155,9 @@ def tile_statistics(heads: Attended) -> TileStatistics:
         own = slice(group * repeats, (group + 1) * repeats)
         for tile in tiles(heads, range(own.start, own.stop)):
             p = tile.weights
+            highest, key = p.max(-1)
+            leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
+            leading[own].scatter_add_(1, tile.first + key, leads.double())
             if tile.first == 0:
                 rivals = [p[..., 1:]] if tile.stored is None else [p[..., 1:], tile.stored]
                 dominated = p[..., 0] > 0
@@ -177,6 +183,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
         row_0_mass=corner,
         first_key_rows=rows,
         row_0_dominated=row_0,
+        leading_rows=leading,
         stored_mass=None if heads.before is None else stored,
     )
 

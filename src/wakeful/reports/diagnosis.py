@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from wakeful.evaluation.findings import (
     suggested_depth,
     summary,
 )
-from wakeful.finding import Level
+from wakeful.finding import Advice, Level
 from wakeful.probes.base import block_outputs, mean_over_layers
 from wakeful.reports import charts
 from wakeful.reports.heads import attention, hidden, maps, mean_attention, pictures, sink
@@ -64,6 +64,7 @@ _COMPARED = (
     ("max_activation_first", "mean max |x|, first"),
     ("max_activation_rest", "mean max |x|, rest"),
 )
+_NO_ILLS = "no sinks, lazy layers, drained values or outliers"
 _COUNTED = {"median_head_rank", "heads_near_rank_1"}
 """Figures that have no error over sequences."""
 _CURVES = (
@@ -229,17 +230,20 @@ def _positive(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("value") > 0)
 
 
-def headlines(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """Return the verdicts, a sentence for all models of which the same is to be said."""
-    said: dict[str, list[str]] = {}
+def headlines(diagnoses: Sequence[Diagnosis], worse: Collection[str] = ()) -> list[str]:
+    """Return the verdicts, a sentence for all models of which the same is to be said.
+
+    No model among the `worse`, those whose cure cost loss, is called healthy.
+    """
+    verdicts: dict[tuple[str, str, str], list[str]] = {}
     for each in diagnoses:
-        said.setdefault(_ills(each), []).append(each.name)
+        verdict = ("has", "have", _ills(each) or _NO_ILLS)
+        if verdict[2] == _NO_ILLS and each.name not in worse:
+            verdict = ("is", "are", f"healthy: {_NO_ILLS}")
+        verdicts.setdefault(verdict, []).append(each.name)
     return [
-        f"{listed(names)} {'have' if len(names) > 1 else 'has'} {ills}."
-        if ills
-        else f"{listed(names)} {'are' if len(names) > 1 else 'is'} healthy: no sinks, lazy layers, "
-        "drained values or outliers."
-        for ills, names in said.items()
+        f"{listed(names)} {many if len(names) > 1 else one} {words}."
+        for (one, many, words), names in verdicts.items()
     ]
 
 
@@ -258,7 +262,7 @@ def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[S
     """Return what to do about what was found; what is healthy is quantized together."""
     found = [_cure(each, source) for each, source in zip(diagnoses, sources, strict=True)]
     healthy = [n for n, step in enumerate(found) if step is None]
-    steps = [step for step in found if step is not None]
+    steps = [step for step in found if step is not None and step.command]
     if healthy:
         names = listed(diagnoses[n].name for n in healthy)
         models = shlex.join(sources[n] for n in healthy)
@@ -269,27 +273,26 @@ def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[S
 
 def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     levels = {each.title: each.level for each in findings(diagnosis)}
-    model = shlex.quote(source)
-    depth = suggested_depth(diagnosis)
-    prefix = "bos" if diagnosis.has_bos else "1"  # the token that a text shows to be best
-    if levels["Attention sinks"] != "good":
-        return Step(f"move {diagnosis.name}'s sink out of the text and rotate its outliers away",
-                    f"wakeful cure {model} --rotate hadamard --prefix {prefix}")  # fmt: skip
+    model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
+    if advice is not None:
+        command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
+        return Step(advice.words, command)
     if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
         return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
-    if levels["Outlier activations"] != "good":
-        return Step(
-            f"rotate {diagnosis.name}'s outliers away", f"wakeful cure {model} --rotate hadamard"
-        )
     return None
 
 
-def after_cure(source: str, folder: str | Path, schemes: Sequence[str] = ()) -> list[Step]:
+def after_cure(
+    source: str, folder: str | Path, schemes: Sequence[str] = (), advice: Advice | None = None
+) -> list[Step]:
     """Return what to do with a cured model in a folder and the model that it was made of.
 
-    `schemes` are expressions of those that it was cured for.
+    `schemes` are expressions of those that it was cured for; `advice` is what to do instead, where
+    the cure did not help.
     """
+    if advice is not None and advice.arguments:
+        return [Step(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
     before, after = shlex.quote(source), shlex.quote(str(folder))
     told = f"wakeful quantize {before} {after}"
     asked = f"{told} {shlex.join(['--scheme', *schemes])}" if schemes else told
@@ -307,12 +310,13 @@ def diagnosis_report(
     done: Sequence[tuple[str, str]] = (),
     sources: Sequence[str] = (),
     steps: Sequence[Step] | None = None,
+    worse: Collection[str] = (),
 ) -> Report:
     """Return what is told of what models showed on a text.
 
     `done` are words and what they say of what was done to the last of several models; `sources`
     are what the models were asked for as, for a command to type; `steps` are what to do next, where
-    that is not to cure what was found.
+    that is not to cure what was found; `worse` are models whose cure cost loss.
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
     named = sources if len(sources) == len(diagnoses) else names
@@ -369,9 +373,15 @@ def diagnosis_report(
         told_method([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
     steps = next_steps(diagnoses, named) if steps is None else steps
-    return Report(
-        title or f"Diagnosis of {', '.join(names)}", headlines(diagnoses), steps, sections
-    )
+    told = [*headlines(diagnoses, worse), *_without_command(diagnoses)]
+    return Report(title or f"Diagnosis of {', '.join(names)}", told, steps, sections)
+
+
+def _without_command(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+    """Yield what is advised where no command helps."""
+    for each in diagnoses:
+        if each.advice is not None and not each.advice.arguments:
+            yield f"{each.advice.words}."
 
 
 def _compared_table(diagnoses: Sequence[Diagnosis]) -> Table:

@@ -2,21 +2,33 @@
 
 from wakeful.surgery.absorb import check_absorbs
 from wakeful.surgery.gates import learned_gates, open_gates
-from wakeful.surgery.prefix import choose_prefix, store_prefix
+from wakeful.surgery.prefix import check_stores, store_prefix
 from wakeful.surgery.rotate import Bases, check_rotates, rotate, rotate_keys
 from wakeful.surgery.rotate_experts import rotate_experts
+from wakeful.surgery.sink_tokens import (
+    SinkChoice,
+    SinkTrial,
+    choose_sink_tokens,
+    opened,
+    window_losses,
+)
 from wakeful.surgery.sinks import learned_sinks
 
 __all__ = [
     "Bases",
+    "SinkChoice",
+    "SinkTrial",
     "check_absorbs",
     "check_rotates",
-    "choose_prefix",
+    "check_stores",
+    "choose_sink_tokens",
     "learned_gates",
     "learned_sinks",
     "open_gates",
+    "opened",
     "rotate",
     "rotate_experts",
     "rotate_keys",
     "store_prefix",
+    "window_losses",
 ]

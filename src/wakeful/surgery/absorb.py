@@ -83,7 +83,8 @@ def check_absorbs(decoder: Decoder, what: str) -> None:
             )
     if config.narrowed:
         raise WakefulError(
-            f"model.window = {config.window}: {what} stand for one token that every layer sees"
+            f"model.window = {config.window}: {what} stand for one token that every layer sees; "
+            "--prefix auto stores one that no window hides"
         )
     for field, least in (("relaxed_prefix", 1), ("stored_prefix", 0)):
         if getattr(config, field) > least:

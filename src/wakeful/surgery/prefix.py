@@ -7,9 +7,8 @@ precision, no token of the text takes that place: its outliers never occur in wh
 model's own on texts that begin with these tokens.
 """
 
-import math
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -17,26 +16,34 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.hooks import hooked
 from wakeful.model.rebuild import rebuilt
-from wakeful.world import ALONE, World
+
+
+def check_stores(decoder: Decoder, num_tokens: int) -> None:
+    """Raise `WakefulError` where a model cannot have so many tokens stored."""
+    config = decoder.config
+    if config.stored_prefix:
+        raise WakefulError(
+            f"the model has a stored prefix of {config.stored_prefix} tokens already: cure the "
+            "model that it was made of"
+        )
+    if num_tokens:  # what forbids them is said by the description of the result
+        replace(config, stored_prefix=num_tokens)
 
 
 @torch.no_grad()
 def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
     """Return a decoder that reads every sequence as if these tokens stood before it.
 
-    It shares its weights with `decoder`, which stays as it is.
+    It shares its weights with `decoder`, which stays as it is. In layers with a window a later
+    token still sees them, which no longer sees the beginning of a text: within the window the
+    function is the model's own after these tokens, and past it another.
 
     Raises:
         WakefulError: no tokens, ids past the vocabulary, more than the context holds, or a model
             that has a stored prefix already.
     """
-    config = decoder.config
-    if config.stored_prefix:
-        raise WakefulError(
-            f"the model has a stored prefix of {config.stored_prefix} tokens already"
-        )
+    check_stores(decoder, len(tokens))
     ids = prefix_ids(tokens, decoder.embed.weight)
     cache = decoder.new_cache(1, len(tokens))
     decoder.hidden(ids, cache=cache)
@@ -59,41 +66,3 @@ def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
     if wrong:
         raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {len(table)}")
     return torch.tensor([list(tokens)], device=table.device)
-
-
-@torch.no_grad()
-def choose_prefix(
-    decoder: Decoder,
-    text: Int[Tensor, "B L"],
-    candidates: Sequence[int],
-    *,
-    num_tokens: int = 1,
-    world: World = ALONE,
-) -> list[int]:
-    """Return the tokens that, stored, leave the text without outliers, one added at a time.
-
-    Each is the candidate with the least mean over blocks of log max |x|, x the block's output over
-    the whole text. The processes share the candidates.
-    """
-    chosen: list[int] = []
-    tokens = [*dict.fromkeys(candidates)]
-    for _ in range(num_tokens):
-        heights = [
-            _height(store_prefix(decoder, [*chosen, token]), text)
-            for token in tokens[world.part(len(tokens))]
-        ]
-        of_all = world.whole(torch.tensor(heights, dtype=torch.float64), len(tokens))
-        chosen.append(tokens[int(of_all.argmin())])
-    return chosen
-
-
-def _height(decoder: Decoder, text: Tensor) -> float:
-    """Return the mean over blocks of log max |x|."""
-    found: list[float] = []
-
-    def see(_layer: int, _args: tuple, output: tuple) -> None:
-        found.append(math.log(max(float(output[0].abs().max()), sys.float_info.min)))
-
-    with hooked(dict(enumerate(decoder.blocks)), after=see):
-        decoder.hidden(text)
-    return sum(found) / len(found)

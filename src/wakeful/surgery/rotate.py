@@ -289,6 +289,20 @@ def turning(
     return turn
 
 
+def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -> Turning:
+    """Return what `rotate` makes of a decoder's block outputs.
+
+    Raises:
+        WakefulError: a rotation is known not to be exact.
+    """
+    kind = check_rotates(decoder, rotation)
+    norms = [m for m in decoder.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
+    centered = any(norm.centers for norm in norms)
+    width, device = decoder.config.width, decoder.embed.weight.device
+    turn = turning(kind, "stream", width, device, seed=seed, centered=centered)
+    return (lambda h: turn(h - h.mean(-1, keepdim=True))) if centered else turn
+
+
 def exchanged(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
     """Return x U on rows, U the reflection that exchanges (1, …, 1) / √n and the first axis."""
     width = rows.shape[1]

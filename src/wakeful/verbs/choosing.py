@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from wakeful import surgery
 from wakeful.errors import WakefulError
@@ -412,7 +411,7 @@ class _Choosing:
             return None
         plain = self._make(replace(best, rotate=""))
         text = self.texts.calibrating
-        text = text if best.first else opened(self.texts.opening, text)
+        text = text if best.first else surgery.opened(self.texts.opening, text)
         found = learned_of(LEARNED)
         assert found is not None
         self.told(f"learning a rotation: {LEARNED}")
@@ -435,7 +434,7 @@ class _Choosing:
     def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
         """Return what a candidate in a format costs each sequence, in nats a token."""
         before = () if candidate.first else self.texts.opening
-        given = [opened(before, row[None]) for row in self.texts.calibrating]
+        given = [surgery.opened(before, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize(
             made, scheme, arithmetic="integer", skip=skip,
@@ -446,19 +445,7 @@ class _Choosing:
         return (_losses(small, text, before, self.world) - self.full[id(text)]).cpu()
 
 
-def opened(opening: Sequence[int], text: Tensor) -> Tensor:
-    """Return token ids (B, L) with what a text is opened by before them."""
-    first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
-    return torch.cat([first.expand(len(text), -1), text], 1)
-
-
-@torch.inference_mode()
 def _losses(model: nn.Module, text: Tensor, opening: Sequence[int], world: World) -> Tensor:
     """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
-    mine = text[world.part(len(text))]
-    found = torch.zeros(len(mine), dtype=torch.float64, device=text.device)
-    if len(mine):
-        logits = model(opened(opening, mine))[:, len(opening) : -1].float()
-        each = cross_entropy(logits.transpose(1, 2), mine[:, 1:], reduction="none")
-        found = each.double().mean(1)
-    return world.whole(found, len(text))
+    mine = surgery.window_losses(model, text[world.part(len(text))], opening)
+    return world.whole(torch.tensor(mine, dtype=torch.float64, device=text.device), len(text))

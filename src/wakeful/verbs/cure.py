@@ -1,7 +1,8 @@
 """The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +20,11 @@ from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
+from wakeful.estimates import LossChange, finite
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
+from wakeful.evaluation.findings import findings
 from wakeful.evaluation.reading import TextWords, check_text
+from wakeful.finding import Advice
 from wakeful.hf.weights_out import describe, export, refuse_existing, save_stock, written_as
 from wakeful.hf.whole import is_hybrid
 from wakeful.loading.chat import user_turn
@@ -37,6 +41,7 @@ from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
+from wakeful.verbs.advice import advise, same_reading
 from wakeful.verbs.choosing import (
     CALIBRATING,
     CHOOSING,
@@ -47,7 +52,6 @@ from wakeful.verbs.choosing import (
     candidates,
     choose,
     format_of,
-    opened,
 )
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.diagnose import Diagnosis, diagnose
@@ -55,11 +59,10 @@ from wakeful.verbs.difference import Difference, difference, differences
 from wakeful.verbs.result import Measured
 from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
 from wakeful.verbs.session import foretell, session
+from wakeful.verbs.sink_choice import CHOOSING_TOKENS, choose_prefix, loss_change, windows_of
 from wakeful.verbs.sources import Source, as_ours, dtype_of, name_of
 from wakeful.world import World, joined
 
-CANDIDATES = 16
-"""Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
 _RUNS = "that is done as the model runs, by our class, whose decoder holds no experts"
@@ -94,6 +97,8 @@ class _Made:
     differences: Mapping[str, Difference]
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
+    loss: LossChange
+    """Change of the loss on windows of the text, paired."""
     choice: Choice | None = None
     """The measurements that chose the cure, where formats were named."""
     length: int
@@ -111,6 +116,8 @@ class Cure(_Made, Measured):
     """The command line that does the same."""
     source: str
     """The name that the model before was asked for by."""
+    advice: Advice | None = None
+    """What to try instead, where the cured model still has an ill or predicts worse."""
     out: str = ""
     """The folder that was asked for."""
 
@@ -123,6 +130,11 @@ class Cure(_Made, Measured):
     def summary(self) -> dict[str, Any]:
         """The diagnosis before and after, what was done, and how far the predictions moved."""
         figures = self.diagnosis.summary | {
+            "loss_change": {
+                "change": self.loss.change, "windows": self.loss.windows,
+                "standard_error": finite(self.loss.error),
+                "interval": [finite(edge) for edge in self.loss.interval],
+            },
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
             "differences": {name: vars(each) for name, each in self.differences.items()},
             "choice": None if self.choice is None else self.choice.summary,
@@ -140,14 +152,28 @@ class Cure(_Made, Measured):
         schemes = [] if choice is None else [each.expression for each in choice.schemes]
         found = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
-            done=[*self.done, *moved], steps=after_cure(self.source, folder, schemes),
+            done=[*self.done, *moved],
+            steps=after_cure(self.source, folder, schemes, self.advice),
+            worse=[] if self.loss.is_harmless else [models[1].name],
         )  # fmt: skip
-        if choice is None:
-            return found
+        tried = [] if choice is None else choice.headlines
         return replace(
-            found, headlines=[*choice.headlines, *found.headlines],
-            sections=[*choice.sections, *found.sections],
+            found, headlines=[self._loss_headline, *tried, *found.headlines, *self._left],
+            sections=[*([] if choice is None else choice.sections), *found.sections],
         )  # fmt: skip
+
+    @property
+    def _left(self) -> list[str]:
+        """Say what is advised where no command helps."""
+        without = self.advice is not None and not self.advice.arguments
+        return [f"{self.advice.words}."] if self.advice is not None and without else []
+
+    @property
+    def _loss_headline(self) -> str:
+        what = "may predict worse"
+        if self.loss.is_worse or self.loss.is_harmless:
+            what = "predicts worse" if self.loss.is_worse else "predicts no worse"
+        return f"{self.diagnosis.models[1].name} {what}: its loss changes by {self.loss}."
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder that Transformers loads, with the page beside it."""
@@ -238,14 +264,40 @@ def cure(
             made = make(_At(loaded, words, learned, wanted, at.show, world))
         shared = ("text", "bos", "device", "dtype", "num_sequences")
         asks = {name: getattr(wanted, name) for name in shared}
-        seen = diagnose(loaded, made.model, shown=shown, length=made.length, **asks)
+        seen = diagnose(
+            loaded, made.model, shown=shown, length=made.length, advise=False, **asks
+        )  # fmt: skip
+        advice = None if _helped(made, seen) else _next(loaded, seen, words, wanted, made.length)
         cure = Cure(
             **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
-            figures=wanted.figures, out=wanted.out,
+            figures=wanted.figures, out=wanted.out, advice=advice,
         )  # fmt: skip
         if wanted.out and world.first:
             cure.save(wanted.out)
     return cure
+
+
+def _helped(made: _Made, seen: Diagnosis) -> bool:
+    """Return whether a cured model predicts no worse and has no ill that a cure is for."""
+    ills = {each.title for each in findings(seen.models[1]) if each.level != "good"}
+    return made.loss.is_harmless and ills <= {"Lazy layers"}
+
+
+def _next(
+    loaded: Model, seen: Diagnosis, words: TextWords, wanted: CureOptions, length: int
+) -> Advice | None:
+    """Return what to do with the model before, tried on the text; or that this was the best."""
+    rows = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
+    advice = advise(loaded, seen.models[0], rows, bos=wanted.bos)
+    if advice is None:
+        return Advice(words=f"nothing else was found to cure in {loaded.name}: keep it as it is")
+    flags = shlex.split(advice.arguments)
+    given = {"--rotate": wanted.rotate, "--prefix": wanted.prefix, "--sinks": wanted.sinks}
+    done = {flag for flag, value in given.items() if value}
+    if flags and done == {flag for flag in flags if flag.startswith("--")}:
+        return Advice(words=f"nothing that was tried does better than to {advice.words}")
+    arguments = " ".join(filter(None, [advice.arguments, same_reading(wanted)]))
+    return replace(advice, arguments=arguments if flags else "")
 
 
 @dataclass(frozen=True)
@@ -278,36 +330,38 @@ class _At:
 
 def _cured_ours(at: _At) -> _Made:
     """Cure a model that our decoder can be."""
-    loaded, show, world = at.loaded, at.show, at.world
+    loaded, wanted, show, world = at.loaded, at.wanted, at.show, at.world
     ours = as_ours(loaded, show)
     plain, said = ours.decoder(), str(ours.agreement or "")
+    _check_possible(loaded, plain, wanted, world)
     text = _text(at)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
-    choice, wanted = _choice(at, plain, text)
-    at = replace(at, wanted=wanted)
-    begins = wanted.prefix or wanted.trains
-    begins = begins and (loaded.adds_bos or loaded.tokenizer.chat_template)
-    read = _unbegun(loaded) if begins else lambda: loaded.tokenizer
-    if wanted.turning:
-        drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
-        surgery.check_rotates(plain, drawn, stream=bool(wanted.rotate))
-    choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
     foretell(
         show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-        passes=choosing + 2 * DIAGNOSIS_PASSES
-        + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
+        passes=2 * DIAGNOSIS_PASSES + 2 + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
     )  # fmt: skip
+    # What the text or the tokenizer forbids is said before anything is measured.
+    texts = _format_texts(at, text)
+    rest = _rest(at, text.numel()) if wanted.trains or learned_of(wanted.rotate) else None
+    begins = loaded.adds_bos or loaded.tokenizer.chat_template
+    begins = begins and (wanted.prefix or wanted.trains or wanted.for_)
+    unbegun = _unbegun(loaded) if begins else lambda: loaded.tokenizer
+    sink = _sink(at, plain, text)
+    choice, wanted = _choice(at, plain, texts, sink)
+    at = replace(at, wanted=wanted)
+    prefix, stored = _prefix(at, sink)
+    read = unbegun if prefix or wanted.trains else lambda: loaded.tokenizer
     done = [("Conversion", said)] if said else []
     done += [] if choice is None else [("Chosen", choice.said)]
     stands, base = list[int](), plain
     if wanted.trains:
-        check_retrains(plain, wanted, world)
-        stands = _first(at, plain, text)
-        rest = _rest(at, text.numel())
+        assert sink is not None
+        stands = [*sink.token.tokens]
+        rest = _rest(at, text.numel()) if rest is None else rest
         base, more = retrained(loaded, stands[0], text, rest, wanted, show, world)
         done += more
-    cured, prefix, more = _cured(at, base, text, choice)
-    done += more + _rounded(cured, plain, at.stored)
+    cured, more = _cured(at, base, text, choice, prefix)
+    done += more + stored + _rounded(cured, plain, at.stored)
     context = min(loaded.context, cured.config.context)
     result = at.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
@@ -315,10 +369,27 @@ def _cured_ours(at: _At) -> _Made:
     found = differences(loaded.module, plain, cured, compared, stands, world)
     done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
     told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
+    show.note("comparing losses")
+    loss = loss_change(loaded, result, text, wanted.bos)
     return _Made(
-        model=result, done=tuple(done), stock=told[0], differences=found, length=text.shape[1],
-        prefix=tuple(prefix), choice=choice,
+        model=result, done=(("Loss on the text", str(loss)), *done), stock=told[0],
+        differences=found, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
     )  # fmt: skip
+
+
+def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions, world: World) -> None:
+    """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
+    if wanted.turning:
+        drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
+        surgery.check_rotates(plain, drawn, stream=bool(wanted.rotate))
+    if wanted.trains:
+        check_retrains(plain, wanted, world)
+    if wanted.prefix:
+        surgery.check_stores(plain, int(wanted.prefix) if wanted.prefix.isdecimal() else 1)
+    if wanted.prefix == "bos" and loaded.bos is None:
+        raise WakefulError(
+            f"{loaded.name} has no BOS token: choose the token on the text by --prefix auto"
+        )
 
 
 def _cured_experts(at: _At) -> _Made:
@@ -347,10 +418,12 @@ def _cured_experts(at: _At) -> _Made:
     with torch.inference_mode():
         expected, found = ([logits_of(m, r[None]) for r in mine] for m in (loaded.module, cured))
         apart = difference(expected, found, len(text), world)
-    kind = dtype_of(loaded)
+    kind, result = dtype_of(loaded), at.cured(cured)
+    loss = loss_change(loaded, result, text, wanted.bos)
+    done = [("Loss on the text", str(loss)), *done, (f"Logits in {kind}", apart.said(()))]
     return _Made(
-        model=at.cured(cured), done=(*done, (f"Logits in {kind}", apart.said(()))),
-        stock=cured.config.model_type, differences={kind: apart}, length=text.shape[1],
+        model=result, done=tuple(done), stock=cured.config.model_type, differences={kind: apart},
+        length=text.shape[1], loss=loss,
     )  # fmt: skip
 
 
@@ -422,14 +495,58 @@ def _rest(at: _At, skip: int) -> Tensor:
     return torch.tensor(found, device=at.loaded.device)
 
 
-def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureOptions]:
-    """Return the cure that is best for formats by the text after the one to verify on, and the
-    options to carry it out; no choice and those given where none is to be made.
+def _sink(at: _At, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
+    """Return which tokens are best stored, measured on the text after the one to verify on, or on
+    that where there is no more; None where nothing stores one.
+    """
+    loaded, wanted = at.loaded, at.wanted
+    chosen = wanted.prefix not in ("", "bos") or wanted.trains or wanted.for_
+    if not chosen or plain.config.stored_prefix:
+        return None
+    number = int(wanted.prefix) if wanted.prefix.isdecimal() else 1
+    skip = text.numel()
+    rest = at.words.beginning.tokens(loaded.plain, skip + CHOOSING_TOKENS)[skip:]
+    tokens = torch.tensor(rest, device=loaded.device) if len(rest) > skip else text.flatten()
+    opening = loaded.begin(wanted.bos)
+    room = loaded.context - max(number, len(opening))
+    told = partial(at.show.count, "tokens that may take the sink")
+    return choose_prefix(
+        loaded, plain, windows_of(tokens, room), num_tokens=number, bos=wanted.bos,
+        on_progress=told,
+    )  # fmt: skip
+
+
+def _prefix(at: _At, sink: surgery.SinkChoice | None) -> tuple[list[int], list[tuple[str, str]]]:
+    """Return the tokens to store, and what was done in words."""
+    prefix = at.wanted.prefix
+    if not prefix:
+        return [], []
+    if prefix == "bos":
+        tokens, why = at.loaded.begin("on"), ""
+    else:
+        assert sink is not None
+        trial = sink.best if prefix == "auto" else sink.token
+        tokens, why = [*trial.tokens], f"; on the text that chose it: {sink.change(trial)}"
+        if not tokens:
+            tried = _shown(at.loaded, sink.token.tokens)
+            said = f"none: of all that were tried, {tried} costs least, {sink.change(sink.token)}"
+            return [], [("Prefix", said)]
+    return tokens, [
+        ("Prefix", f"keys and values of {_shown(at.loaded, tokens)} before every text{why}")
+    ]
+
+
+def _shown(loaded: Model, tokens: Sequence[int]) -> str:
+    return f"{' '.join(repr(_piece(loaded, token)) for token in tokens)} (ids {list(tokens)})"
+
+
+def _format_texts(at: _At, text: Tensor) -> Texts | None:
+    """Return the sequences to choose a cure for formats on, from the text after the one to verify
+    on; None where no format is named.
     """
     loaded, wanted = at.loaded, at.wanted
     if not wanted.for_:
-        return None, wanted
-    schemes = [format_of(name) for name in wanted.for_]
+        return None
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
     count = Texts.rows * length
     found = at.words.beginning.tokens(loaded.plain, text.numel() + count * SPREAD)[text.numel() :]
@@ -438,12 +555,24 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
             f"the text has {text.numel() + len(found):,} tokens: choosing a cure needs "
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
-    token = None if plain.config.stored_prefix else _first(at, plain, text)[0]
     drawn = torch.tensor(found, device=loaded.device)
-    texts = Texts.spread(drawn, length, tuple(loaded.begin(wanted.bos)))
+    return Texts.spread(drawn, length, tuple(loaded.begin(wanted.bos)))
+
+
+def _choice(
+    at: _At, plain: Decoder, texts: Texts | None, sink: surgery.SinkChoice | None
+) -> tuple[Choice | None, CureOptions]:
+    """Return the cure that is best for formats by `texts`, and the options to carry it out; no
+    choice and those given where none is to be made.
+    """
+    loaded, wanted = at.loaded, at.wanted
+    if texts is None:
+        return None, wanted
+    schemes = [format_of(name) for name in wanted.for_]
+    token = None if sink is None else sink.token.tokens[0]
     looks = sum(each.method.passes(CALIBRATING) for each in schemes if each.method)
     foretell(
-        at.show, f"{loaded.name}: cures to try", loaded, tokens=length,
+        at.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
         total=len(candidates(plain, schemes, token)),
         passes=CHOOSING * len(schemes) + CALIBRATING * looks,
     )  # fmt: skip
@@ -454,7 +583,7 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
     best = choice.best
     if best == Candidate():
         return choice, wanted
-    prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
+    prefix = "1" if best.first == "prefix" else ""
     sinks = best.first == "sinks"
     return choice, replace(
         wanted, for_=(), stock=False, rotate=str(best.rotate), rotate_inner=best.inner,
@@ -463,24 +592,20 @@ def _choice(at: _At, plain: Decoder, text: Tensor) -> tuple[Choice | None, CureO
 
 
 def _cured(
-    at: _At, plain: Decoder, text: Tensor, choice: Choice | None
-) -> tuple[Decoder, list[int], list[tuple[str, str]]]:
-    """Return the cured decoder, the stored tokens, and what was done in words.
+    at: _At, plain: Decoder, text: Tensor, choice: Choice | None, prefix: Sequence[int]
+) -> tuple[Decoder, list[tuple[str, str]]]:
+    """Return the cured decoder, and what was done in words.
 
     A rotation that the choice did not learn is learned on the text after the one to verify on, read
     as the cured model reads it: after the prefix, or BOS.
     """
     wanted, kind = at.wanted, at.wanted.turning or "identity"
-    prefix = list[int]()
-    if wanted.prefix:
-        at.show.note("storing a prefix")
-        prefix = _chosen(at, plain, text)
     if choice is not None and isinstance(choice.best.rotate, surgery.Bases):
         kind = choice.best.rotate
     elif (learns := learned_of(wanted.rotate)) is not None:
         at.show.note("learning a rotation")
         rows = fitting_rows(at.loaded, _rest(at, text.numel()), wanted)
-        rows = rows if prefix else opened(at.loaded.begin(wanted.bos), rows)
+        rows = rows if prefix else surgery.opened(at.loaded.begin(wanted.bos), rows)
         reader = surgery.store_prefix(plain, prefix) if prefix else plain
         told = partial(at.show.count, "learning steps")
         kind = learns.learn(reader, rows, seed=wanted.seed, told=told, world=at.world)
@@ -502,10 +627,9 @@ def _cured(
         cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if prefix:
+        at.show.note("storing a prefix")
         cured = surgery.store_prefix(cured, prefix)
-        shown = " ".join(repr(_piece(at.loaded, token)) for token in prefix)
-        done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
-    return cured, prefix, done
+    return cured, done
 
 
 @torch.no_grad()
@@ -538,37 +662,13 @@ def _rounded(
     return [("Weights", f"those that changed are rounded to {kind}, the type written")] * found
 
 
-def _chosen(at: _At, decoder: Decoder, text: Tensor) -> list[int]:
-    loaded, prefix = at.loaded, at.wanted.prefix
-    if prefix == "bos":
-        if loaded.bos is None:
-            raise WakefulError(
-                f"{loaded.name} has no BOS token; choose a prefix by --prefix 1 instead"
-            )
-        return loaded.begin("on")
-    return _best(at, decoder, text, int(prefix))
-
-
-def _first(at: _At, decoder: Decoder, text: Tensor) -> list[int]:
-    """Return the token to stand before a text: BOS, or else the best that the text has."""
-    loaded = at.loaded
-    return loaded.begin("on") if loaded.bos is not None else _best(at, decoder, text, 1)
-
-
 def _learned(wanted: CureOptions) -> int:
     """Return how many tokens choosing, fitting and training read, after those to verify on."""
     choosing = CHOICE if wanted.for_ else 0
+    choosing = max(choosing, CHOOSING_TOKENS) if wanted.prefix != "bos" else choosing
     fits = wanted.trains or choosing or learned_of(wanted.rotate)
     rows = max(wanted.steps * wanted.batch_size, FITTED) if fits else 0
     return max(choosing, rows * wanted.train_length)
-
-
-def _best(at: _At, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
-    counts = torch.bincount(text.flatten())
-    frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
-    special = [] if at.loaded.bos is None else at.loaded.begin("on")
-    tokens = [*special, *frequent]
-    return surgery.choose_prefix(decoder, text, tokens, num_tokens=num_tokens, world=at.world)
 
 
 def _piece(loaded: Model, token: int) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
+from wakeful.verbs.advice import advise, same_reading
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.verbs.sources import Source, name_of
@@ -134,7 +135,7 @@ def _diagnosed(
         model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
     )
     check_text(world, model, sequences)
-    return diagnose_model(
+    found = diagnose_model(
         model,
         sequences,
         tau=wanted.tau,
@@ -148,6 +149,14 @@ def _diagnosed(
         ),
         world=world,
     )
+    if not wanted.advise:
+        return found
+    text = [row[model.begins(wanted.bos) :] for row in sequences]
+    advice = advise(model, found, text, bos=wanted.bos, on_progress=show.note)
+    if advice is not None and advice.arguments:
+        arguments = " ".join(filter(None, [advice.arguments, same_reading(wanted)]))
+        advice = replace(advice, arguments=arguments)
+    return replace(found, advice=advice)
 
 
 def _heads(model: Model) -> int:

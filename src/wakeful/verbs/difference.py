@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
-from wakeful.verbs.choosing import opened
+from wakeful.surgery import opened
 from wakeful.world import ALONE, World
 
 

@@ -28,7 +28,8 @@ class CureOptions(Reading):
     rotate_keys: How[bool] = False
     """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
     prefix: How[str] = ""
-    """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
+    """Store a prefix: auto, the token that takes the sink at no loss on the text, BOS if it is as
+    good; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
     gates: How[bool] = False
@@ -73,15 +74,17 @@ class CureOptions(Reading):
         if not (turns or self.prefix or self.trains or self.for_):
             raise WakefulError(
                 "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
-                "--rotate_values, --rotate_inner, --rotate_keys, --prefix bos, --sinks, --gates"
+                "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks, --gates"
             )
         if self.sinks and self.gates and not self.steps:
             raise WakefulError(
                 "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
             )
-        if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
+        if self.prefix not in ("", "auto", "bos") and not (
+            self.prefix.isdecimal() and int(self.prefix)
+        ):
             raise WakefulError(
-                f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"
+                f"prefix = {self.prefix!r}: must be auto, bos, or a number of tokens to choose"
             )
 
     @property

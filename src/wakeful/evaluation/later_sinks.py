@@ -1,0 +1,97 @@
+"""Sinks that are not the first token: tokens of a text that take more attention than their share.
+
+A kind of key K is a token id, a position of the sequences, or all delimiters (tokens without a
+letter or a digit); a sequence's first token is in none. Over all (query, head, layer) triples but
+those of row 0,
+
+    share   the fraction whose largest weight is on a key of K
+    mass    the mean weight on the keys of K
+    even    the share of even attention: the mean over queries i of n_K(i) / (i + 1), with n_K(i)
+            keys of K among the i + 1 that query i sees
+
+K is a sink where its share exceeds `even` by more than `EXCESS` and is over `TIMES` that. A token
+that is frequent, or that attends to itself, has the share of even attention and is none. Keys that
+one kind explains are left out of the next: ids come first, then positions, then delimiters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+EXCESS = 0.05
+"""Share of attention over that of even attention up to which a kind of key is healthy, as the first
+token is up to this share."""
+TIMES = 2.0
+"""The least multiple of even attention's share that a sink takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterSink:
+    """A kind of key that takes more than its share of attention."""
+
+    name: str
+    share: float
+    mass: float
+    even: float
+
+    @property
+    def excess(self) -> float:
+        """Share over that of even attention."""
+        return self.share - self.even
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is the most attended key of {self.share:.1%} of pairs ({self.even:.1%} "
+            f"under even attention) and takes {self.mass:.1%} of all attention"
+        )
+
+
+def even_shares(length: int) -> Float[Tensor, "L"]:
+    """Return each key's share of even attention, row 0 left out: (1 / (L − 1)) Σ_i 1 / (i + 1)."""
+    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64)
+    rows[0] = 0.0
+    return rows.flip(0).cumsum(0).flip(0) / max(1, length - 1)
+
+
+def later_sinks(
+    sequences: Sequence[Sequence[int]],
+    shares: Sequence[Float[Tensor, "L"]],
+    masses: Sequence[Float[Tensor, "L"]],
+    text_of: Callable[[int], str],
+) -> tuple[LaterSink, ...]:
+    """Return the kinds of later keys that are sinks, those of the largest share first.
+
+    Args:
+        sequences: token ids, all of one length.
+        shares: for each of them the share of triples that each key leads.
+        masses: likewise the mean weight.
+        text_of: gives a token's text.
+    """
+    ids = torch.tensor([list(sequence) for sequence in sequences])
+    share, mass = (torch.stack([*values]).double() for values in (shares, masses))
+    even = even_shares(ids.shape[1]).expand(ids.shape)
+    left = torch.ones_like(ids, dtype=torch.bool)
+    left[:, 0] = False
+    texts = {token: text_of(token) for token in ids.unique().tolist()}
+    found: list[LaterSink] = []
+
+    def sum_up(name: str, keys: Bool[Tensor, "B L"]) -> LaterSink:
+        sums = ((values * keys).sum(1).mean().item() for values in (share, mass, even))
+        return LaterSink(name=name, **dict(zip(("share", "mass", "even"), sums, strict=True)))
+
+    def take(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
+        for name, keys in kinds.items():
+            sink = sum_up(name, keys & left)
+            if sink.excess > EXCESS and sink.share > TIMES * sink.even:
+                found.append(sink)
+                left[keys] = False
+
+    take({f"{text!r} (id {token})": ids == token for token, text in texts.items()})
+    place = torch.arange(ids.shape[1]).expand(ids.shape)
+    take({f"the token at position {n}": place == n for n in range(1, ids.shape[1])})
+    plain = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
+    take({"delimiters together": torch.isin(ids, torch.tensor(plain, dtype=ids.dtype))})
+    return tuple(sorted(found, key=lambda sink: sink.share, reverse=True))

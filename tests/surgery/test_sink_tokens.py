@@ -1,0 +1,105 @@
+"""The token that takes a text's sink is measured: the loss first, then the sink that remains."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from surgery.test_prefix import decoder, text
+from wakeful.estimates import NEGLIGIBLE, LossChange, student_quantile
+from wakeful.surgery import SinkTrial, choose_sink_tokens, sink_tokens, window_losses
+from wakeful.surgery.sink_tokens import decide, even_share, first_token_share
+
+BASE = (2.0, 2.2, 1.8, 2.1)
+
+
+def test_a_loss_change_is_paired() -> None:
+    change = LossChange.between([1.0, 2.0, 3.0], [1.1, 2.2, 3.3])
+    error = 0.1 / math.sqrt(3)
+    assert change.change == pytest.approx(0.2)
+    assert change.error == pytest.approx(error)
+    assert change.interval == pytest.approx(
+        (0.2 - student_quantile(2) * error, 0.2 + student_quantile(2) * error)
+    )
+    assert str(change) == "+0.200 nats per token (95% interval −0.048 to +0.448)"
+    assert not change.is_worse
+    assert LossChange.between([1.0, 2.0, 3.0], [1.19, 2.2, 3.21]).is_worse
+    # What rounding makes is no loss, however alike the windows find it.
+    assert not LossChange.between([1.0, 2.0], [1 + NEGLIGIBLE / 2, 2 + NEGLIGIBLE / 2]).is_worse
+    assert not LossChange.between([1.0], [9.0]).is_worse
+    # Nor is a rise that too few windows leave open taken for none.
+    wide = LossChange.between([1.0, 2.0], [1.0, 3.8])
+    assert (wide.is_worse, wide.is_harmless) == (False, False)
+    assert LossChange.between([1.0, 2.0], [1.01, 1.99]).is_harmless
+    assert "single window" in str(LossChange.between([1.0], [9.0]))
+
+
+def test_losses_of_windows_by_definition() -> None:
+    model = decoder()
+    whole = torch.cat([torch.tensor([[7, 9]] * 3), text(3)], 1)
+    expected = cross_entropy(
+        model(whole)[:, 2:-1].transpose(1, 2), text(3)[:, 1:], reduction="none"
+    ).mean(1)
+    found = window_losses(model, text(3), [7, 9])
+    torch.testing.assert_close(torch.tensor(found).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_sink_that_remains_by_definition() -> None:
+    model = decoder()
+    with sink_tokens.watch(model, seen := sink_tokens.Sinks()):
+        model(text())
+    rows = seen.rows()
+    rows = rows.filter(rows["head"].is_null())
+    mean = rows.filter(metric="first_key_share_without_row_0")["value"].mean()
+    assert first_token_share(model, text())[0] == pytest.approx(mean)
+    assert even_share(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+SHIFTS = {
+    # What each token adds to the loss of four windows, the share it leaves, and what is chosen.
+    "BOS, where it is as good": ({5: (0.00, 0.01, -0.01, 0.0), 7: (-0.01,) * 4}, {5: 0.07}, (5,)),
+    "not BOS, where it costs": ({5: (0.30, 0.31, 0.3, 0.29), 7: (0.01, -0.01, 0.0, 0.0)}, {}, (7,)),
+    "not BOS, where it leaves the sink": ({5: (0.0,) * 4, 7: (0.0,) * 4}, {5: 0.9}, (7,)),
+    "not BOS, where it may cost": ({5: (0.0, 3.0, 0.1, 0.0), 7: (0.01, -0.01, 0, 0)}, {}, (7,)),
+    "nothing, where all cost": ({5: (0.3,) * 4, 7: (0.2,) * 4}, {}, ()),
+    "what is best in loss": ({5: (0.3,) * 4, 7: (-0.1,) * 4, 8: (-0.2,) * 4}, {}, (8,)),
+    "the least sink, where all leave one": ({5: (0.0,) * 4, 7: (0.0,) * 4},
+                                           {5: 0.9, 7: 0.8}, (7,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHIFTS)
+def test_the_loss_decides_first(case: str) -> None:
+    shifts, shares, best = SHIFTS[case]
+
+    def trial(token: int, added: Sequence[float]) -> SinkTrial:
+        losses = [base + more for base, more in zip(BASE, added, strict=True)]
+        return SinkTrial((token,), tuple(losses))
+
+    found = decide(
+        SinkTrial((), BASE), {token: trial(token, added) for token, added in shifts.items()},
+        preferred=5, even=0.02, measure_share=lambda token: (shares.get(token, 0.06), 0.0),
+    )  # fmt: skip
+    assert found.best.tokens == best
+    if best == ():
+        assert found.token.tokens == (7,)
+        assert found.change(found.token).change == pytest.approx(0.2)
+
+
+def test_many_candidates_are_screened_and_bos_is_never_left_out() -> None:
+    model = decoder()
+    calls: list[tuple[int, int]] = []
+    found = choose_sink_tokens(
+        model, text(2), list(range(20)), preferred=13, before=[3],
+        on_progress=lambda done, total: calls.append((done, total)),
+    )  # fmt: skip
+    assert len(found.trials) == 1 + sink_tokens.FINALISTS
+    assert (3, 13) in {trial.tokens for trial in found.trials}
+    assert found.token.tokens[0] == 3
+    assert calls[-1] == (24, 24)
+    least = min(range(20), key=lambda t: sum(window_losses(sink_tokens.store_prefix(model, [3, t]),
+                                                           text(2))))  # fmt: skip
+    assert (3, least) in {trial.tokens for trial in found.trials}

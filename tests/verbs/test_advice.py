@@ -1,0 +1,122 @@
+"""Advice is what was tried on the text: the loss first, then the sink, then the outliers."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import wakeful
+from surgery.test_prefix import decoder, text
+from verbs.test_diagnose import llama  # noqa: F401
+from wakeful.errors import WakefulError
+from wakeful.estimates import LossChange
+from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.evaluation.later_sinks import LaterSink
+from wakeful.loading.model import Model
+from wakeful.surgery import rotate
+from wakeful.surgery.rotate import turning_of
+from wakeful.verbs import advice
+from wakeful.verbs.advice import Trial, advise, shape_of
+
+NONE, SMALL, LARGE = (LossChange(2.0, 2.0 + more, 0.001, 8) for more in (0.0, 0.01, 0.7))
+SINK = (LaterSink(name="x", share=0.5, mass=0.5, even=0.0),)
+TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
+
+
+def trial(option: str, loss: LossChange, share: float, kurtosis: float = 3.0) -> Trial:
+    return Trial((option,), f"try {option}", loss, share, kurtosis)
+
+
+CASES = {
+    "the prefix, where it helps": (
+        trial("--prefix", NONE, 0.01), trial("--sinks", NONE, 0.01), None, "--prefix"),
+    "sinks, where the prefix costs": (
+        trial("--prefix", LARGE, 0.01), trial("--sinks", NONE, 0.01), None, "--sinks"),
+    "sinks, where the prefix leaves the sink": (
+        trial("--prefix", NONE, 0.5), trial("--sinks", NONE, 0.01), None, "--sinks"),
+    "the outliers alone, where the sink stays": (
+        trial("--prefix", LARGE, 0.01), None, trial("--rotate", NONE, 0.5, 3.0), "--rotate"),
+    "nothing, where nothing helps": (
+        trial("--prefix", LARGE, 0.01), trial("--sinks", LARGE, 0.01), None, ""),
+}  # fmt: skip
+
+
+@pytest.fixture
+def sick(llama: Path, tmp_path: Path) -> tuple[Model, Diagnosis, list[list[int]]]:  # noqa: F811
+    path = tmp_path / "words.txt"
+    path.write_text(TEXT, "utf-8")
+    model = wakeful.load(llama)
+    read = {"text": str(path), "length": 16, "num_sequences": 4, "advise": False}
+    (found,) = wakeful.diagnose(model, **read).models
+    assert found.advice is None
+    tokens = model.plain(TEXT)
+    return model, found, [tokens[n : n + 16] for n in (0, 16, 32, 48)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_helps_at_no_loss_is_advised(
+    case: str, sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, sinks, rotation, expected = CASES[case]
+    model, found, rows = sick
+    given: dict[str, Callable[..., object]] = {
+        "prefix": lambda _: prefix, "sinks": lambda _: sinks, "rotation": lambda _: rotation,
+        "_measure": lambda *_, **__: trial("", NONE, 0.6, 400.0),
+    }  # fmt: skip
+    for name, measured in given.items():
+        monkeypatch.setattr(advice._Trials, name, measured)
+    assert advise(model, dataclasses.replace(found, later_sinks=()), rows) is None
+    told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
+    assert told is not None
+    assert told.arguments == expected
+    assert "kurtosis 400.0 → 3.0" in told.words
+    assert ("a sink that no cure removes" in told.words) == (expected in ("", "--rotate"))
+
+
+def test_what_cannot_be_cured_says_why(
+    sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found, rows = sick
+    ill = dataclasses.replace(found, later_sinks=SINK)
+
+    def refuse(_: Model) -> None:
+        raise WakefulError("its part is unknown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "decoder", refuse)
+        told = advise(model, ill, rows)
+    assert told is not None
+    assert (told.arguments, "its part is unknown" in told.words) == ("", True)
+    small = wakeful.quantize(model, "fine", text=TEXT[:0] or "python-stdlib", length=16).model
+    told = advise(small, ill, rows)
+    assert told is not None
+    assert told.words.endswith("is quantized: cure the model that it was made from")
+
+
+def test_a_model_with_a_sink_is_advised_a_cure_that_works(
+    sick: tuple[Model, Diagnosis, list[list[int]]],
+) -> None:
+    """What is tried is what the command does, to the figures."""
+    model, found, rows = sick
+    tried = advice._Trials(model, model.decoder(), torch.tensor(rows), "auto")
+    for made in (tried.prefix(), tried.sinks(), tried.rotation()):
+        assert made is not None
+        assert made.loss.windows == 4
+    rotation = tried.rotation()
+    assert rotation is not None
+    turned = rotate(model.decoder(), "hadamard")
+    share, kurtosis = shape_of(turned, torch.tensor(rows))
+    assert (rotation.share, rotation.kurtosis) == pytest.approx((share, kurtosis), rel=1e-3)
+    told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
+    assert told is not None
+    assert "on 4 windows" in told.words or "on 8 windows" in told.words
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_turned_states_are_those_of_the_rotated_model(norm: str) -> None:
+    model = decoder(norm=norm)
+    expected = shape_of(rotate(model, "hadamard"), text())
+    assert shape_of(model, text(), turning_of(model)) == pytest.approx(expected, rel=1e-9)
+    assert shape_of(model, text()) != pytest.approx(expected, rel=1e-3)
