@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from surgery.test_prefix import decoder, text
 from wakeful.estimates import NEGLIGIBLE, LossChange, student_quantile
 from wakeful.surgery import SinkTrial, choose_sink_tokens, sink_tokens, window_losses
-from wakeful.surgery.sink_tokens import decide, even_share, first_token_share
+from wakeful.surgery.sink_tokens import decide, first_token_share
 
 BASE = (2.0, 2.2, 1.8, 2.1)
 
@@ -55,7 +55,6 @@ def test_the_sink_that_remains_by_definition() -> None:
     rows = rows.filter(rows["head"].is_null())
     mean = rows.filter(metric="first_key_share_without_row_0")["value"].mean()
     assert first_token_share(model, text())[0] == pytest.approx(mean)
-    assert even_share(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
 SHIFTS = {

@@ -38,7 +38,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
          "Take four layers of a run of your own, and train a random start beside them."),
     ),
     "cure": (
-        ("wakeful cure smollm2 --rotate hadamard --prefix bos",
+        ("wakeful cure smollm2 --rotate hadamard --prefix auto",
          "Rotate outliers away and store the sink's token, without training."),
         ("wakeful cure runs/first --sinks --steps 100",
          "Give every head a learned sink and train for 100 steps."),

@@ -9,6 +9,7 @@ import polars as pl
 from wakeful.estimates import finite
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.finding import Finding, Level
+from wakeful.probes import exact
 from wakeful.probes.base import block_outputs, mean_over_layers
 
 _NAMED = 3
@@ -85,6 +86,8 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     """Return the verdict on sinks, lazy layers, drained values and outliers."""
     figures, layers = summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
+    even = float(exact.even_shares(diagnosis.length)[0])
+    first_excess = (share or 0.0) - even
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
     drained = len(drain.filter(pl.col("value") < 0.5))
@@ -101,7 +104,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     return [
         Finding(
             "Attention sinks",
-            sink_level(max([share or 0.0, *(each.excess for each in diagnosis.later_sinks)])),
+            sink_level(max([first_excess, *(each.excess for each in diagnosis.later_sinks)])),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, not counting its own{stored}."
             + "".join(f" Later, {each}." for each in diagnosis.later_sinks[:_NAMED]),
@@ -148,7 +151,7 @@ def _told(value: float | None, style: str) -> str:
 
 
 def sink_level(share: float) -> Level:
-    """Return what a first token's share of attention means."""
+    """Return what a token's share of attention, over that of even attention, means."""
     return _level(share, 0.05, 0.3)
 
 

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from wakeful.probes import exact
+
 EXCESS = 0.05
 """Share of attention over that of even attention up to which a kind of key is healthy, as the first
 token is up to this share."""
@@ -49,13 +51,6 @@ class LaterSink:
         )
 
 
-def even_shares(length: int) -> Float[Tensor, "L"]:
-    """Return each key's share of even attention, row 0 left out: (1 / (L − 1)) Σ_i 1 / (i + 1)."""
-    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64)
-    rows[0] = 0.0
-    return rows.flip(0).cumsum(0).flip(0) / max(1, length - 1)
-
-
 def later_sinks(
     sequences: Sequence[Sequence[int]],
     shares: Sequence[Float[Tensor, "L"]],
@@ -72,7 +67,7 @@ def later_sinks(
     """
     ids = torch.tensor([list(sequence) for sequence in sequences])
     share, mass = (torch.stack([*values]).double() for values in (shares, masses))
-    even = even_shares(ids.shape[1]).expand(ids.shape)
+    even = exact.even_shares(ids.shape[1]).expand(ids.shape)
     left = torch.ones_like(ids, dtype=torch.bool)
     left[:, 0] = False
     texts = {token: text_of(token) for token in ids.unique().tolist()}

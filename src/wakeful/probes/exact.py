@@ -162,3 +162,10 @@ def angular_distance(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) 
     Deeper Layers, eq. 8): 0 to 1.
     """
     return F.cosine_similarity(before[-1], after[-1], dim=-1).clamp(-1, 1).arccos() / torch.pi
+
+
+def even_shares(length: int) -> Float[Tensor, "L"]:
+    """Return each key's share of even attention, row 0 left out: (1 / (L − 1)) Σ_i 1 / (i + 1)."""
+    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64)
+    rows[0] = 0.0
+    return rows.flip(0).cumsum(0).flip(0) / max(1, length - 1)

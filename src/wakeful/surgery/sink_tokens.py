@@ -27,6 +27,7 @@ from wakeful.estimates import LossChange
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Sinks
 from wakeful.probes.base import mean_over_layers
+from wakeful.probes.exact import even_shares
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery.prefix import store_prefix
@@ -121,7 +122,7 @@ def choose_sink_tokens(
         losses = window_losses(prefixed(token), windows)
         trials[token] = SinkTrial((*before, token), losses)
     choice = decide(
-        none, trials, preferred=preferred, even=even_share(windows.shape[1]),
+        none, trials, preferred=preferred, even=float(even_shares(windows.shape[1])[0]),
         measure_share=lambda token: first_token_share(prefixed(token), windows[:WATCHED]),
     )  # fmt: skip
     on_progress(total, total)
@@ -157,11 +158,6 @@ def decide(
 
 def _share(trial: SinkTrial) -> float:
     return math.inf if trial.share is None else trial.share
-
-
-def even_share(length: int) -> float:
-    """Return the mean share of the first key in `length` tokens' even attention, row 0 left out."""
-    return sum(1 / (row + 1) for row in range(1, length)) / max(1, length - 1)
 
 
 def _by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:

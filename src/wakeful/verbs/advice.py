@@ -25,12 +25,13 @@ from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Sinks
 from wakeful.probes.base import Frame, HiddenEvent, Probe, mean_over_layers
+from wakeful.probes.exact import even_shares
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.quant.experts import is_fused
 from wakeful.surgery.rotate import Turning, turning_of
-from wakeful.surgery.sink_tokens import FREED, WATCHED, even_share
+from wakeful.surgery.sink_tokens import FREED, WATCHED
 from wakeful.verbs.sink_choice import choose_prefix, windows_of
 
 KURTOSIS = 5.0
@@ -138,7 +139,7 @@ class _Trials:
         except WakefulError as error:  # why it cannot be turned
             self.fixed = str(error).split("; ")[0]
         self.plain = self._measure((), "as it is", self.decoder, self.opening, self.losses)
-        self.good_share = FREED + even_share(self.windows.shape[1])
+        self.good_share = FREED + float(even_shares(self.windows.shape[1])[0])
 
     def helps(self, trial: Trial) -> bool:
         """Whether a trial removes the sink at no loss."""
