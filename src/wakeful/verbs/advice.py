@@ -20,10 +20,11 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import findings
+from wakeful.evaluation.later_sinks import LaterSink, later_sinks
 from wakeful.finding import Advice
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.probes.attention import Sinks
+from wakeful.probes.attention import KeyShares, Sinks
 from wakeful.probes.base import Frame, HiddenEvent, Probe, mean_over_layers
 from wakeful.probes.exact import even_shares
 from wakeful.probes.hidden import Outliers
@@ -54,13 +55,15 @@ class Trial:
     """Share of (query, head) pairs led by the first token, row 0 left out."""
     kurtosis: float
     """Of the first token or the rest, whichever is larger."""
+    later: tuple[LaterSink, ...] = ()
+    """Sinks after the first token."""
 
     def compared(self, before: "Trial") -> str:
         """Return what it changes, in words."""
         return (
             f"{self.words}: the loss changes by {self.loss}, the first-token share "
             f"{before.share:.1%} → {self.share:.1%}, kurtosis {before.kurtosis:,.1f} → "
-            f"{self.kurtosis:,.1f}"
+            f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
         )
 
 
@@ -100,12 +103,14 @@ def advise(
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
     tried = _Trials(loaded, decoder, windows, bos)
-    trials = [tried.prefix()] if sunk else [tried.rotation()]
-    trials = [trial for trial in trials if trial is not None]
-    if sunk and not any(map(tried.helps, trials)) and (sinks := tried.sinks()) is not None:
-        trials.append(sinks)
+    trials: list[Trial] = []
+    for attempt in (tried.prefix, tried.sinks) if sunk else ():
+        trial = attempt()
+        trials += [] if trial is None else [trial]
+        if trial is not None and tried.helps(trial):
+            break
     best = next(filter(tried.helps, trials), None)
-    if best is None and sunk and (rotated := tried.rotation()) is not None:
+    if best is None and (rotated := tried.rotation()) is not None:
         trials.append(rotated)
         if rotated.kurtosis <= KURTOSIS < tried.plain.kurtosis:
             best = rotated
@@ -143,7 +148,7 @@ class _Trials:
 
     def helps(self, trial: Trial) -> bool:
         """Whether a trial removes the sink at no loss."""
-        return trial.loss.is_harmless and trial.share <= self.good_share
+        return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
 
     def rotation(self) -> Trial | None:
         """Try a rotation alone; None where none is possible."""
@@ -201,26 +206,30 @@ class _Trials:
     ) -> Trial:  # fmt: skip
         change = LossChange.between(self.losses, losses)
         rows = surgery.opened(opening, self.windows[:WATCHED])
-        share, kurtosis = shape_of(made, rows, self.turn if turned else None)
-        return Trial(options, words, change, share, kurtosis)
+        shape = shape_of(made, rows, self.turn if turned else None, self.loaded.text_of)
+        return Trial(options, words, change, *shape)
 
 
 def shape_of(
-    model: nn.Module, rows: Int[Tensor, "B L"], turn: Turning | None = None
-) -> tuple[float, float]:
-    """Return the first-token share without row 0 and the larger mean kurtosis, of the first token
-    or the rest, of block outputs after `turn`.
+    model: nn.Module,
+    rows: Int[Tensor, "B L"],
+    turn: Turning | None = None,
+    text_of: Callable[[int], str] = str,
+) -> tuple[float, float, tuple[LaterSink, ...]]:
+    """Return the first-token share without row 0, the larger mean kurtosis, of the first token or
+    the rest, of block outputs after `turn`, and the sinks after the first token.
     """
-    sinks, outliers = Sinks(), Outliers()
+    sinks, outliers, keys = Sinks(), Outliers(), KeyShares()
     seen = outliers if turn is None else _Turned(outliers, turn)
-    with torch.inference_mode(), watch(model, sinks, seen):
+    with torch.inference_mode(), watch(model, sinks, keys, seen):
         for row in rows:
             logits_of(model, row[None])
     shares = sinks.rows().filter(metric="first_key_share_without_row_0")
     share = mean_over_layers(shares.filter(shares["head"].is_null()))
     kurtoses = outliers.rows().filter(metric="kurtosis")
     parts = (mean_over_layers(kurtoses.filter(position=part)) for part in ("first", "rest"))
-    return share or 0.0, max(value or 0.0 for value in parts)
+    later = later_sinks(rows.tolist(), keys.shares, keys.masses, text_of)
+    return share or 0.0, max(value or 0.0 for value in parts), later
 
 
 class _Turned(Probe):
@@ -251,7 +260,7 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
     opening = loaded.begin(bos)
     rows = surgery.opened(opening, windows[:WATCHED])
     losses = [surgery.window_losses(each, windows, opening) for each in (loaded.module, cured)]
-    shapes = [shape_of(each, rows) for each in (loaded.module, cured)]
+    shapes = [shape_of(each, rows, None, loaded.text_of) for each in (loaded.module, cured)]
     before, trial = (
         Trial((), "rotate the outliers away", LossChange.between(losses[0], loss), *shape)
         for loss, shape in zip(losses, shapes, strict=True)

@@ -267,7 +267,8 @@ def cure(
         seen = diagnose(
             loaded, made.model, shown=shown, length=made.length, advise=False, **asks
         )  # fmt: skip
-        advice = None if _helped(made, seen) else _next(loaded, seen, words, wanted, made.length)
+        helped = wanted.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
+        advice = None if helped else _next(loaded, seen, words, wanted, made.length)
         cure = Cure(
             **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
             figures=wanted.figures, out=wanted.out, advice=advice,
@@ -343,14 +344,14 @@ def _cured_ours(at: _At) -> _Made:
     # What the text or the tokenizer forbids is said before anything is measured.
     texts = _format_texts(at, text)
     rest = _rest(at, text.numel()) if wanted.trains or learned_of(wanted.rotate) else None
-    begins = loaded.adds_bos or loaded.tokenizer.chat_template
-    begins = begins and (wanted.prefix or wanted.trains or wanted.for_)
-    unbegun = _unbegun(loaded) if begins else lambda: loaded.tokenizer
+    unbegun = _unbegun(loaded) if wanted.prefix or wanted.trains else None
     sink = _sink(at, plain, text)
     choice, wanted = _choice(at, plain, texts, sink)
     at = replace(at, wanted=wanted)
     prefix, stored = _prefix(at, sink)
-    read = unbegun if prefix or wanted.trains else lambda: loaded.tokenizer
+    read = lambda: loaded.tokenizer  # noqa: E731
+    if prefix or wanted.trains:
+        read = unbegun or _unbegun(loaded)
     done = [("Conversion", said)] if said else []
     done += [] if choice is None else [("Chosen", choice.said)]
     stands, base = list[int](), plain
@@ -453,6 +454,8 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
     Raises:
         WakefulError: the tokenizer or its chat template begins a text with BOS in another way.
     """
+    if not (loaded.adds_bos or loaded.tokenizer.chat_template):
+        return lambda: loaded.tokenizer
     tokenizer, turn = loaded.own_tokenizer.without_bos(), None
     with suppress(WakefulError):  # a template without a user's turn stays as it is
         turn = user_turn(tokenizer)
@@ -665,7 +668,8 @@ def _rounded(
 def _learned(wanted: CureOptions) -> int:
     """Return how many tokens choosing, fitting and training read, after those to verify on."""
     choosing = CHOICE if wanted.for_ else 0
-    choosing = max(choosing, CHOOSING_TOKENS) if wanted.prefix != "bos" else choosing
+    if wanted.prefix not in ("", "bos") or wanted.trains:
+        choosing = max(choosing, CHOOSING_TOKENS)
     fits = wanted.trains or choosing or learned_of(wanted.rotate)
     rows = max(wanted.steps * wanted.batch_size, FITTED) if fits else 0
     return max(choosing, rows * wanted.train_length)
