@@ -262,8 +262,9 @@ def cure(
             fused = any(map(is_fused, loaded.module.modules()))
             make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
             made = make(_At(loaded, words, learned, wanted, at.show, world))
-        shared = ("text", "bos", "device", "dtype", "num_sequences")
+        shared = ("bos", "device", "dtype", "num_sequences")
         asks = {name: getattr(wanted, name) for name in shared}
+        asks["text"] = wanted.source  # both models read the text that is verified on
         seen = diagnose(
             loaded, made.model, shown=shown, length=made.length, advise=False, **asks
         )  # fmt: skip
