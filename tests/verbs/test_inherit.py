@@ -46,7 +46,6 @@ from wakeful.heirs.solving import solved_on, spread
 from wakeful.heirs.stream import TextStream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialize import initialize
 from wakeful.reports import inheritance
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report, verdicts
@@ -773,44 +772,25 @@ def test_a_transformers_folder_is_inherited_from(
     assert "is not known" in (tmp_path / "out/report.html").read_text()
 
 
-def test_a_recipe_for_mergekit_has_the_heirs_layers(
-    command: list[str], llama: Path, tmp_path: Path
-) -> None:
-    short = [*command[2:], "--layers", "2", "--steps", "1", "--recipe"]
-    assert main(["inherit", str(llama), *short]) == 0
-    recipe = yaml.safe_load((tmp_path / "out/mergekit.yaml").read_text())
-    ranges = [source["layer_range"] for part in recipe["slices"] for source in part["sources"]]
-    assert [layer for low, high in ranges for layer in range(low, high)] == [0, 2]
-    assert recipe["slices"][0]["sources"][0]["model"] == str(llama.resolve())
-
-
-def test_a_recipe_that_cannot_be_written_is_refused_before_training(
-    command: list[str], reference: Run, text: Path, llama: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    narrow = ["--width.mlp", "0.5", "--recipe"]
-    said = fails(capsys, "inherit", str(llama), *command[2:], *narrow)
-    assert "--recipe and --width.mlp 0.5: mergekit copies whole layers" in said
-    model = read_decoder(reference.path)
-    asked = {
-        "tokenizer": model.own_tokenizer, "text": str(text), "out": str(tmp_path / "out"),
-        "steps": 1, "length": 16, "batch_size": 4, "validation_fraction": 0.02, "device": "cpu",
-        "diagnose_length": 16, "recipe": True,
-    }  # fmt: skip
-    (tmp_path / "x.gguf").touch()
-    gguf = replace(model, path=tmp_path / "x.gguf", step=0)
-    with monkeypatch.context() as patched:
-        patched.setattr("wakeful.verbs.inherit.read_decoder", lambda _: model)
-        with pytest.raises(WakefulError, match="is a GGUF file: inherit from an export"):
-            inherit(gguf, **(asked | {"tokenizer": None}))
-    config = replace(model.decoder().config, route='resformer(mode="learnable")')
-    with pytest.raises(WakefulError, match="no stock architecture"):
-        inherit(initialize(Decoder(config), 0), **asked)
-    assert not (tmp_path / "out").exists()
-    # A decoder in memory that is a stock architecture is exported, and mergekit reads that.
-    found = inherit(model.decoder(), **asked)
-    recipe = yaml.safe_load((found.path / "mergekit.yaml").read_text())
-    assert recipe["slices"][0]["sources"][0]["model"] == str(found.path / "reference")
+def test_inheritune_is_one_word(command: list[str], tmp_path: Path) -> None:
+    """The first half of the layers as they are, trained on the text, two more a round until parity;
+    every other option keeps its meaning, and the last word is the user's.
+    """
+    assert main([*command, "--recipe", "inheritune", "--steps", "2", "--until", "budget"]) == 0
+    recipe = read_recipe(tmp_path / "out")
+    assert (recipe.layers, recipe.grow, recipe.rounds, recipe.copy) == ((0, 1), 2, 2, "all")
+    assert (recipe.bridge.map, recipe.heal.by, recipe.baselines) == ("none", "text", ())
+    assert (recipe.optimizer.lr, recipe.optimizer.final_lr) == (1e-3, 1e-4)
+    heirs = sorted(path.name for path in (tmp_path / "out").glob("heir-*"))
+    assert heirs == ["heir-2", "heir-4"]
+    options = options_from(InheritOptions, {"recipe": "inheritune", "lr": 0.01, "layers": 3})
+    assert (options.optimizer.lr, options.optimizer.final_lr) == (0.01, 0.001)
+    assert (options.until, options.grow_from, options.choose) == ("parity", "reference", "first")
+    assert options_from(
+        InheritOptions, {"recipe": "inheritune", "blocks": [0, 2], "grow": 0}
+    ).blocks
+    with pytest.raises(WakefulError, match="recipe must be one of , inheritune"):
+        options_from(InheritOptions, {"recipe": "mergekit"})
 
 
 def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(

@@ -36,6 +36,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
          "Keep half the layers of a model and heal what is left for half an hour."),
         ("wakeful inherit runs/first --layers 4 --steps 50 --baseline random",
          "Take four layers of a run of your own, and train a random start beside them."),
+        ("wakeful inherit runs/first --recipe inheritune --minutes 30",
+         "Inheritune, as its paper has it: the first half, trained and grown until parity."),
     ),
     "cure": (
         ("wakeful cure smollm2 --rotate hadamard --prefix auto",

@@ -31,7 +31,6 @@ from wakeful.heirs import plan as planning
 from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
-from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe, read_recipe
 from wakeful.heirs.rounds import Seed
@@ -171,11 +170,6 @@ class _Begun:
         with shown("inherit") as show:
             show.note("measuring size and speed")
             self.run.write_json("summary.json", self._summary(outcomes))
-        if self.plan.wishes.recipe:
-            layers = outcomes[0].rounds[-1].stage.layers
-            bridged = self.recipe.bridge.map != "none"
-            text = passthrough(merged_from(self.recipe.reference), layers, bridged=bridged)
-            self.run.write_text(FILE, text)
         write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
 
     def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
@@ -257,11 +251,7 @@ def _planned(
     show: Display,
     world: World,
 ) -> _Planned:
-    if options.recipe and isinstance(source, str | Path):
-        merged_from(str(source))
     reference, place = _reference(source, tokenizer, out, show)
-    if options.recipe:
-        _check_merged(reference, place)
     options = _fitted(options, reference)
     total = reference.decoder().config.num_layers
     planning.plan_layers(options, total, None)
@@ -394,14 +384,6 @@ def _check_names(options: InheritOptions) -> None:
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
-
-
-def _check_merged(reference: Model, place: str) -> None:
-    """Refuse before training what mergekit cannot read; a model in memory will be an export."""
-    if reference.path is None:
-        check_mergeable(reference.decoder().config)
-    else:
-        merged_from(place)
 
 
 def _reference(

@@ -30,6 +30,14 @@ Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings
 with the norm before it, or both without their norms (table 2); the blocks alone, without
 embeddings, positions, final norm and head; or those alone. The rest starts at random."""
 Until = Literal["parity", "budget"]
+RecipeName = Literal["wakeful", "inheritune"]
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "inheritune": {
+        "choose": "first", "grow": 2, "until": "parity", "bridge": {"map": "none"},
+        "heal": {"by": "text"}, "optimizer": {"lr": 1e-3, "final_lr": 1e-4},
+    },
+}  # fmt: skip
+"""Papers' algorithms as options: Inheritune is algorithm 1 of When Attention Collapses."""
 GrowFrom = Literal["reference", "student"]
 
 
@@ -100,8 +108,10 @@ class InheritOptions(Drawn):
     """Other starts to train alike, by name: random, stacking, half_width ..."""
     seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
-    recipe: bool = False
-    """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
+    recipe: How[RecipeName] = "wakeful"
+    """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
+    adds two layers of the reference a round until its loss is reached. What else is given counts
+    more."""
     minutes: HowMuch[float] = 0.0
     """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
     warmup: float = 0.05
@@ -129,8 +139,6 @@ class InheritOptions(Drawn):
                 "train.checkpoint_every bridge.ridge", 0),
         AtLeast("gaps drops bridge.tokens diagnose_sequences", 1),
         Within("keep warmup", "[0, 1]"),
-        Excludes("recipe", "width.heads width.mlp",
-                 "mergekit copies whole layers, and these narrow them"),
         Needs("train.distill.alpha train.distill.temperature", " ".join(
             f"baseline={each}" for each in ("distillation", "distillation_mean", "distilbert")),
             "it is of these; the heir's are --heal.alpha and --heal.temperature"),
@@ -152,7 +160,7 @@ class InheritOptions(Drawn):
         Excludes("drops", "grow blocks copy",
                  "whole layers are dropped in the order of --choose, and healed in between"),
         Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
-                 "drops seeds recipe heal.lora.rank", "nothing is trained"),
+                 "drops seeds heal.lora.rank", "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature",
                  "the reference's predictions are not learned from"),
         Excludes("heal.hidden", "heal.by", "the reference's streams are needed every step"),
@@ -198,9 +206,17 @@ _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_
 def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of `InheritOptions` from one that may use short names.
 
+    A recipe's options stand below those that the table has.
+
     Raises:
         WakefulError: two names say one thing.
     """
+    if isinstance(own := RECIPES.get(str(given.get("recipe"))), Mapping):
+        # Layers that are named leave nothing to choose or grow by.
+        below = {name: own[name] for name in own if name != "choose" or "blocks" not in given}
+        return merged(below, inherit_table({k: v for k, v in given.items() if k != "recipe"})) | {
+            "recipe": given["recipe"]
+        }
     long = to_table({name: value for name, value in given.items() if name not in SHORT})
     implied: dict[str, Any] = {}
     for name, target in SHORT.items():
