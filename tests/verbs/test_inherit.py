@@ -36,7 +36,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.estimates import paired_ratio, with_error
+from wakeful.estimates import paired_ratio, with_interval
 from wakeful.heirs.bridge import gaps
 from wakeful.heirs.layers import LayerMap, written
 from wakeful.heirs.outcome import Behind, read_inheritance
@@ -243,7 +243,7 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     assert facts["library_name"] == "transformers"
     assert "base_model" not in facts  # the reference is a folder here
     end = heir.read_json("summary.json")["validation"]
-    loss = with_error(end["loss"], end["standard_error"])
+    loss = with_interval(end["loss"], end["standard_error"], end["num_windows"])
     for words in (
         f"Started from {reference.path}, its layers 0, 3",
         "Layers 1–2 are bridged by the layer before them: its W_down, solved anew",
@@ -786,10 +786,9 @@ def test_inheritune_is_one_word(command: list[str], tmp_path: Path) -> None:
     options = options_from(InheritOptions, {"recipe": "inheritune", "lr": 0.01, "layers": 3})
     assert (options.optimizer.lr, options.optimizer.final_lr) == (0.01, 0.001)
     assert (options.until, options.grow_from, options.choose) == ("parity", "reference", "first")
-    assert options_from(
-        InheritOptions, {"recipe": "inheritune", "blocks": [0, 2], "grow": 0}
-    ).blocks
-    with pytest.raises(WakefulError, match="recipe must be one of , inheritune"):
+    named = {"recipe": "inheritune", "blocks": [0, 2], "grow": 0}
+    assert options_from(InheritOptions, named).blocks == (0, 2)
+    with pytest.raises(WakefulError, match="recipe must be one of wakeful, inheritune"):
         options_from(InheritOptions, {"recipe": "mergekit"})
 
 

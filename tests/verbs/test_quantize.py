@@ -20,7 +20,7 @@ import wakeful
 from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.estimates import with_error
+from wakeful.estimates import with_perplexity
 from wakeful.evaluation.damage import Damage, predicts
 from wakeful.evaluation.reading import words_in
 from wakeful.loading.load import load
@@ -166,8 +166,10 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert f"Made of {llama}, whose license holds here too" in card
     options = "--length 16 --bos on --scheme fine --num_sequences 3"
     assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
-    perplexity = with_error(summary["perplexity"], summary["perplexity_standard_error"])
-    row = f"3 windows of a text, {summary['tokens']:,} tokens | {perplexity} |"
+    before, error = summary["perplexity"], summary["perplexity_standard_error"]
+    perplexity = with_perplexity(math.log(before), error / before, 3)
+    known = "95% confidence interval (Student's t)"
+    row = f"3 windows of a text, {summary['tokens']:,} tokens, {known} | {perplexity} |"
     assert row in card
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]

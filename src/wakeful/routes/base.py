@@ -91,7 +91,8 @@ class ValueRoute(Variant, nn.Module):
         """Bind the route to a decoder of this shape, acting on `layers`; make its parameters."""
         self.shape = shape
         self.layers = tuple(layer for layer in layers if layer > 0 or not self.from_second)
-        self._row = {layer: row for row, layer in enumerate(self.layers)}
+        self.row_of = {layer: row for row, layer in enumerate(self.layers)}
+        """The row of each layer in a parameter that has a row for each of `layers`."""
 
     def routes(self, layer: int) -> "list[ValueRoute]":
         """Return the elementary routes that act on this layer, in order."""
@@ -189,7 +190,7 @@ class ValueRoute(Variant, nn.Module):
         for name, each in self.named_parameters():
             number = next((part for part in name.split(".") if part.isdigit()), "")
             if number in ("", str(layer)):
-                found.append(each if number else each[self._row[layer]])
+                found.append(each if number else each[self.row_of[layer]])
         return found
 
 

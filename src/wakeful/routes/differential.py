@@ -64,7 +64,7 @@ class Differential(ValueRoute):
         u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), both)
         first, second = u.unflatten(2, (pairs, 2, -1)).unbind(3)  # (B, L, pairs, H / G, 2d)
         share, start = self._share(layer)
-        row = self.scales[self._row[layer]] * (1 - start)
+        row = self.scales[self.row_of[layer]] * (1 - start)
         less = first - share.to(u.dtype) * second
         normed = F.rms_norm(less, row.shape, row.to(u.dtype), _EPS).to(u.dtype)
         # Output heads stand where the plain model has those of the same values.
@@ -76,5 +76,5 @@ class Differential(ValueRoute):
     def _share(self, layer: int) -> tuple[Tensor, float]:
         """Return λ and λ_0."""
         start = 0.8 - 0.6 * math.exp(-0.3 * layer)
-        query_1, key_1, query_2, key_2 = self.vectors[self._row[layer]].unbind()
+        query_1, key_1, query_2, key_2 = self.vectors[self.row_of[layer]].unbind()
         return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + start, start

@@ -85,7 +85,7 @@ class ResFormer(ValueRoute):
                 "layer that has no share in the reference; inherit with another route"
             )
         # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
-        kept = [reference._row[sources[layer]] for layer in self.layers]
+        kept = [reference.row_of[sources[layer]] for layer in self.layers]
         share = reference.share.softmax(0)[kept].sum()
         self.total.copy_(reference.total * share)
         self.share.copy_(reference.share[kept])
@@ -99,7 +99,7 @@ class ResFormer(ValueRoute):
             return qkv._replace(v=torch.lerp(qkv.v, first, 0.5))
         if self.mode == "constant":
             return qkv._replace(v=torch.add(qkv.v, first, alpha=self.scale))
-        row = self._row[layer]
+        row = self.row_of[layer]
         if self.mode == "learnable":
             weight_first, weight_own = self.weights[row].to(first.dtype).unbind()
         else:

@@ -44,6 +44,6 @@ class XSA(ValueRoute):
         grouped = u.unflatten(2, (groups, -1))
         share = (grouped * own).sum(-1, keepdim=True)
         if self.learned:
-            strength = self.strengths[self._row[layer]].tanh().to(u.dtype)
+            strength = self.strengths[self.row_of[layer]].tanh().to(u.dtype)
             share = share * strength.view(groups, -1, 1)
         return torch.addcmul(grouped, share, own, value=-1).flatten(2, 3)
