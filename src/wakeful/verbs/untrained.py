@@ -14,7 +14,7 @@ from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.display import Display
-from wakeful.estimates import Estimate, finite, weighted_mean, with_error
+from wakeful.estimates import INTERVAL, Estimate, finite, weighted_mean, with_interval
 from wakeful.heirs.bridge import Bridged, gaps
 from wakeful.heirs.layers import written
 from wakeful.heirs.reading import evaluated
@@ -111,16 +111,19 @@ class UntrainedHeir(Measured):
     def report(self) -> Report:
         """What leaving layers out costs, with a bridge and without."""
         total, costs = len(self.reference.blocks), self.costs
-        cost = with_error(*costs[HEIR], "+")
-        beside = f"; without a bridge {with_error(*costs[PLAIN], '+')}" if PLAIN in costs else ""
+        cost, plain = (
+            with_interval(*costs[name], len(self.frame), "+") if name in costs else ""
+            for name in (HEIR, PLAIN)
+        )
+        beside = f"; without a bridge {plain}" if plain else ""
         said = (
             f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats a "
             f"token over all of them, and nothing was trained{beside}."
         )
         count = {PLAIN: self._parameters[HEIR], **self._parameters}
         rows = [
-            [name, f"{count[name]:,}", with_error(*loss),
-             with_error(*costs[name], "+") if name in costs else ""]
+            [name, f"{count[name]:,}", with_interval(*loss, len(self.frame)),
+             with_interval(*costs[name], len(self.frame), "+") if name in costs else ""]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
@@ -132,7 +135,7 @@ class UntrainedHeir(Measured):
         told = {
             "Layers": f"{written(self.layers)} of 0–{total - 1}, {self._chosen}",
             "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
-            f"in {len(self.frame)} windows, differences paired by window, ± one standard error",
+            f"in {len(self.frame)} windows, differences paired by window, ± the {INTERVAL}",
             "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
@@ -153,12 +156,14 @@ class UntrainedHeir(Measured):
             *(bridged(each, self.options.bridge) for each in self.bridges),
             "nothing was trained",
         ]
-        before, after = (with_error(*losses[name]) for name in (REFERENCE, HEIR))
+        windows = len(self.frame)
+        before, after = (with_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
+        cost = with_interval(*costs[HEIR], windows, "+")
         card = model_card(
             model, describe(decoder.config)[0], command_of("inherit", self.options, self.source),
             source=self.reference, done=done,
-            figures=[f"| loss, nats a token | {before} | {after} |",
-                     f"| over the reference, paired | | {with_error(*costs[HEIR], '+')} |"],
+            figures=[f"| loss, nats a token, ± the {INTERVAL} | {before} | {after} |",
+                     f"| over the reference, paired | | {cost} |"],
         )  # fmt: skip
         export(decoder, folder, tokenizer=model.own_tokenizer, dtype=model.written_in, card=card)
         run = Run(folder)
