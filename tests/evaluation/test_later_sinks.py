@@ -66,6 +66,7 @@ def test_kinds_that_take_more_than_their_share_are_named() -> None:
     assert sinks([{0: 0.9}, {0: 0.9}]) == []
     assert sinks([{2: 0.4}, {3: 0.4}]) == ["',' (id 2)"]
     # Two tokens at one place, neither of which is a sink everywhere.
+    assert later_sinks(rows, [even, even + 0.4 * torch.eye(8)[2]], [even] * 2, str) == ()
     assert sinks([{6: 0.04}, {6: 0.04}]) == []
 
 

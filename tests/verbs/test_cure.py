@@ -72,7 +72,8 @@ def test_a_rotated_model_is_a_stock_one(
     out, rotation = tmp_path / "cured", "learned(steps=5)"
     arguments = [str(llama), "--text", words, "--rotate", rotation, "--out", str(out), *READ]
     assert main(["cure", *arguments]) == 0
-    assert f"wakeful evaluate {llama} {out}" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"wakeful evaluate {llama} {out} --text {words}" in printed
     plain, cured = (AutoModelForCausalLM.from_pretrained(folder) for folder in (llama, out))
     assert type(plain) is type(cured)
     tokens = torch.arange(40).view(2, 20)

@@ -9,8 +9,9 @@ those of row 0,
     even    the share of even attention: the mean over queries i of n_K(i) / (i + 1), with n_K(i)
             keys of K among the i + 1 that query i sees
 
-K is a sink where its share exceeds `even` by more than `EXCESS` and is over `TIMES` that. A token
-that is frequent, or that attends to itself, has the share of even attention and is none. Keys that
+K is a sink where its share exceeds `even` by more than `EXCESS`, and share and mass are both over
+`TIMES` that. A token that is frequent, or that attends to itself, has the share of even attention
+and is none; nor is one that leads by a hair. Keys that
 one kind explains are left out of the next: ids come first, then positions, then delimiters.
 """
 
@@ -80,7 +81,7 @@ def later_sinks(
     def take(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
         for name, keys in kinds.items():
             sink = sum_up(name, keys & left)
-            if sink.excess > EXCESS and sink.share > TIMES * sink.even:
+            if sink.excess > EXCESS and min(sink.share, sink.mass) > TIMES * sink.even:
                 found.append(sink)
                 left[keys] = False
 

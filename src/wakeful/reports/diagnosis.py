@@ -284,21 +284,28 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
 
 
 def after_cure(
-    source: str, folder: str | Path, schemes: Sequence[str] = (), advice: Advice | None = None
+    source: str,
+    folder: str | Path,
+    schemes: Sequence[str] = (),
+    advice: Advice | None = None,
+    reading: str = "",
 ) -> list[Step]:
     """Return what to do with a cured model in a folder and the model that it was made of.
 
     `schemes` are expressions of those that it was cured for; `advice` is what to do instead, where
-    the cure did not help.
+    the cure did not help; `reading` are the options by which the cure read its text.
     """
     if advice is not None and advice.arguments:
         return [Step(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
     before, after = shlex.quote(source), shlex.quote(str(folder))
-    told = f"wakeful quantize {before} {after}"
-    asked = f"{told} {shlex.join(['--scheme', *schemes])}" if schemes else told
+    both, asked = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
+    evaluate, quantize = (
+        " ".join(filter(None, [verb, both, options, reading]))
+        for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", asked))
+    )
     return [
-        Step("compare it with the original on text", f"wakeful evaluate {before} {after}"),
-        Step("see what quantization costs each of them", asked),
+        Step("compare it with the original on text", evaluate),
+        Step("see what quantization costs each of them", quantize),
     ]
 
 

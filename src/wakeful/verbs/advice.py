@@ -266,7 +266,8 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
         for loss, shape in zip(losses, shapes, strict=True)
     )
     told = trial.compared(before)
-    if trial.kurtosis >= before.kurtosis or not trial.loss.is_harmless:
+    helps = trial.kurtosis <= KURTOSIS < before.kurtosis
+    if not helps or not trial.loss.is_harmless:
         return Advice(words=f"nothing helps {loaded.name}; tried: {told}{none}")
     return Advice(words=f"{told}{none}", arguments="--rotate hadamard")
 

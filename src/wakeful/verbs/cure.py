@@ -118,6 +118,8 @@ class Cure(_Made, Measured):
     """The name that the model before was asked for by."""
     advice: Advice | None = None
     """What to try instead, where the cured model still has an ill or predicts worse."""
+    reading: str = ""
+    """The options by which it read its text, for the next command."""
     out: str = ""
     """The folder that was asked for."""
 
@@ -153,7 +155,7 @@ class Cure(_Made, Measured):
         found = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
             done=[*self.done, *moved],
-            steps=after_cure(self.source, folder, schemes, self.advice),
+            steps=after_cure(self.source, folder, schemes, self.advice, self.reading),
             worse=[] if self.loss.is_harmless else [models[1].name],
         )  # fmt: skip
         tried = [] if choice is None else choice.headlines
@@ -272,7 +274,7 @@ def cure(
         advice = None if helped else _next(loaded, seen, words, wanted, made.length)
         cure = Cure(
             **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
-            figures=wanted.figures, out=wanted.out, advice=advice,
+            figures=wanted.figures, out=wanted.out, advice=advice, reading=same_reading(wanted),
         )  # fmt: skip
         if wanted.out and world.first:
             cure.save(wanted.out)
