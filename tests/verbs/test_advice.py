@@ -51,7 +51,7 @@ def sick(llama: Path, tmp_path: Path) -> tuple[Model, Diagnosis, list[list[int]]
     path = tmp_path / "words.txt"
     path.write_text(TEXT, "utf-8")
     model = wakeful.load(llama)
-    read = {"text": str(path), "length": 16, "num_sequences": 4, "advise": False}
+    read = {"text": str(path), "length": 16, "num_sequences": 4, "no_advice": True}
     (found,) = wakeful.diagnose(model, **read).models
     assert found.advice is None
     tokens = model.plain(TEXT)

@@ -268,7 +268,7 @@ def cure(
         asks = {name: getattr(wanted, name) for name in shared}
         asks["text"] = wanted.source  # both models read the text that is verified on
         seen = diagnose(
-            loaded, made.model, shown=shown, length=made.length, advise=False, **asks
+            loaded, made.model, shown=shown, length=made.length, no_advice=True, **asks
         )  # fmt: skip
         helped = wanted.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
         advice = None if helped else _next(loaded, seen, words, wanted, made.length)

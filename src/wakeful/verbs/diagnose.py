@@ -149,7 +149,7 @@ def _diagnosed(
         ),
         world=world,
     )
-    if not wanted.advise:
+    if wanted.no_advice:
         return found
     text = [row[model.begins(wanted.bos) :] for row in sequences]
     advice = advise(model, found, text, bos=wanted.bos, on_progress=show.note)

@@ -26,7 +26,7 @@ class DiagnoseOptions(Reading):
     heads: How[tuple[int, ...]] = ()
     """Heads whose attention is pictured. Empty: the first four."""
 
-    advise: How[bool] = True
-    """Try cures of what is found on 8 windows of the text, and name the one that helps."""
+    no_advice: HowMuch[bool] = False
+    """Leave out trying cures of what is found on 8 windows of the text, and so naming one."""
 
     RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))
