@@ -116,6 +116,9 @@ def test_a_cache_has_a_length_and_is_true() -> None:
     assert len(cache) == 4
     assert cache
     assert cache.get_seq_length() == 12
+    shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+    heads, none = (1, 2, 12, 8), (1, 0, 12, 8)
+    assert shapes == [(heads, heads)] + 3 * [(heads, none)]
 
 
 @torch.no_grad()

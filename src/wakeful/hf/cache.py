@@ -35,9 +35,13 @@ class WakefulCache(TransformersCache):
     def __repr__(self) -> str:
         return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
 
-    def __len__(self) -> int:
-        """Return the number of layers, as Transformers' caches do."""
-        return self.slots.num_layers
+    @property
+    def layers(self) -> "list[LayerView]":  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What each layer owns, to be read; their number is the cache's length."""
+        return [LayerView(self.slots, layer) for layer in range(self.slots.num_layers)]
+
+    @layers.setter
+    def layers(self, value: object) -> None: ...  # Transformers sets a list of its own
 
     @property
     def is_linear(self) -> list[bool]:
@@ -86,6 +90,24 @@ class WakefulCache(TransformersCache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.slots.reorder(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+
+class LayerView:
+    """The keys and values (B, G, S, d) of one layer; G is 0 where it borrows another's."""
+
+    def __init__(self, slots: Cache, layer: int) -> None:
+        self.slots, self.layer = slots, layer
+
+    @property
+    def keys(self) -> Tensor:
+        return self.slots.owned(("keys", self.layer)).transpose(1, 2)
+
+    @property
+    def values(self) -> Tensor:
+        return self.slots.owned(("values", self.layer)).transpose(1, 2)
+
+    def get_seq_length(self) -> int:
+        return self.slots.length
 
 
 Visible = tuple[Bool[Tensor, "B S"] | None, Int[Tensor, "B L"] | None, Int[Tensor, "B L"] | None]

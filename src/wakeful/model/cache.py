@@ -85,6 +85,12 @@ class Cache:
         assert tensor is not None  # who reads has stored
         return tensor[:, :, self.before : end].transpose(1, 2)
 
+    def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
+        """Return the heads of a slot so far; none where no layer owns it or nothing was stored."""
+        if self._tensors.get(slot) is None:
+            return torch.empty(self.batch_size, self.length, 0, self._width, dtype=self._dtype)
+        return self.read(slot)
+
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
         if capacity <= self.capacity:

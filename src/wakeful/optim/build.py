@@ -17,7 +17,7 @@ from wakeful.optim.curvature import shampoo, soap
 from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.rates import Rate, check_number, check_rates
+from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.saved import BUILT, options_of_group
 from wakeful.roles import role_of
 from wakeful.variants import build_call
@@ -106,7 +106,7 @@ def build_optimizer(
             f"{title}: eps must be above 0, got {eps}: without it a gradient that stays zero gives "
             "0 / 0"
         )
-    check_number("weight_decay", weight_decay)
+    check_rates({"weight_decay": weight_decay, "lr": (options | build.keywords).get("lr")})
     groups = decay_groups(
         named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
     )

@@ -23,10 +23,6 @@ def check_rates(group: Mapping[str, Any]) -> None:
         if isinstance(value, Tensor) and value.numel() != 1:
             raise WakefulError(f"Tensor {key} must be 1-element")  # torch's own words
         if isinstance(value, int | float | Tensor):
-            check_number(key, float(value))
-
-
-def check_number(key: str, value: float) -> None:
-    """Raise `WakefulError` unless a number is finite and at least 0."""
-    if not (math.isfinite(value) and value >= 0):
-        raise WakefulError(f"{key}={value} must be at least 0 and finite")
+            number = float(value)
+            if not (math.isfinite(number) and number >= 0):
+                raise WakefulError(f"{key}={number} must be at least 0 and finite")
