@@ -150,9 +150,10 @@ class _Ours:
         return inputs_dict | labels
 
     def _check_past_key_values_for_generate(
-        self, batch_size: int, cache: Any, seq_length: int, config: Any
+        self, batch_size: int, past_key_values: Any, seq_length: int, config: Any
     ) -> None:
         """Check a cache in which a layer that borrows keys or values has none of its own."""
+        cache = past_key_values
         assert len(cache) == config.num_hidden_layers
         assert cache.get_seq_length() == seq_length
         full = (batch_size, config.num_key_value_heads, seq_length, config.head_dim)
