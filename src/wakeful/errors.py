@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +36,15 @@ class Interrupted(WakefulError):
 
 class Diverged(WakefulError):
     """Numbers are not finite, nor would be again: training's settings or a model are at fault."""
+
+
+class WakefulWarning(UserWarning):
+    """Something the user should know of what was done; the command line prints it as one line."""
+
+
+def warn(message: str) -> None:
+    """Warn whoever called, in one printable line."""
+    warnings.warn(WakefulWarning(one_line(message)), stacklevel=3)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

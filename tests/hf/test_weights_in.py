@@ -33,8 +33,10 @@ from transformers import (
     SmolLM3Config,
 )
 
+import wakeful
 from helpers import some_tokens, tiny_decoder
 from hf.softmax1_models import PLAIN, build, plain_attention
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
@@ -466,7 +468,7 @@ def broken(folder: Path, what: str) -> None:
         case "unknown architecture":
             edit(folder, model_type="no such thing")
         case "quantized":
-            edit(folder, quantization_config={"quant_method": "fp8"})
+            edit(folder, quantization_config={"quant_method": "awq"})
         case "no configuration":
             (folder / "config.json").unlink()
         case "not JSON":
@@ -497,7 +499,7 @@ def edit(folder: Path, **fields: object) -> None:
         ("architecture", "our decoder cannot be a bloom: it can be gemma2, gemma3_text, gpt2"),
         ("linear attention", "cannot be a qwen3_5_text: it has layers of linear attention"),
         ("unknown architecture", "config.json"),
-        ("quantized", "quant_method = 'fp8'"),
+        ("quantized", "quant_method = 'awq'"),
         ("no configuration", "it has no config.json"),
         ("not JSON", "config.json"),
     ],
@@ -587,3 +589,33 @@ def test_the_real_smollm2(tmp_path: Path) -> None:
     torch.testing.assert_close(read.decoder()(tokens), wanted, rtol=0, atol=1e-4)
     assert read.tokenizer.decode(tokens[0].tolist()) == Path(torch.__file__).read_text()[:400]
     shutil.rmtree(tmp_path)
+
+
+def test_8_bit_floats_are_unpacked(tmp_path: Path) -> None:
+    folder = tmp_path / "fp8"
+    config = LlamaConfig(
+        **(COMMON | {"vocab_size": 270, "hidden_size": 256, "intermediate_size": 256})
+    )
+    theirs = random_model(config)
+    theirs.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    state = theirs.state_dict()
+    for name in [name for name in tensors if "_proj" in name]:
+        blocks = tensors[name].unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+        scale = blocks.abs().amax((1, 3)) / 448
+        packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        numbers = packed.float() * scale[:, None, :, None]
+        state[name].copy_(numbers.flatten(2, 3).flatten(0, 1))
+        tensors[name] = packed.flatten(2, 3).flatten(0, 1)
+        tensors[f"{name}_scale_inv"] = scale
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    edit(folder, quantization_config=said | {"modules_to_not_convert": ["lm_head"]})
+    Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270).save(folder)
+    tokens = some_tokens(2, 12)
+    expected = theirs(tokens).logits
+    for dtype in (torch.float32, "auto"):
+        decoder = read_decoder(folder, dtype=dtype).decoder()
+        torch.testing.assert_close(decoder(tokens), expected, rtol=1e-4, atol=1e-5)
+    wakeful.export(folder, tmp_path / "out")
+    torch.testing.assert_close(wakeful.load(tmp_path / "out").logits(tokens), expected)

@@ -6,7 +6,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -14,7 +17,7 @@ from rich.table import Table as Grid
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
 from wakeful.discovery import trusting
-from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.errors import Interrupted, WakefulError, WakefulWarning, nearest
 from wakeful.plugins import added, summary_of, verb_of
 
 VERBS = {
@@ -75,6 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status(verb: str, rest: list[str]) -> int:
     """Run a verb and return its exit status; say in one line what the user can mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", WakefulWarning)
+        warnings.showwarning = partial(_show_warning, warnings.showwarning)
+        return _run(verb, rest)
+
+
+def _show_warning(others: Callable[..., None], message: Any, category: Any, *rest: Any) -> None:
+    """Print a warning of ours as one line."""
+    if issubclass(category, WakefulWarning):
+        ERR.print(f"warning: {message}", highlight=False, markup=False)
+    else:
+        others(message, category, *rest)
+
+
+def _run(verb: str, rest: list[str]) -> int:
     try:
         _check_text([verb, *rest])
         known = [*VERBS, *added("verbs")]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
@@ -74,23 +74,23 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     """
     kind = type(theirs).__name__
     whole, longer, layers, note = _texts(theirs, ours)
-    rounded = _rounded_frequencies(theirs)
+    rounded = rounded_frequencies(theirs)
     if rounded:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     short = any(tensor.dtype in _SHORT for tensor in theirs.state_dict().values())
-    with evaluating(theirs), _changed(rounded), InFloat32() if short else nullcontext():
+    with evaluating(theirs), changed(rounded), InFloat32() if short else nullcontext():
         try:
-            expected = _logits(theirs, whole)
+            expected = last_logits(theirs, whole)
         except Exception as error:  # whatever the class raises
             why = f"Transformers cannot run it here: {first_line(error)}"
             return Agreement(architecture=kind, tokens=0, largest=math.nan, relative=math.nan,
                              note=why)  # fmt: skip
         check_logits(expected)
-        pairs.append((expected, _logits(ours, whole)))
+        pairs.append((expected, last_logits(ours, whole)))
         if longer is not None:
-            with _changed(_first(theirs, ours, layers)):
-                pairs.append((_logits(theirs, longer), _logits(ours, longer)))
+            with changed(_first(theirs, ours, layers)):
+                pairs.append((last_logits(theirs, longer), last_logits(ours, longer)))
     largest, relative = 0.0, 0.0
     for expected, found in pairs:
         apart, most = float((found - expected).abs().max()), float(expected.abs().max())
@@ -108,7 +108,7 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     )  # fmt: skip
 
 
-def _rounded_frequencies(model: PreTrainedModel) -> list[_Change]:
+def rounded_frequencies(model: nn.Module) -> list[_Change]:
     """Return what rotary frequencies are in float32 that were cast to 16 bits, as `module.half()`
     does and from_pretrained does not.
     """
@@ -121,7 +121,7 @@ def _rounded_frequencies(model: PreTrainedModel) -> list[_Change]:
 
 
 @contextmanager
-def _changed(changes: Sequence[_Change]) -> Iterator[None]:
+def changed(changes: Sequence[_Change]) -> Iterator[None]:
     """Let attributes be others for a while."""
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
@@ -155,7 +155,7 @@ def _texts(theirs: PreTrainedModel, ours: Decoder) -> tuple[Tensor, Tensor | Non
     return text(*_TOKENS), None, 0, f"; not past the window of {config.window:,} tokens"
 
 
-def _logits(model: PreTrainedModel | Decoder, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B K V"]:
+def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B K V"]:
     """Return the logits after each token, or after the last ones of a long text."""
     keep = min(tokens.shape[1], max(_TOKENS))
     if isinstance(model, Decoder):

@@ -9,7 +9,8 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
+from wakeful.hf.read_back import embedding_rows, read_back
 from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
     created,
@@ -140,17 +142,18 @@ def save_compressed(
 
     The folder's type is the one its weights were `stored` in before, or the model's own. What that
     type would round, scales above all, stays as it is. `tokenizer` is ours, or what writes one into
-    a folder; `card` becomes README.md.
+    a folder; `card` becomes README.md. It is read back before it has its name.
 
     Raises:
-        WakefulError: the folder exists; or the format has no place for the scheme, the architecture
-            or a layer, which is named.
+        WakefulError: the folder exists, or cannot be read back; or the format has no place for the
+            scheme, the architecture or a layer, which is named.
     """
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
     table = compressed_config(scheme)
-    stock = _stock(model, quantized_layers(model))
+    # A layer may stand in several places, each of which has its own tensors in a file.
+    stock = _stock(model, quantized_layers(model, remove_duplicate=False))
     config, tensors, layers = stock.config, stock.tensors, stock.layers
     ours = tokenizer if isinstance(tokenizer, Tokenizer) else None
     there, read = _checked(scheme, stock, ours)
@@ -185,12 +188,29 @@ def save_compressed(
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
     with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
-            write_texts(tokenizer, part, config)
+            write_texts(tokenizer, part, config, embedding_rows(model))
         else:
             tokenizer(part)
         write_config(config, part)
         write_tensors(tensors, part)
+        read_back(part, model, tokenizer=read, rounding=_unrounded_inputs(layers.values()))
     return config.model_type
+
+
+@contextmanager
+def _unrounded_inputs(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Let quantized layers read inputs as they are for a while: readers of the format round them by
+    other scales, which changes what they compute as much as rounding does.
+    """
+    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    schemes = [layer.scheme for layer in quantized]
+    try:
+        for layer in quantized:
+            layer.scheme = Scheme(weights=layer.grid, method=layer.scheme.method)
+        yield
+    finally:
+        for layer, scheme in zip(quantized, schemes, strict=True):
+            layer.scheme = scheme
 
 
 def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
@@ -316,7 +336,8 @@ def _spelled(scheme: Scheme, weights: Grid) -> str:
 
 def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     """Return a model as its stock architecture has it, with the layers `found` quantized."""
-    parameters = dict[str, Tensor](model.named_parameters()) | _divided(model)
+    parameters = dict[str, Tensor](model.named_parameters(remove_duplicate=False))
+    parameters |= _divided(model)
     if as_decoder(model) is None:
         assert isinstance(model, PreTrainedModel)
         if implementation_of(model) == SOFTMAX1:

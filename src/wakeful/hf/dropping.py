@@ -20,7 +20,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, warn
+from wakeful.hf.read_back import Unreadable, read_back
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
@@ -58,9 +59,10 @@ _LINEAR = "linear_attention"
 
 
 def drop_layers(
-    folder: Path, layers: Sequence[int], out: Path, *, shard: str = SHARD, card: str = ""
-) -> str:
+    folder: Path, layers: Sequence[int], out: Path, *, shard: str = SHARD, card: str = "",
+) -> str:  # fmt: skip
     """Write the model of a Transformers folder with these layers alone; return its `model_type`.
+    It is read back before it has its name, where the folder it was made of can be read.
 
     Raises:
         WakefulError: a layer that it lacks or a wrong order; a layer that would be of another kind
@@ -89,7 +91,25 @@ def drop_layers(
         write_tensors(kept, part, shard)
         write_generation(part, copy_tokenizer(folder, part))
         write_config(shorter, part)
+        _read_back(part, folder)
     return config.model_type
+
+
+def _read_back(part: Path, source: Path) -> None:
+    """Read back what was copied of a folder, where that can be read itself.
+
+    Raises:
+        WakefulError: the folder can be read, and what was copied cannot.
+    """
+    try:
+        read_back(part, None)
+    except Unreadable as error:
+        try:
+            read_back(source, None)
+        except Unreadable:
+            warn(f"{source} cannot be read, nor what is copied of it: {error.why}")
+        else:
+            raise
 
 
 def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:

@@ -8,6 +8,7 @@ embedding pairs neighboring channels.
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,9 +16,11 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from torch import Tensor, nn
 
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_architectures import (
     architecture,
@@ -29,7 +32,10 @@ from wakeful.hf.gguf_architectures import (
 )
 from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
 from wakeful.hf.gguf_tokens import vocabulary_of
+from wakeful.hf.read_back import Rounded, read_back
+from wakeful.hf.weights_in import own_gguf
 from wakeful.hf.weights_out import refuse_existing, tensors_of
+from wakeful.hf.whole import is_read_by_transformers, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replaced
@@ -63,12 +69,12 @@ def export_gguf(
     In "q8_0" and "q4_0" matrices have a scale every 32 inputs, as the package gguf rounds them; one
     whose rows are not whole blocks stays float16, and "q4_0" keeps embedding and head in Q8_0.
     `lineage` says where the weights come from, and `origin` names that model, with a slash as the
-    hub does.
+    hub does. It is read back before it has its name.
 
     Raises:
-        WakefulError: the file exists or cannot be written; the decoder is of no architecture that
-            GGUF files here can hold; or its tokenizer cuts text in a way that llama.cpp has no name
-            for.
+        WakefulError: the file exists, cannot be written or not be read back; the decoder is of no
+            architecture that GGUF files here can hold; or its tokenizer cuts text in a way that
+            llama.cpp has no name for.
     """
     if storage not in get_args(Storage):
         raise WakefulError(f"gguf must be one of {', '.join(get_args(Storage))}, got {storage!r}")
@@ -116,7 +122,31 @@ def export_gguf(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        read_back(
+            part, decoder, load=partial(_read, decoder),
+            rounding=Rounded(partial(_rounded, storage)),
+        )  # fmt: skip
     return kind
+
+
+def _read(decoder: Decoder, path: Path) -> nn.Module | None:
+    """Return the model of a file as Transformers reads it, or we do where its reader leaves
+    something out; None where the weights do not fit memory as they are unpacked.
+    """
+    numbers = sum(parameter.numel() for parameter in decoder.parameters())
+    if 2 * 4 * numbers > free_memory(torch.device("cpu")):
+        return None
+    if is_read_by_transformers(path):
+        return whole_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
+    return own_gguf(path, max_length=0, dtype=None, device=torch.device("cpu"))
+
+
+def _rounded(storage: Storage, weight: Tensor) -> Tensor:
+    """Return a weight as a file holds it."""
+    array = weight.float().cpu().numpy()
+    stored = _storage(array, storage, of_tokens=False)
+    packed = gguf.quants.quantize(array, stored)
+    return torch.from_numpy(gguf.quants.dequantize(packed, stored)).to(weight)
 
 
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:

@@ -21,6 +21,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.config.tables import to_table
 from wakeful.device import choose_device, dtype_called
 from wakeful.errors import WakefulError
+from wakeful.hf.read_back import read_back
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
     Shards,
@@ -141,7 +142,11 @@ def save_quantized(
 ) -> None:
     """Write a quantized model into `folder`, which exists; the tokenizer is the caller's.
 
-    What stayed is written in the type it was `stored` in before, where that is exact.
+    What stayed is written in the type it was `stored` in before, where that is exact. It is read
+    back before it has its name.
+
+    Raises:
+        WakefulError: it cannot be written, or not be read back.
     """
     scheme = scheme_of(model)
     if scheme is None:
@@ -160,13 +165,15 @@ def save_quantized(
                 for name, each in layers.items() if each.scheme != scheme},
     )  # fmt: skip
     if isinstance(model, PreTrainedModel):
-        config = config_of(model)
-        if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
-            delattr(config, "quantization_config")
-        QuantizedConfig(inner=config.to_dict()).save_pretrained(folder)
+        QuantizedConfig(inner=config_of(model).to_dict()).save_pretrained(folder)
     with disk_errors(folder):
         save_tensors(_tensors(model, stored), folder / WEIGHTS, {"format": "pt"})
         (folder / HEADER).write_text(json.dumps(to_table(header), indent=2) + "\n", "utf-8")
+    read_back(folder, model, load=_on_processor)
+
+
+def _on_processor(folder: Path) -> nn.Module:
+    return load_quantized(folder, device=torch.device("cpu"))[0]
 
 
 def load_quantized(

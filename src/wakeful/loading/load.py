@@ -31,6 +31,7 @@ from wakeful.hf.whole import (
     smollm2_folder,
     their_errors,
     whole_model,
+    widen,
 )
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
@@ -206,27 +207,30 @@ def _read(
             family_of(read_config(place.path), max_length)  # before any weight is read
             read_generation(place.path, GENERATION)
         model = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
-    stored = model.stored or _stored(place)
+    stored, types = _stored(place)
+    stored = model.stored or stored
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
-        stored = dtype
+        stored, types = dtype, {}
     read = model.read_tokenizer if tokenizer is None else lambda: tokenizer
-    model = dataclasses.replace(model, stored=stored, read_tokenizer=read)
+    model = dataclasses.replace(model, stored=stored, types=types, read_tokenizer=read)
     return model.converted() if ours else model
 
 
-def _stored(place: Place) -> torch.dtype | None:
-    """Return the type of the weights in a folder's safetensors files; None of other files."""
+def _stored(place: Place) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
+    """Return the type of most weights in a folder's safetensors files, None of other files; and
+    those of others, as `Shards.types`.
+    """
     folder = place.path
     if place.kind == "hub":  # which has been read, so that its files are in the cache
         names = (huggingface_hub.try_to_load_from_cache(place.name, each) for each in (ONE, INDEX))
         folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
     if folder is None or place.kind in ("run", "quantized", "gguf"):
-        return None
+        return None, {}
     try:
         with Shards(folder) as tensors:
-            return tensors.stored
+            return tensors.stored, tensors.types
     except WakefulError:  # a name of the hub under which other code reads other files
-        return None
+        return None, {}
 
 
 def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
@@ -321,10 +325,13 @@ def _transformers(
 ) -> Model:
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path
-    stays = False
+    stays, mixed = False, False
     if place.kind == "folder":
         with Shards(place.path) as tensors:
-            stays = not fits_memory(tensors, device, dtype)
+            stays, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
+            # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
+            if dtype is None and (mixed or (strict and tensors.stored is None)):
+                dtype = tensors.widest or torch.float32
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
@@ -340,6 +347,9 @@ def _transformers(
                 "made of"
             ) from None
         raise no_model(place.name, error) from None
+    if stays and mixed:
+        with Shards(place.path) as tensors:
+            widen(module, tensors)
     if stays:
         page(module, dtype or module.dtype)
     read = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)

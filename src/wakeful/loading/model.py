@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,10 @@ class Model:
     step: int = 0
     """The checkpoint's, for a run."""
     stored: torch.dtype | None = None
-    """The type of its weights in the files it, or what it was made of, was read from."""
+    """The type of its weights in the files it, or what it was made of, was read from: of most."""
+    types: Mapping[str, torch.dtype] | None = field(default_factory=dict)
+    """Of those stored in another type, by `unnumbered` name; None where `stored` is to round all
+    weights."""
     agreement: Agreement | None = None
     """Of our decoder, how far it is from the model of Transformers it was made of."""
     read_tokenizer: Callable[[], AnyTokenizer]

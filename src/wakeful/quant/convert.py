@@ -175,11 +175,15 @@ def scheme_of(model: nn.Module) -> Scheme | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """Return a quantized model's quantized layers by name."""
+def quantized_layers(
+    model: nn.Module, *, remove_duplicate: bool = True
+) -> dict[str, QuantizedLinear]:
+    """Return a quantized model's quantized layers by name; one that stands in several places by its
+    first name alone, unless `remove_duplicate` is false.
+    """
     return {
         name: module
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=remove_duplicate)
         if isinstance(module, QuantizedLinear)
     }
 

@@ -492,11 +492,23 @@ def save_tensors(
     mode = path.stat().st_mode
     if new:  # some file systems write all that waits before one file takes another's place
         path.unlink()
-    save_file({name: plain(each).contiguous() for name, each in tensors.items()}, path, metadata)
+    save_file(_apart(tensors), path, metadata)
     for tensor in tensors.values():
         if isinstance(tensor, Paged):
             let_go(tensor.stored)
     path.chmod(mode)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ordinary tensors that share no memory, of which the library writes none twice."""
+    found: dict[str, Tensor] = {}
+    used: set[int] = set()
+    for name, each in tensors.items():
+        tensor = plain(each).contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in used else tensor
+        used.add(place)
+    return found
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ class Cure(_Made, Measured):
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
         kind, module = self.model.written_in, self.model.module
-        told = {"tokenizer": tokenizer, "dtype": kind, "card": card}
+        told = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}
         if isinstance(module, PreTrainedModel):
             save_stock(module, folder, **told)
         else:
@@ -322,12 +322,18 @@ class _At:
         asked = self.wanted.stored
         return self.loaded.stored if asked == "auto" else getattr(torch, asked)
 
+    @property
+    def types(self) -> Mapping[str, torch.dtype] | None:
+        """Those of weights that are not stored as most are; None where all are to be `stored`."""
+        return self.loaded.types if self.wanted.stored == "auto" else None
+
     def cured(self, module: nn.Module, **changes: Any) -> Model:
         """Return a cured module as the model it was."""
         loaded = self.loaded
         return replace(
             loaded, name=f"{loaded.name} cured", module=module, path=None,
-            architecture=_words(loaded, self.wanted), stored=self.stored, generates_as=loaded,
+            architecture=_words(loaded, self.wanted), stored=self.stored, types=self.types,
+            generates_as=loaded,
             **changes,
         )  # fmt: skip
 

@@ -103,7 +103,10 @@ def export(
     kind = written_as(found.decoder().config, found.own_tokenizer)[0]
     card = model_card(found, kind, command, source=whole, done=done)
     dtype = found.written_in if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
-    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
+    return write(
+        found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card,
+        types=found.types if wanted.dtype == "auto" else None,
+    )  # fmt: skip
 
 
 def _stock_folder(model: Source, step: int) -> Path | None:

@@ -165,7 +165,10 @@ class UntrainedHeir(Measured):
             figures=[f"| loss, nats a token, ± the {INTERVAL} | {before} | {after} |",
                      f"| over the reference, paired | | {cost} |"],
         )  # fmt: skip
-        export(decoder, folder, tokenizer=model.own_tokenizer, dtype=model.written_in, card=card)
+        export(
+            decoder, folder, tokenizer=model.own_tokenizer, dtype=model.written_in,
+            types=model.types, card=card,
+        )  # fmt: skip
         run = Run(folder)
         run.write_json("inherit.json", self.summary)
         run.write_frame("windows.parquet", self.frame)

@@ -78,7 +78,7 @@ class Grid(FieldVariant, ABC):
     emulated: ClassVar[bool] = False
     """Whether products are those of the dequantized numbers, for want of a kernel."""
     scale_type: ClassVar[torch.dtype] = torch.float32
-    """The format of a scale; one of 8 bits is stored as uint8."""
+    """The format of a scale; one of 8 bits is stored as uint8, others as they are."""
     name_of_format: ClassVar[str] = ""
     """What it is called, where that is not its bits."""
     two_scales: ClassVar[bool] = False
@@ -199,13 +199,12 @@ class Grid(FieldVariant, ABC):
 
     def encode_scale(self, scale: Tensor) -> Tensor:
         """Return what stands for a scale in memory."""
-        if self.scale_type == torch.float32:
-            return scale
-        return scale.to(self.scale_type).view(torch.uint8)
+        scale = scale.to(self.scale_type)
+        return scale.view(torch.uint8) if self.scale_type.itemsize == 1 else scale
 
     def decode_scale(self, codes: Tensor) -> Tensor:
         """Return the scale of its codes, float32."""
-        return codes if self.scale_type == torch.float32 else codes.view(self.scale_type).float()
+        return (codes.view(self.scale_type) if self.scale_type.itemsize == 1 else codes).float()
 
     def quantize(self, x: Tensor, scales: Scales) -> Tensor:
         """Return the codes of q, int8."""
