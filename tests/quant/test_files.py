@@ -104,6 +104,7 @@ def test_positions_are_not_rounded_to_the_type_of_the_weights(tmp_path: Path) ->
         assert torch.equal(loaded.get_buffer("model.rotary_emb.inv_freq"), exact)
 
 
+@pytest.mark.filterwarnings("ignore:read back:wakeful.errors.WakefulWarning")  # hooks stay behind
 @pytest.mark.parametrize("make", [llama, lambda: tiny_decoder(dtype=torch.float32).eval()])
 def test_tensors_keep_the_types_that_they_were_quantized_beside(make, tmp_path: Path) -> None:
     model = make().to(torch.bfloat16)

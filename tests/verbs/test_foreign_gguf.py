@@ -62,7 +62,9 @@ def test_it_is_read_cured_and_exported(
     wakeful.export(path, file, gguf="f32")
     agrees(wakeful.load(file), expected)
     given = {"text": text, "num_sequences": 2, "length": 32, "device": "cpu"}
-    cured = wakeful.cure(path, rotate="hadamard", out=str(tmp_path / "cured"), **given)
+    # Norms behind a sublayer let the stream of a Gemma 3 not be turned.
+    turned = {"rotate_values": True} if architecture == "gemma3" else {"rotate": "hadamard"}
+    cured = wakeful.cure(path, out=str(tmp_path / "cured"), **turned, **given)
     agrees(cured.model, expected)
     agrees(wakeful.load(tmp_path / "cured"), expected)
 
@@ -74,12 +76,12 @@ def test_every_other_verb_takes_it(tokenizer: Tokenizer, text: str, tmp_path: Pa
     seen = wakeful.diagnose(path, num_sequences=2, length=32, **given)
     assert seen.summary["models"][0]["loss"] > 0
     small = wakeful.quantize(
-        path, "w8a8", num_sequences=2, length=32, save=str(tmp_path / "small"),
+        path, "w4a16", num_sequences=2, length=32, save=str(tmp_path / "small"),
         save_as="compressed-tensors", **given,
     )  # fmt: skip
     read = wakeful.load(tmp_path / "small")
-    expected = small.model.logits(TOKENS)
-    assert float((read.logits(TOKENS) - expected).norm() / expected.norm()) < 0.01
+    expected = small.model.logits(TOKENS).detach()
+    assert float((read.logits(TOKENS).detach() - expected).norm() / expected.norm()) < 1e-4
     assert "".join(wakeful.generate(path, "a quick", num_tokens=3, temperature=0.0))
     heir = wakeful.inherit(
         path, layers=1, heal={"by": "none"}, out=str(tmp_path / "heir"), length=32,

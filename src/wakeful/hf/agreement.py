@@ -23,6 +23,7 @@ from wakeful.errors import WakefulError, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
+from wakeful.model.positions import Rotary
 from wakeful.probes.huggingface import decoder_blocks
 
 _SHORT = (torch.float16, torch.bfloat16)
@@ -112,12 +113,19 @@ def rounded_frequencies(model: nn.Module) -> list[_Change]:
     """Return what rotary frequencies are in float32 that were cast to 16 bits, as `module.half()`
     does and from_pretrained does not.
     """
-    return [
-        (part, name, type(part)(config=part.config).get_buffer(name).to(buffer.device))  # pyright: ignore[reportCallIssue]
-        for part in model.modules()
-        for name, buffer in part.named_buffers(recurse=False)
-        if name.endswith("inv_freq") and buffer.dtype in _SHORT
-    ]
+    found: list[_Change] = []
+    for part in model.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.dtype not in _SHORT:
+                continue
+            if isinstance(part, Rotary):
+                exact = part.table()[name == "sin"]
+            elif name.endswith("inv_freq"):
+                exact = type(part)(config=part.config).get_buffer(name)  # pyright: ignore[reportCallIssue]
+            else:
+                continue
+            found.append((part, name, exact.to(buffer.device)))
+    return found
 
 
 @contextmanager

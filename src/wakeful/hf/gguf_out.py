@@ -6,8 +6,10 @@ embedding pairs neighboring channels.
 """
 
 import dataclasses
+import io
 import json
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -137,7 +139,8 @@ def _read(decoder: Decoder, path: Path) -> nn.Module | None:
     if 2 * 4 * numbers > free_memory(torch.device("cpu")):
         return None
     if is_read_by_transformers(path):
-        return whole_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
+        with redirect_stderr(io.StringIO()):  # a bar, which no setting of its own switches off
+            return whole_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
     return own_gguf(path, max_length=0, dtype=None, device=torch.device("cpu"))
 
 

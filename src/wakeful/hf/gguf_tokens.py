@@ -14,7 +14,7 @@ from gguf import Keys, TokenType
 from wakeful.data.encoding import merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.whole import with_embeddings
+from wakeful.hf.whole import with_embedding
 
 _KEYS = Keys.Tokenizer
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,10 +60,8 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, 
                  _KEYS.TOKEN_TYPE: kinds,
                  _KEYS.MERGES: [" ".join(pair) for pair in merges(table["model"])]}  # fmt: skip
     found |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
-    found |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: tokenizer.pad}
+    found |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: with_embedding(tokenizer.pad, size)}
     found |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
-    ids = {key: value for key, value in found.items() if key.endswith("_token_id")}
-    found |= with_embeddings(ids, size)
     return {key: value for key, value in found.items() if value is not None}
 
 

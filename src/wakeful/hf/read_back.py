@@ -46,7 +46,7 @@ def read_back(
     folder: Path,
     expected: nn.Module | None,
     *,
-    load: Callable[[Path], nn.Module] | None = None,
+    load: Callable[[Path], nn.Module | None] | None = None,
     tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
     rounding: AbstractContextManager[Any] | None = None,
 ) -> None:
@@ -56,7 +56,8 @@ def read_back(
     Args:
         folder: what was written; a GGUF file is one, too.
         expected: the model it was made of; None where there is none in memory.
-        load: what loads it; by default Transformers, which runs no code of the folder.
+        load: what loads it, or returns None where that does not fit memory; by default
+            Transformers, which runs no code of the folder.
         tokenizer: the one that was written, where there is one.
         rounding: in it, `expected` gives the logits that rounding alone may have made others; by
             default its weights are rounded to the type of the files.
@@ -142,11 +143,12 @@ def _by_transformers(folder: Path) -> nn.Module | None:
             return None
         if transforms_of(config):  # which Transformers would leave out: vLLM reads it, and we do
             return whole_model(folder, dtype="auto")
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto" if quantized else tensors.stored, local_files_only=True,
             trust_remote_code=False, use_safetensors=True,
             attn_implementation=attention_of(config), output_loading_info=True,
         )  # fmt: skip
+        model, report = loaded
         check_loading(report, folder, strict=not quantized)
         if quantized:
             return model

@@ -24,15 +24,14 @@ from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
 from wakeful.hf.read_back import embedding_rows, read_back
 from wakeful.hf.whole import (
-    IDS,
     INDEX,
     ONE,
-    Ids,
+    PAD,
     as_in_files,
     config_of,
     hushed,
     their_errors,
-    with_embeddings,
+    with_embedding,
 )
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
@@ -48,7 +47,9 @@ _ALONG = (
     "video_preprocessor_config.json",
 )  # fmt: skip
 """Files that make tokens of text, and what goes in of more than text."""
+_IDS = ("bos_token_id", "eos_token_id", PAD)
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+Ids = dict[str, int | list[int] | None]
 _MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
 
 
@@ -115,12 +116,11 @@ def save_stock(
         name: tensor if name in buffers else as_in_files(tensor, name, config.dtype, types)
         for name, tensor in model.state_dict().items()
     }
-    rows = embedding_rows(model)
     with created(Path(folder), card) as part:
         with hushed():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
-        ids = write_tokenizer(found, part, config.max_position_embeddings)
-        write_generation(part, ids, rows)
+        ids = write_tokenizer(found, part, config.max_position_embeddings, embedding_rows(model))
+        write_generation(part, ids)
         write_config(config, part)
         read_back(part, model, tokenizer=found)
     return config.model_type
@@ -177,7 +177,7 @@ def tensors_of(
     family = FAMILIES[kind]
     if kind != WakefulConfig.model_type:
         decoder = folded(decoder)
-    ours = dict(decoder.named_parameters(remove_duplicate=False))
+    ours = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
     ours |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
     found: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
@@ -255,27 +255,30 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
 
 
 def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, rows: int) -> None:
-    """Write the tokenizer's files and how to generate; name the special tokens in `config` that are
-    among the `rows` of the embedding.
+    """Write the tokenizer's files and how to generate; name the special tokens in `config`, a pad
+    token only if it is among the `rows` of the embedding.
     """
-    ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings)
-    for name, token in with_embeddings(ids, rows).items():
+    ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings, rows)
+    for name, token in ids.items():
         setattr(config, name, token)
-    write_generation(folder, ids, rows)
+    write_generation(folder, ids)
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: int) -> Ids:
     """Write the tokenizer's files; return the ids of special tokens that a configuration names:
-    all ends, where it says how to generate.
+    all ends, where it says how to generate, and a pad token that is among `rows`.
     """
     tokenizer.save(folder)
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
     said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
-    own = zip(IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
+    own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
     ids = {name: token if said.get(name) is None else said[name] for name, token in own}
-    return {name: token for name, token in ids.items() if token is not None}
+    pad = with_embedding(ids[PAD], rows)
+    if pad is None and said.pop(PAD, None) is not None:
+        (folder / GENERATION).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+    return {name: token for name, token in (ids | {PAD: pad}).items() if token is not None}
 
 
 def copy_tokenizer(source: Path, folder: Path) -> Ids:
@@ -288,7 +291,7 @@ def copy_tokenizer(source: Path, folder: Path) -> Ids:
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
     table = json.loads((source / "config.json").read_text("utf-8"))
-    return {name: table.get(name) for name in IDS}
+    return {name: table.get(name) for name in _IDS}
 
 
 def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
@@ -326,9 +329,8 @@ def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
     return found
 
 
-def write_generation(folder: Path, ids: Ids, rows: int | None = None) -> None:
-    """Write how to generate: as the file that went along with the tokenizer says, if one did; but
-    for tokens past the `rows` of the embedding, of which it warns.
+def write_generation(folder: Path, ids: Ids) -> None:
+    """Write how to generate: as the file that went along with the tokenizer says, if one did.
 
     What it says stays, also what Transformers would only warn of, such as a temperature without
     sampling.
@@ -336,18 +338,15 @@ def write_generation(folder: Path, ids: Ids, rows: int | None = None) -> None:
     Raises:
         WakefulError: it is damaged.
     """
-    said = read_generation(folder, GENERATION)
-    file = folder / GENERATION
-    table = {} if said is None else json.loads(file.read_text("utf-8"))
-    ids = ids | {name: table[name] for name in ids if table.get(name) is not None}
-    if rows is not None:
-        ids = with_embeddings(ids, rows)
-    if said is None:
+    if read_generation(folder, GENERATION) is None:
         GenerationConfig(**ids).save_pretrained(folder)
         return
-    table |= ids
-    table = {name: value for name, value in table.items() if name not in IDS or value is not None}
-    file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
+    file = folder / GENERATION
+    table = json.loads(file.read_text("utf-8"))
+    missing = {
+        name: token for name, token in ids.items() if token is not None and table.get(name) is None
+    }
+    file.write_text(json.dumps(table | missing, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:

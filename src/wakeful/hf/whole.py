@@ -43,8 +43,7 @@ from wakeful.paths import default_cache_dir, moved_in, part_beside
 
 UNPACKED = ("gguf", "fp8")
 """Ways of quantizing that Transformers undoes as it reads."""
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-Ids = dict[str, int | list[int] | None]
+PAD = "pad_token_id"
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
 _MOST_LAYERS = 10_000
@@ -365,38 +364,33 @@ def shares_head(model: PreTrainedModel) -> bool:
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
     """Return a copy of a model's configuration, in which its head is called tied where that is its
-    embedding, and only there, weights from a GGUF file are not called quantized, and special tokens
-    have embeddings.
+    embedding, and only there, weights from a GGUF file are not called quantized, and the pad token
+    has an embedding.
     """
     config = copy.deepcopy(model.config)
     if quantization_method(config) == "gguf":
-        del config.quantization_config
+        del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     for part in {id(each): each for each in (config, config.get_text_config())}.values():
         tied = getattr(part, "tie_word_embeddings", False)
         if tied != shares_head(model) and model.get_output_embeddings() is not None:
             part.tie_word_embeddings = not tied
     rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
-    ids = {name: getattr(config, name, None) for name in IDS}
-    for name, token in with_embeddings(ids, rows).items():
-        setattr(config, name, token)  # Transformers builds no model with another pad token
+    if with_embedding(getattr(config, PAD, None), rows) is None:
+        setattr(config, PAD, None)
     return config
 
 
-def with_embeddings(ids: Ids, rows: int) -> Ids:
-    """Return ids without those of tokens past the `rows` of an embedding, of which it
-    warns: a tokenizer may know tokens that were added to it alone.
+def with_embedding(pad: int | None, rows: int) -> int | None:
+    """Return a pad token that is among an embedding's `rows`; warn of another, without which
+    Transformers builds the model: a tokenizer may know tokens that were added to it alone.
     """
-    found: Ids = {}
-    for name, said in ids.items():
-        tokens = said if isinstance(said, list) else [] if said is None else [said]
-        kept = [token for token in tokens if not isinstance(token, int) or token < rows]
-        if len(kept) < len(tokens):
-            warn(
-                f"{name} = {said} is not written: the model has embeddings of {rows:,} tokens "
-                "(resize_token_embeddings gives it more)"
-            )
-        found[name] = kept if isinstance(said, list) and kept else next(iter(kept), None)
-    return found
+    if pad is None or pad < rows:
+        return pad
+    warn(
+        f"{PAD} = {pad} is not written: the model has embeddings of {rows:,} tokens "
+        "(resize_token_embeddings gives it more)"
+    )
+    return None
 
 
 def is_hybrid(config: Any) -> bool:

@@ -500,14 +500,18 @@ def save_tensors(
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ordinary tensors that share no memory, of which the library writes none twice."""
+    """Return ordinary tensors of which none shares memory with another: the library writes none
+    twice.
+    """
     found: dict[str, Tensor] = {}
-    used: set[int] = set()
+    used: dict[int, list[tuple[int, int]]] = {}
     for name, each in tensors.items():
         tensor = plain(each).contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in used else tensor
-        used.add(place)
+        begin = tensor.data_ptr()
+        end, there = begin + tensor.nbytes, used.setdefault(tensor.untyped_storage().data_ptr(), [])
+        shared = any(begin < last and first < end for first, last in there)
+        found[name] = tensor.clone() if shared else tensor
+        there.append((begin, end))
     return found
 
 
