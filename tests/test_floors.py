@@ -20,6 +20,7 @@ FLOORS = (
         "hub",
         "finding",
         "tracing",
+        "switches",
     ),
     ("discovery", "plugins", "plain_text"),
     ("display", "variants", "world", "families", "implementations", "paged"),

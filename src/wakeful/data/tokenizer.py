@@ -484,6 +484,24 @@ def beside_of(folder: Path) -> dict[str, str]:
     return found
 
 
+def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
+    """Return the token ids that settings of generation name, without negative ones, which stand for
+    no token.
+
+    Raises:
+        WakefulError: one of them is not a whole number.
+    """
+    said = table.get(name)
+    ids = said if isinstance(said, list) else [] if said is None else [said]
+    wrong = next((each for each in ids if type(each) is not int), None)
+    if wrong is not None:
+        raise WakefulError(
+            f"{name} = {said!r}, in the model's {GENERATION} or config.json, must be a token id, a "
+            "list of them or null"
+        )
+    return [token for token in ids if token >= 0]
+
+
 def _named(beside: Mapping[str, str], role: str) -> str:
     """Return how the token of a role is written that the files name, "" where they name none."""
     for name in (CONFIG, SPECIAL):

@@ -12,7 +12,7 @@ from typing import Any
 from gguf import Keys, TokenType
 
 from wakeful.data.encoding import merges
-from wakeful.data.tokenizer import GENERATION, Tokenizer
+from wakeful.data.tokenizer import GENERATION, Tokenizer, token_ids
 from wakeful.errors import WakefulError
 from wakeful.hf.whole import with_embedding
 
@@ -67,9 +67,8 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, 
 
 def _ends(tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that end what a model writes, the tokenizer's first."""
-    said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
-    named = said if isinstance(said, list) else [] if said is None else [said]
-    return list(dict.fromkeys([tokenizer.end_of_text, *named]))
+    settings = json.loads(tokenizer.beside.get(GENERATION, "{}"))
+    return list(dict.fromkeys([tokenizer.end_of_text, *token_ids(settings, "eos_token_id")]))
 
 
 def _check_expressible(tokenizer: Tokenizer, name: str) -> None:

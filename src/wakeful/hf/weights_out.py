@@ -16,7 +16,15 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
-from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, around
+from wakeful.data.tokenizer import (
+    BESIDE,
+    CONFIG,
+    GENERATION,
+    TEMPLATES,
+    Tokenizer,
+    around,
+    token_ids,
+)
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
@@ -196,8 +204,10 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write config.json, with rotary positions in the fields of older readers too.
 
     Transformers 5 says them in `rope_parameters`. Who knows `rope_theta` alone (mlx-lm 0.32,
-    Transformers 4) would take a base of 10,000 without a word.
+    Transformers 4) would take a base of 10,000 without a word. Attention weights, which Transformers
+    writes no configuration with unless they are made by definition, are not asked for there.
     """
+    vars(config)["_output_attentions"] = False
     config.save_pretrained(folder)
     file = folder / "config.json"
     table = json.loads(file.read_text("utf-8"))
@@ -274,7 +284,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     (folder / CONFIG).write_text(text, "utf-8")
     said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
     own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
-    ids = {name: token if said.get(name) is None else said[name] for name, token in own}
+    ids: Ids = {}
+    for name, token in own:
+        named = token_ids(said, name)
+        ids[name] = token if not named else named if isinstance(said[name], list) else named[0]
     pad = with_embedding(ids[PAD], rows)
     if pad is None and said.pop(PAD, None) is not None:
         (folder / GENERATION).write_text(json.dumps(said, indent=2) + "\n", "utf-8")

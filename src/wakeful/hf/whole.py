@@ -38,6 +38,7 @@ from transformers.utils import logging
 from wakeful.errors import WakefulError, first_line, warn
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
+from wakeful.model.evaluating import name_outputs
 from wakeful.paged import as_stored
 from wakeful.paths import default_cache_dir, moved_in, part_beside
 
@@ -264,6 +265,7 @@ def whole_model(
     check_loading(found, place, strict=strict)
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, place)
+    _ = name_outputs(model)
     _unpack(model)
     if groups:
         folder = Path(place)
@@ -402,13 +404,23 @@ def is_hybrid(config: Any) -> bool:
 @contextmanager
 def hushed() -> Iterator[None]:
     """Keep Transformers from warning and from drawing bars, where what it says is raised here."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
+    try:
+        with unbarred():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def unbarred() -> Iterator[None]:
+    """Keep Transformers from drawing bars for a while."""
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 

@@ -41,6 +41,7 @@ from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, read_json
+from wakeful.switches import ordinary_switches
 
 _UNLIMITED = 2**31
 """The context of a model that names none."""
@@ -87,6 +88,7 @@ def place_of(source: str | Path) -> Place:
     return Place("export" if _is_own(path) else "folder", path, name)
 
 
+@ordinary_switches()
 def load(
     what: "str | Path | Model | nn.Module",
     *,
@@ -144,6 +146,7 @@ def load(
     return model
 
 
+@ordinary_switches()
 def read_decoder(
     source: str | Path,
     *,
@@ -327,6 +330,7 @@ def _transformers(
     source = place.name if place.kind == "hub" else place.path
     stays, mixed = False, False
     if place.kind == "folder":
+        read_generation(place.path, GENERATION)
         with Shards(place.path) as tensors:
             stays, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
             # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
@@ -346,6 +350,8 @@ def _transformers(
                 f"{place.path} cannot be read: {first_line(error)}; load the folder that it was "
                 "made of"
             ) from None
+        if place.kind == "folder":
+            raise WakefulError(f"{place.path} cannot be loaded: {first_line(error)}") from None
         raise no_model(place.name, error) from None
     if stays and mixed:
         with Shards(place.path) as tensors:

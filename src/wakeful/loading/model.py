@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.encoding import Encoder
-from wakeful.data.tokenizer import CONFIG, GENERATION, StreamDecoder, Tokenizer, around, beside_of
+from wakeful.data.tokenizer import (
+    CONFIG,
+    GENERATION,
+    StreamDecoder,
+    Tokenizer,
+    around,
+    beside_of,
+    token_ids,
+)
 from wakeful.errors import WakefulError
 from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
@@ -26,6 +34,7 @@ from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import Sampling, continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
 from wakeful.quant.convert import scheme_of
+from wakeful.switches import ordinary_switches
 
 Bos = Literal["auto", "on", "off"]
 """Whether a BOS token stands before a text: as the model's own tokenizer does, always, never."""
@@ -106,9 +115,8 @@ class Model:
         """The tokens that end what it writes: its tokenizer's, and those that its own settings of
         generation name.
         """
-        said = self.generation.get("eos_token_id")
-        named = said if isinstance(said, list) else [said]
-        return frozenset(token for token in (self.end, *named) if isinstance(token, int))
+        named = token_ids(self.generation, "eos_token_id")
+        return frozenset(token for token in (self.end, *named) if token is not None)
 
     @cached_property
     def generation(self) -> dict[str, Any]:
@@ -120,7 +128,7 @@ class Model:
         if self.generates_as is not None:
             return self.generates_as.generation
         if isinstance(said, GenerationConfig):
-            table = said.to_diff_dict()
+            table = json.loads(said.to_json_string())
             table.pop("transformers_version", None)
             if not table.pop("_from_model_config", False):  # a file of its own said it
                 return table
@@ -272,6 +280,7 @@ class Model:
         """
         return self._converted.module  # pyright: ignore[reportReturnType]
 
+    @ordinary_switches()
     def converted(self) -> "Model":
         """Return the model whose module is our decoder: see `decoder`."""
         if as_decoder(self.module) is not None:
@@ -360,7 +369,7 @@ class Model:
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
         """Give tokens, each made in evaluation mode: between them the module is the user's."""
         while True:
-            with evaluating(self.module):
+            with ordinary_switches(), evaluating(self.module):
                 token = next(tokens, None)
             if token is None:
                 return

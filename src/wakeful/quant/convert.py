@@ -24,9 +24,11 @@ from wakeful.quant.linear import QuantizedLinear, by_sequence, matrix
 from wakeful.quant.observing import plain_linear
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
+from wakeful.switches import ordinary_switches
 from wakeful.world import ALONE, World
 
 
+@ordinary_switches()
 def quantize(
     model: nn.Module,
     scheme: Scheme | str,

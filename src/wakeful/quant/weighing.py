@@ -71,7 +71,7 @@ def listening(
 
     def begin(_name: str, _args: tuple[Any, ...], rows: Tensor) -> Tensor:
         starts.append(rows.detach().requires_grad_())
-        return starts[-1]
+        return starts[-1].clone()  # which a model may change in place, as CTRL scales it
 
     def listen(name: str, y: Tensor, width: int) -> None:
         turn = calls[name]

@@ -21,6 +21,7 @@ from wakeful.reports.html import write
 from wakeful.reports.layouts import layout_of
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
+from wakeful.switches import ordinary_switches
 from wakeful.training.comparison import train_variants
 from wakeful.verbs.result import Paged
 
@@ -57,6 +58,7 @@ class Comparison(Paged):
         return comparison_report(self.found)
 
 
+@ordinary_switches()
 def compare(
     *configs: Config | Mapping[str, Any] | str | Path,
     seeds: Sequence[int] = (),

@@ -41,6 +41,7 @@ from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.advice import advise, same_reading
 from wakeful.verbs.choosing import (
     CALIBRATING,
@@ -215,6 +216,7 @@ _SHOWN = {
 }
 
 
+@ordinary_switches()
 def cure(
     model: Source,
     *,

@@ -20,6 +20,7 @@ from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
+from wakeful.switches import ordinary_switches
 from wakeful.training.setup import check_run
 from wakeful.training.size import run_operations
 from wakeful.verbs.compare import compare
@@ -63,6 +64,7 @@ class Demonstration:
         return terminal(self.report)
 
 
+@ordinary_switches()
 def demonstrate(
     out: str | Path,
     *,

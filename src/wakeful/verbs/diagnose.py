@@ -20,6 +20,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.advice import advise, same_reading
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
@@ -62,6 +63,7 @@ class Diagnosis(Measured):
         )  # fmt: skip
 
 
+@ordinary_switches()
 def diagnose(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,

@@ -27,6 +27,7 @@ from wakeful.probes.running import as_decoder
 from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
@@ -71,6 +72,7 @@ class Evaluation(Measured):
         )  # fmt: skip
 
 
+@ordinary_switches()
 def evaluate(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,

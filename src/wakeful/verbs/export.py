@@ -21,9 +21,11 @@ from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer
 from wakeful.reports.card import command_of, file_lineage, model_card, shortened_card
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.sources import Source, as_ours, name_of
 
 
+@ordinary_switches()
 def export(
     model: Source,
     folder: str | Path,

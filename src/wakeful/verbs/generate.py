@@ -7,6 +7,7 @@ from typing import Any
 from wakeful.config.verbs import GenerateOptions, options_from
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.sources import Source
 
 
@@ -35,6 +36,7 @@ def generate(
     return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **given))
 
 
+@ordinary_switches()
 def stream(
     model: Source,
     prompt: str,

@@ -44,6 +44,7 @@ from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
+from wakeful.switches import ordinary_switches
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build, modules_named
@@ -71,6 +72,7 @@ class InheritancePlan:
     """Those of every layer that were looked at."""
 
 
+@ordinary_switches()
 def inherit(
     reference: Source | None = None,
     *,

@@ -29,6 +29,7 @@ from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mixed
 from wakeful.runs.run import Environment, Run
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
 from wakeful.verbs.sources import Source, dtype_of, name_of
@@ -41,6 +42,7 @@ def quantize(model: Source, *schemes: str | Scheme, **given: Any) -> Quantizatio
 def quantize(
     model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **given: Any
 ) -> QuantizationMatrix: ...
+@ordinary_switches()
 def quantize(
     model: Source | list[Any] | tuple[Any, ...],
     *schemes: str | Scheme,

@@ -21,6 +21,7 @@ from wakeful.loading.sampling import sample
 from wakeful.model.evaluating import evaluating
 from wakeful.paths import expanded
 from wakeful.plain_text import decoded
+from wakeful.switches import ordinary_switches
 from wakeful.verbs.sources import Source, in_memory, name_of
 
 _ROOM = 2
@@ -41,6 +42,7 @@ class _Beginnings:
     """Tokens that all of them begin with."""
 
 
+@ordinary_switches()
 def sample_data(
     model: Source,
     *,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import transformers
 
 from wakeful.config.verbs import SOURCES
 from wakeful.config.verbs.reading import Reading
@@ -15,6 +14,7 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import Words, own_task
+from wakeful.hf.whole import unbarred
 from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
@@ -57,7 +57,6 @@ class Session:
             raise WakefulError(f"{twice[0]} is named twice: name each model once")
         # Before the first one is measured.
         self.world.leader_first(lambda: list(map(place_of, named)))
-        transformers.logging.disable_progress_bar()
         for source in sources:
             self.show.note(f"loading {name_of(source)}")
             model = self.world.leader_first(
@@ -105,7 +104,8 @@ def session(
     shown: Shown | None,
 ) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
-    with joined() as world, evaluating(*in_memory(sources)), showing(shown, verb, world) as show:
+    modules = in_memory(sources)
+    with joined() as world, evaluating(*modules), unbarred(), showing(shown, verb, world) as show:
         if wanted.out and world.first:
             Run(wanted.out).refuse_existing(verb)
         device = choose_device(wanted.device, world)

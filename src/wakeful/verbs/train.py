@@ -15,6 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run as Directory
+from wakeful.switches import ordinary_switches
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing
 from wakeful.world import joined
@@ -54,6 +55,7 @@ class Run(Stored):
         return comparison_report(read_comparison(self.path))
 
 
+@ordinary_switches()
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,

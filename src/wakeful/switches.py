@@ -1,0 +1,33 @@
+"""Torch's global switches as our functions need them, whatever their caller has set."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+_AUTOCAST = ("cpu", "cuda")
+
+
+@contextmanager
+def ordinary_switches() -> Iterator[None]:
+    """Let gradients be kept, new tensors be float32 on the CPU, and arithmetic be as it is written,
+    for a while: without inference mode, `no_grad`, autocast, another default type or device.
+
+    It decorates every public function, so that `torch.inference_mode()` around a call changes
+    neither GPTQ's weights, which need gradients, nor a number that is measured.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(
+            torch.random.fork_rng(devices=[])
+        )  # the caller's draws stay as they are
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if (dtype := torch.get_default_dtype()) != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        yield
