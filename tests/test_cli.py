@@ -505,3 +505,20 @@ def test_a_disk_that_is_full_of_output_is_one_line(arguments: tuple[str, ...]) -
     assert line.startswith(
         f"wakeful {arguments[0]}: the output cannot be read or written: No space"
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("asked", [["--help"], ["--version"], ["presets"], ["train", "--help"]])
+def test_an_output_that_takes_nothing_is_said_in_one_line(asked: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "wakeful", *asked],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"wakeful {asked[0]}: the output cannot be read or written: No space left on device"
+    ]

@@ -67,13 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [*arguments[1:], "--help"]
-    if not arguments or arguments[0] in ("-h", "--help", "--help-all", "help"):
-        _overview()
-        return 0
-    if arguments[0] in ("--version", "-V"):
-        OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
-        return 0
-    return _status(arguments[0], arguments[1:])
+    return _status(arguments[0] if arguments else "help", arguments[1:])
 
 
 def _status(verb: str, rest: list[str]) -> int:
@@ -94,20 +88,8 @@ def _show_warning(others: Callable[..., None], message: Any, category: Any, *res
 
 def _run(verb: str, rest: list[str]) -> int:
     try:
-        _check_text([verb, *rest])
-        known = [*VERBS, *added("verbs")]
-        if verb not in known:
-            raise WakefulError(
-                f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
-            )
-        from wakeful.cli.parsing import trusted_modules
-
-        rest, modules = trusted_modules(rest)
-        with trusting(modules), _processes(verb):
-            from wakeful.cli import verbs
-
-            other = None if verb in VERBS else verb_of(verb)
-            (other.run if other else getattr(verbs, verb))(rest)
+        _run(verb, rest)
+        sys.stdout.flush()  # here, where a full disk can be told of
     except WakefulError as error:
         _complain(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
@@ -117,12 +99,45 @@ def _run(verb: str, rest: list[str]) -> int:
     except OSError as error:
         if error.errno not in _FOR_THE_USER:
             raise
+        if error.filename is None:
+            _drop_output()
         _complain(verb, _of_system(error))
         return 1
     except KeyboardInterrupt:
         ERR.print("interrupted")
         return INTERRUPTED
     return 0
+
+
+def _run(verb: str, rest: list[str]) -> None:
+    if verb in ("-h", "--help", "--help-all", "help"):
+        _overview()
+        return
+    if verb in ("--version", "-V"):
+        OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
+        return
+    _check_text([verb, *rest])
+    known = [*VERBS, *added("verbs")]
+    if verb not in known:
+        raise WakefulError(
+            f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
+        )
+    from wakeful.cli.parsing import trusted_modules
+
+    rest, modules = trusted_modules(rest)
+    with trusting(modules), _processes(verb):
+        from wakeful.cli import verbs
+
+        other = None if verb in VERBS else verb_of(verb)
+        (other.run if other else getattr(verbs, verb))(rest)
+
+
+def _drop_output() -> None:
+    """Let what standard output still holds go nowhere, or Python would fail to write it again."""
+    with contextlib.suppress(OSError, ValueError):  # it has no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _of_system(error: OSError) -> str:

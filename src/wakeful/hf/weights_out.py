@@ -204,8 +204,8 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write config.json, with rotary positions in the fields of older readers too.
 
     Transformers 5 says them in `rope_parameters`. Who knows `rope_theta` alone (mlx-lm 0.32,
-    Transformers 4) would take a base of 10,000 without a word. Attention weights, which Transformers
-    writes no configuration with unless they are made by definition, are not asked for there.
+    Transformers 4) would take a base of 10,000 without a word. `output_attentions` is left out:
+    Transformers writes no configuration that has it beside SDPA.
     """
     vars(config)["_output_attentions"] = False
     config.save_pretrained(folder)
