@@ -283,15 +283,16 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
     said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
-    own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
-    ids: Ids = {}
-    for name, token in own:
-        named = token_ids(said, name)
-        ids[name] = token if not named else named if isinstance(said[name], list) else named[0]
-    pad = with_embedding(ids[PAD], rows)
+    begins, ends, pads = (token_ids(said, name) for name in _IDS)
+    pad = with_embedding(pads[0] if pads else tokenizer.pad, rows)
+    ids: Ids = {
+        "bos_token_id": begins[0] if begins else tokenizer.bos,
+        "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else tokenizer.end,
+        PAD: pad,
+    }
     if pad is None and said.pop(PAD, None) is not None:
         (folder / GENERATION).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
-    return {name: token for name, token in (ids | {PAD: pad}).items() if token is not None}
+    return {name: token for name, token in ids.items() if token is not None}
 
 
 def copy_tokenizer(source: Path, folder: Path) -> Ids:
