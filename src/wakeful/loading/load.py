@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import huggingface_hub
 import torch
+from tokenizers.normalizers import NFC
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -412,7 +413,11 @@ def _stock_tokenizer(
         options["gguf_file"], place = place.name, place.parent
     looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
     with their_errors(f"{place} has no tokenizer that can be loaded"), looked_up:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+        found = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+    if "gguf_file" in options and type(found).__name__.startswith("Qwen2Tokenizer"):
+        # Which no GGUF file says, and every tokenizer of that class has.
+        found.backend_tokenizer.normalizer = NFC()
+    return found
 
 
 def no_model(name: str, error: BaseException) -> WakefulError:
