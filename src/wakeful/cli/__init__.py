@@ -71,11 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(verb: str, rest: list[str]) -> int:
-    """Run a verb and return its exit status; say in one line what the user can mend."""
+    """Run a verb and return its exit status; say in one line what the user can mend, and whatever
+    we warn of.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("default", WakefulWarning)
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
-        return _run(verb, rest)
+        return _ended(verb, rest)
 
 
 def _show_warning(others: Callable[..., None], message: Any, category: Any, *rest: Any) -> None:
@@ -86,7 +88,8 @@ def _show_warning(others: Callable[..., None], message: Any, category: Any, *res
         others(message, category, *rest)
 
 
-def _run(verb: str, rest: list[str]) -> int:
+def _ended(verb: str, rest: list[str]) -> int:
+    """Run a verb and return its exit status."""
     try:
         _run(verb, rest)
         sys.stdout.flush()  # here, where a full disk can be told of
