@@ -64,7 +64,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
 NOT_APPLICABLE: tuple[tuple[str, str, str], ...] = (
     ("", r"contrastive|group_beam|constrained_beam", "needs code from the Hub"),
     ("", r"continuous_batching|generate_batch|paged", "no pages of keys and values: refused"),
-    ("", r"_attention_outputs|attentions_outputs|return_dict_in_generate.*attn", "never made"),
+    ("", r"test_attention_outputs", "attention weights are never made"),
     ("", r"flash_attn|flash_attention|flex_attention|_fa\d|deepgemm", "kernels of accelerators"),
     ("", r"output_attentions|capture_outputs_decorator", "attention weights are never made"),
     ("ours", r"static_cache|compile_decod|test_generate_compile|compileable",
@@ -72,7 +72,8 @@ NOT_APPLICABLE: tuple[tuple[str, str, str], ...] = (
     ("ours", r"eager_matches|sdpa_can|sdpa_matches|can_set_attention|attn_implementation",
      "one attention, which is no implementation of theirs"),
     ("ours", r"use_reentrant_true", "the reentrant form is refused"),
-    ("ours", r"gradient_checkpointing_enable_disable", "looks for a class of layers of theirs"),
+    ("ours", r"^test_gradient_checkpointing_enable|training_gradient_checkpointing",
+     "looks for a class of layers of theirs"),
     ("ours", r"past_key_values_format|cache_format|quant_cache|offloaded_cache|hybrid_cache",
      "reads the layers of a cache of theirs"),
     ("value_embedding", r"inputs_embeds|soft_prompt", "takes no embeddings alone"),
