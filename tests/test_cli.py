@@ -13,8 +13,10 @@ import pytest
 
 from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
+from wakeful.cli.parsing import with_out
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_to_toml
+from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import Interrupted
 from wakeful.loading.load import read_decoder
 from wakeful.reports.charts import slug
@@ -522,3 +524,12 @@ def test_an_output_that_takes_nothing_is_said_in_one_line(asked: list[str]) -> N
     assert done.stderr.splitlines() == [
         f"wakeful {asked[0]}: the output cannot be read or written: No space left on device"
     ]
+
+
+def test_a_folder_that_is_called_by_a_dot_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    for name, said in ((".", "model"), ("./", "model"), ("..", tmp_path.name), ("a/b", "b")):
+        assert with_out("evaluate", [name], EvaluateOptions()).out == f"runs/evaluate-{said}"

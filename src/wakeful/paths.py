@@ -19,6 +19,11 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def check_readable(path: Path) -> None:
+    """Raise `PermissionError` for a file that may not be read, which safetensors calls missing."""
+    path.open("rb").close()
+
+
 def free_folder(path: str | Path) -> Path:
     """Return the path, or where something has that name the first of -2, -3 … that is free."""
     place = first = Path(path)

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ SILENCE = timedelta(minutes=10)
 """How long a process waits for the others in a collective before it takes them for lost."""
 _WORK_OF_ONE = timedelta(days=2)
 """How long the others wait while a process does work that they need."""
+_PATIENCE = 5.0
+"""Seconds that a process waits for the others without a word."""
 _BETWEEN_LOOKS = 0.5
 """Seconds at most between two looks at whether such work is done."""
 _LET_IT_SPEAK = 2.0
@@ -259,11 +262,12 @@ def _join() -> World:
     rank, size = started_as()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=SILENCE))
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
-            timeout=SILENCE,
-        )  # fmt: skip
+        with _told_of_waiting(rank, size):
+            store, rank, size = next(dist.rendezvous("env://", timeout=SILENCE))
+            dist.init_process_group(
+                backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
+                timeout=SILENCE,
+            )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         line = str(error).splitlines()[0]
         raise WakefulError(
@@ -274,6 +278,25 @@ def _join() -> World:
         for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size))
     )
     return World(rank, size, local_rank, local_size, store)
+
+
+@contextlib.contextmanager
+def _told_of_waiting(rank: int, size: int) -> Iterator[None]:
+    """Say after a few seconds for whom a process waits: an address may be wrong, or another process
+    not be started.
+    """
+    place = ":".join(os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    line = (
+        f"process {rank} of {size} waits for the others at {place}, up to "
+        f"{SILENCE.total_seconds() / 60:.0f} minutes"
+    )
+    timer = threading.Timer(_PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _wait_until(done: Callable[[], bool]) -> None:

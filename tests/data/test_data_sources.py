@@ -510,3 +510,20 @@ def test_tokens_of_any_length_are_read_on_for(tmp_path: Path) -> None:
     assert len(beginning.text) < sum(range(500, 509))
     assert beginning.tokens(lines, 100) == list(range(500, 509))
     assert Beginning("a\n" * 99).tokens(lines, 3) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("ending", "comma"), [(".csv", ","), (".tsv", "\t")])
+def test_a_table_in_text_is_read_by_a_column(tmp_path: Path, ending: str, comma: str) -> None:
+    path = tmp_path / f"table{ending}"
+    rows = [("id", "text"), ("1", '"a ""b""\nc"'), ("2", "long " * 40_000), ("3", '""')]
+    path.write_text("".join(comma.join(row) + "\n" for row in rows), "utf-8")
+    found = list(read_documents(str(path)))
+    assert [(each.name, each.text) for each in found] == [
+        (f"table{ending}:0", 'a "b"\nc'), (f"table{ending}:1", "long " * 40_000),
+    ]  # fmt: skip
+    assert [each.text for each in read_documents(str(path), text_field="id")] == ["1", "2", "3"]
+    with pytest.raises(WakefulError, match=r"no column 'body' \(columns: 'id', 'text'\).*\.txt"):
+        list(read_documents(str(path), text_field="body"))
+    path.write_bytes(b"id" + comma.encode() + b"text\n1" + comma.encode() + b"\xff\n")
+    with pytest.raises(WakefulError, match=rf"table\{ending}: not a table in UTF-8"):
+        list(read_documents(str(path)))

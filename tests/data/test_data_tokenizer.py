@@ -156,6 +156,22 @@ def test_streams_of_tokenizers_with_other_decoders(text):
     assert sent == tokenizer.decode(ids)
 
 
+def test_a_stream_that_continues_a_text_begins_with_its_space(tokenizer):
+    vocabulary = {"[UNK]": 0, "the": 1, "fox": 2, "##es": 3}
+    inner = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    inner.decoder = decoders.WordPiece()
+    words = Tokenizer(inner, end_of_text="[UNK]")
+    stream = StreamDecoder(words, [1] * 20)
+    assert [stream.push(2), stream.push(3), stream.push(1)] == [" fox", "es", " the"]
+    assert StreamDecoder(words).push(2) == "fox"
+    ids = tokenizer.encode("a text é")
+    for number in range(len(ids)):  # in the middle of a character, too
+        stream = StreamDecoder(tokenizer, ids[:number])
+        pieces = "".join(map(stream.push, ids[number:])) + stream.flush()
+        before = tokenizer.decode(ids[:number]).rstrip("\ufffd")
+        assert before + pieces == tokenizer.decode(ids)
+
+
 def test_a_stream_outlives_bytes_that_are_broken_late():
     """Where the library's own stream raises: a byte makes one invalid that came out before."""
     tokenizer = byte_fallback()

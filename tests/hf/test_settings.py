@@ -119,3 +119,29 @@ def test_a_model_that_scales_its_embeddings_in_place_is_quantized_by_gptq() -> N
     small = quantize(model, scheme, calibration=[TOKENS])
     expected = model(TOKENS).logits
     assert (small(TOKENS).logits - expected).norm() < 0.05 * expected.norm()
+
+
+def test_an_adapters_folder_names_its_base(tmp_path: Path) -> None:
+    said = {"peft_type": "LORA", "base_model_name_or_path": "some/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(said), "utf-8")
+    for verb in (wakeful.diagnose, wakeful.evaluate, wakeful.load):
+        with pytest.raises(WakefulError, match=r"base model 'some/base': .*merge_and_unload\(\)"):
+            verb(str(tmp_path))
+    save_llama(tmp_path)  # beside a configuration too
+    with pytest.raises(WakefulError, match="an adapter of peft without its base model 'some/base'"):
+        wakeful.load(tmp_path)
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = save_llama(tmp_path / "llama"), Path.open
+
+    def refused(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(WakefulError, match=r"cannot read .*model\.safetensors: Permission denied"):
+        wakeful.load(folder)

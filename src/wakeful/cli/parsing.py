@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from wakeful.cli.catalog import check_name
@@ -55,7 +55,9 @@ def with_out(verb: str, models: list[str], options: Any) -> Any:
     """Return a verb's options with the folder that it writes, a free one where none is named."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
-    out = options.out or str(free_folder(f"runs/{verb}-{Path(models[0]).name}"))
+    out = options.out or str(
+        free_folder(f"runs/{verb}-{os.path.basename(os.path.abspath(models[0]))}")
+    )
     return dataclasses.replace(options, out=out)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wakeful.data.parquet_header import fault_in_parquet
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.plain_text import decoded
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
 JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}
 PARQUET_ENDINGS = frozenset({".parquet"})
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Endings of tables in text, and what stands between their columns."""
 MAX_LINE_BYTES = 256 * 2**20  # a JSON line; parsing takes several times as much memory
 ROWS_AT_A_TIME = 4096
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -54,6 +56,8 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
     with reading(path):
         if ending in PARQUET_ENDINGS:
             yield from _read_parquet(name, path, text_field)
+        elif ending in TABLES:
+            yield from _read_table(name, path, text_field, TABLES[ending])
         elif ending in JSON_ENDINGS and _begins_array(path):
             yield from _read_json_array(name, path, text_field)
         elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
@@ -192,6 +196,26 @@ def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
         reason = str(error).split("\n", 1)[0][:200]
         raise WakefulError(
             f"{path}: not a whole Parquet file ({reason}): fetch it again"
+        ) from error
+
+
+def _read_table(name: str, path: Path, text_field: str, separator: str) -> Iterator[Document]:
+    import polars  # noqa: PLC0415 - only who reads tables waits for it
+
+    try:
+        table = polars.scan_csv(path, separator=separator, infer_schema=False, glob=False)
+        columns = table.collect_schema().names()
+        if text_field not in columns:
+            raise WakefulError(
+                f"{without(text_field, str(path), columns)} (--data.text_field), or the file with "
+                "the ending .txt to read it as it is"
+            )
+        for row, text in enumerate(table.select(text_field).collect().to_series(0)):
+            yield Document(f"{name}:{row}", text or "")
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+        raise WakefulError(
+            f"{path}: not a table in UTF-8 ({first_line(error)[:200]}): mend it, or give it the "
+            "ending .txt to read it as it is"
         ) from error
 
 

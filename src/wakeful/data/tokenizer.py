@@ -346,21 +346,28 @@ class Tokenizer:
         return self.inner.to_str(pretty=False)
 
 
+_BEFORE = 8
+"""Ids before a stream that its first piece is read with."""
+
+
 class StreamDecoder:
     """Pieces of text from ids that come one at a time; joined they are `tokenizer.decode` of all.
 
     That holds for every sequence of ids of byte-level tokenizers, broken UTF-8 included, and of
-    others where the ids came from text. Special tokens are left out. The library's
+    others where the ids came from text. Special tokens are left out. What comes is
+    read behind the ids `after` which it stands: words begin with a space there. The library's
     `tokenizers.decoders.DecodeStream` cannot serve: what is unfinished at the end it never gives
     out, and with byte fallback it raises ("Invalid prefix") where a byte makes those before it
     invalid that were decoded already, as a model may well have it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._held: list[int] = []  # the ids whose text is still in the window
-        self._num_old = 0  # how many of them are out
-        self._emitted = 0  # and how many characters of the window's text
+        before = [token for token in after if token not in tokenizer.special_tokens]
+        self._held = before[-_BEFORE:]  # the ids whose text is still in the window
+        self._num_old = len(self._held)  # how many of them are out
+        text = tokenizer.decode(self._held)
+        self._emitted = len(text.rstrip("\ufffd"))  # and how many characters of the window's text
 
     def push(self, token: int) -> str:
         """Return the text that is certain after one more id: none, or one or more characters."""

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
 from wakeful.model.evaluating import name_outputs
 from wakeful.paged import as_stored
-from wakeful.paths import default_cache_dir, moved_in, part_beside
+from wakeful.paths import check_readable, default_cache_dir, moved_in, part_beside
 
 UNPACKED = ("gguf", "fp8")
 """Ways of quantizing that Transformers undoes as it reads."""
@@ -91,7 +91,10 @@ class Shards(Mapping[str, Tensor]):
         """Bytes of all the files."""
         for path in _paths(folder):
             try:
+                check_readable(path)
                 file = self._files.enter_context(safe_open(path, framework="pt"))
+            except PermissionError as error:
+                raise WakefulError(f"cannot read {path}: {error.strerror}") from None
             except (SafetensorError, OSError) as error:
                 raise WakefulError(f"{path} is not a whole safetensors file: {error}") from None
             self.num_bytes += path.stat().st_size
@@ -494,17 +497,28 @@ def _check_folder(folder: Path) -> None:
                     read_floats(tensors, name)
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Raise `WakefulError` where a folder holds an adapter of peft; its base model is named."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    base = ""
+    with suppress(OSError, ValueError, AttributeError):
+        said = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+        base = f" {said!r}" if said and isinstance(said, str) else ""
+    raise WakefulError(
+        f"{folder} holds an adapter of peft without its base model{base}: load the two by peft's "
+        "AutoPeftModelForCausalLM, save what merge_and_unload() returns, and name that folder"
+    )
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a Transformers folder; no code beside it is run.
 
     Raises:
         WakefulError: it is missing, damaged, or of an architecture that is not known.
     """
-    if (folder / "adapter_config.json").is_file():
-        raise WakefulError(
-            f"{folder} holds an adapter without its base model: merge the two by peft's "
-            "merge_and_unload(), and name the merged folder"
-        )
+    refuse_adapter(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # Transformers raises nothing narrower

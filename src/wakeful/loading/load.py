@@ -29,6 +29,7 @@ from wakeful.hf.whole import (
     SMOLLM2,
     Shards,
     read_config,
+    refuse_adapter,
     smollm2_folder,
     their_errors,
     whole_model,
@@ -81,6 +82,7 @@ def place_of(source: str | Path) -> Place:
         return Place("quantized", path, name)
     if (path / "run.json").is_file():
         return Place("run", path, name)
+    refuse_adapter(path)
     if not (path / "config.json").is_file():
         raise WakefulError(
             f"{path} holds no model: it has no run.json, as a run directory has, and it has no "

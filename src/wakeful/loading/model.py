@@ -336,7 +336,7 @@ class Model:
             given or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
             top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
-        return _pieces(StreamDecoder(tokenizer), tokens)
+        return _pieces(StreamDecoder(tokenizer, () if chat else given), tokens)
 
     def _turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
         """Return the turn that a user's message goes into."""

@@ -1,5 +1,6 @@
 """What calibration text shows of linear layers, as hooks see it, in one process or several."""
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ from wakeful.quant.schemes.methods import Readers, Seen
 from wakeful.quant.walking import Enough
 from wakeful.quant.weighing import TokenWeights, listening
 from wakeful.world import World
+
+_EXPERT = re.compile(r"(?P<place>.+)\.experts\.(?:\w+\.)?(?P<number>\d+)(?:\..+)?")
+"""The name of an expert's layer: the experts' place, then a projection's list or the expert."""
 
 
 @torch.no_grad()
@@ -89,10 +93,9 @@ def observe(
                 reads(tokens)
     unread = [name for name in layers if name not in found]
     if unread:
-        others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
         raise WakefulError(
-            f"calibration text never reaches {unread[0]}{others}: give more "
-            "--calibration_sequences, or skip it with --skip"
+            f"calibration text never reaches {numbered(unread)}: give more "
+            "--calibration_sequences, or leave them out with --skip"
         )
     return found
 
@@ -142,3 +145,17 @@ def merge(found: Mapping[str, Seen], world: World) -> None:
         if seen.products is not None and id(seen.products) not in merged:
             merged.add(id(seen.products))
             seen.products.copy_(world.sum(seen.products.double()))
+
+
+def numbered(names: Sequence[str]) -> str:
+    """Return layers' names, those of experts by number: "experts 1, 5 of model.layers.0.mlp"."""
+    experts: dict[str, list[str]] = {}
+    alone: list[str] = []
+    for name in names:
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            alone.append(name)
+        elif expert["number"] not in experts.setdefault(expert["place"], []):
+            experts[expert["place"]].append(expert["number"])
+    said = [f"experts {', '.join(each)} of {place}" for place, each in experts.items()]
+    return "; ".join(alone + said)

@@ -90,6 +90,8 @@ class Header:
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
     """The names of layouts that add to the report."""
+    folder: str = ""
+    """The working folder that training began in, from which relative paths lead."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """The files of the user's modules that its configuration names, by the modules' names."""
 

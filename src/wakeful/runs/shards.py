@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from wakeful.errors import WakefulError, first_line
+from wakeful.paths import check_readable
 
 _PART = re.compile(r"(model|optimizer)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -93,6 +94,8 @@ class StoredTensors:
         self.folder = folder
         with self._reading():
             self._cut = {name: along.dim for name, along in cut.get(what, {}).items()}
+            for path in paths:
+                check_readable(path)
             self._files = [safe_open(path, framework="pt") for path in paths]
             self._names = [set(file.keys()) for file in self._files]
             self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}

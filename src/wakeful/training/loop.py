@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import math
+import os
 import shlex
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ from wakeful.training.watching import record_diagnosis
 from wakeful.variants import modules_named
 from wakeful.world import World, is_lost, joined, lost, on_signal, started_as
 
+T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOG_EVERY = 10
 """Steps between readings of the loss on a GPU, which waits for each."""
@@ -105,8 +107,10 @@ def _train(
             admit_parts(config)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
+    begun_in = Run.open(path).header.folder if resume else ""
+    imports = initial is None and not resume
     data = world.leader_first(
-        lambda: load_data(config.data, show.stage, imports=initial is None and not resume)
+        lambda: _found_from(begun_in, lambda: load_data(config.data, show.stage, imports=imports))
     )
     world.check_same(  # which waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
@@ -114,7 +118,7 @@ def _train(
     )
     config = config if resume else _new(config, data, initial, show)
     given = None if resume or initial is None else initial.decoder
-    training = Training(config, data, device, world, given=given)
+    training = _found_from(begun_in, lambda: Training(config, data, device, world, given=given))
     training.show = show
     if config.train.diagnose.every:
         check_one_matrix(training.decoder, config.train.length)
@@ -173,6 +177,16 @@ def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> 
     return config
 
 
+def _found_from(folder: str, read: Callable[[], T]) -> T:
+    """Return what is read by paths that lead from the folder that a run began in or, where nothing
+    is there any more, from this one.
+    """
+    if folder and os.path.isdir(folder) and not os.path.samefile(folder, os.getcwd()):
+        with contextlib.suppress(WakefulError), contextlib.chdir(folder):
+            return read()
+    return read()
+
+
 def _begun(run: Run, steps: int) -> Config:
     """Return a run's configuration, which fits its newest checkpoint, with its `steps` if given."""
     config = run.config
@@ -192,7 +206,7 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
     """Make the run directory, with the weights it starts from where they are given."""
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
-    origin["modules"] = modules_named(to_table(config))
+    origin |= {"modules": modules_named(to_table(config)), "folder": os.getcwd()}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(training.device, training.world.size))

@@ -147,7 +147,8 @@ class Cure(_Made, Measured):
     @property
     def report(self) -> Report:
         """What was done, and the diagnosis of the model before and after."""
-        return self._report(self.out or f"{self.source}-cured")
+        source = self.source if Path(self.source).name else Path(self.source).resolve()
+        return self._report(self.out or f"{source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
