@@ -5,9 +5,9 @@
     python -m benchmarks.patients --folder runs/patients --grow           # only train them
 
 Each model is diagnosed and cured by the command that the diagnosis advises, as are those that the
-cure advises in its turn; then the result is diagnosed, and its losses are compared in pairs. The
-folder keeps models and figures, and nothing there is done twice. A patient reads its task's text,
-another model python-stdlib or the text after "=".
+cure advises in its turn; then the result is diagnosed. The change of the loss is the cure's own: on
+the same tokens, paired by window. The folder keeps models and figures, and nothing there is done
+twice. A patient reads its task's text, another model python-stdlib or the text after "=".
 """
 
 import argparse
@@ -22,22 +22,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import wakeful
 from benchmarks.small_models import CONFIGS, LENGTH, TEXT, grow
 from wakeful.cli import main as run_command
-from wakeful.estimates import paired_ratio, reach
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import findings, summary
 from wakeful.reports.diagnosis import LEVELS
 
 SMALL = {"length": LENGTH, "num_sequences": 8}
-OTHER = {"length": 256, "num_sequences": 2}
-"""Sequences of a diagnosis: of a patient and of another model, which is larger."""
-SMALL_WINDOWS, OTHER_WINDOWS = 32, 16
-"""Windows of the same length over which losses are compared."""
+OTHER = {"length": 256, "num_sequences": 4}
+"""Sequences to read: a patient, and another model, which is larger."""
 MOST_CURES = 3
 """Advised cures that are tried on one model."""
 NEXT = re.compile(r"^Next: .*?\. (wakeful .*)$", re.MULTILINE)
@@ -53,18 +49,16 @@ class Treatment:
     commands: list[str]
     """The advised command lines, one after another; the last wrote the cured model."""
     after: dict[str, Any] | None = None
-    losses: tuple[float, float] | None = None
-    """In nats a token, before and after."""
     change: tuple[float, float] | None = None
-    """Of the loss, paired by window, and half the width of its 95% interval."""
+    """Of the loss in nats per token, and half the width of its 95% interval."""
     output: str
-    """What the last command printed."""
+    """What the last command printed; without one, what the diagnosis says to do."""
 
     @property
     def verdict(self) -> str:
         """What the cured model's own diagnosis finds, or why there is none."""
         if not self.commands:
-            return f"{_ills(self.before)}; nothing advised"
+            return f"{_ills(self.before)}; {self.output}"
         if self.after is None:
             return f"refused: {self.output.splitlines()[-1] if self.output else ''}"
         return _ills(self.after)
@@ -77,14 +71,14 @@ def _ills(figures: Mapping[str, Any]) -> str:
     ).lower() or ("healthy")
 
 
-def treat(
-    name: str, model: str, reading: Mapping[str, Any], windows: int, folder: Path
-) -> Treatment:
+def treat(name: str, model: str, reading: Mapping[str, Any], folder: Path) -> Treatment:
     """Diagnose a model, run what this advises, and diagnose what it wrote."""
     diagnosis = wakeful.diagnose(model, **reading)
-    before = _figures(diagnosis.models[0])
+    (model_diagnosis,) = diagnosis.models
+    before = _figures(model_diagnosis)
     advice = _cures(step.command for step in diagnosis.report.steps)
-    commands, output, cured = list[str](), "", ""
+    commands, cured = list[str](), ""
+    output = model_diagnosis.advice.words if model_diagnosis.advice else "nothing to cure"
     while advice and len(commands) < MOST_CURES:
         out = folder / f"{name}-cured-{len(commands) + 1}"
         shutil.rmtree(out, ignore_errors=True)
@@ -96,10 +90,9 @@ def treat(
         advice = [each for each in _cures(NEXT.findall(output)) if each not in commands]
     if not cured:
         return Treatment(name=name, before=before, commands=commands, output=output)
-    after = _figures(wakeful.diagnose(cured, **reading).models[0])
-    losses, change = _compare(model, cured, {**reading, "num_sequences": windows})
+    after = _figures(wakeful.diagnose(cured, **reading, advise=False).models[0])
     return Treatment(
-        name=name, before=before, commands=commands, after=after, losses=losses, change=change,
+        name=name, before=before, commands=commands, after=after, change=_change(cured),
         output=output,
     )  # fmt: skip
 
@@ -139,39 +132,29 @@ def _run(words: Sequence[str]) -> tuple[int, str]:
     return status, stream.getvalue()
 
 
-def _compare(
-    model: str, cured: str, reading: Mapping[str, Any]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return both losses, and their paired difference with half its 95% interval's width."""
-    frame = wakeful.evaluate(model, cured, **reading).frame.filter(metric="perplexity")
-    names = frame["model"].unique(maintain_order=True).to_list()
-    plain, other = (frame.filter(model=name).sort("example") for name in names)
-    weights = plain["weight"].to_numpy()
-    losses = [rows["value"].to_numpy() / weights for rows in (plain, other)]
-    change, error = paired_ratio(losses[1], losses[0], weights)
-    means = [float(np.average(loss, weights=weights)) for loss in losses]
-    return (means[0], means[1]), (change, reach(error, len(weights)))
+def _change(cured: str) -> tuple[float, float]:
+    """Return the change of the loss that a cure wrote, and half its 95% interval's width."""
+    change = json.loads((Path(cured) / "cure.json").read_text("utf-8"))["loss_change"]
+    low, high = change["interval"]
+    return change["change"], (high - low) / 2
 
 
 def table(treatments: Iterable[Treatment]) -> Iterator[str]:
     """Yield the lines of a table in Markdown, a row a model."""
     yield (
-        "| model | share | mass | kurtosis, first token | the rest | loss, nats a token | its "
-        "change, 95% | advised | verdict |"
+        "| model | share | mass | kurtosis, first token | the rest | change of the loss, 95% "
+        "| advised | verdict |"
     )
-    yield "|" + "---|" * 9
+    yield "|" + "---|" * 8
     for each in treatments:
-        loss = change = "–"
-        if each.losses and each.change:
-            loss = "{:.3f} → {:.3f}".format(*each.losses)
-            change = "{:+.4f} ± {:.4f}".format(*each.change).replace("-", "−")
+        change = "{:+.4f} ± {:.4f}".format(*each.change).replace("-", "−") if each.change else "–"
         styles = {"share": ".1%", "mass": ".1%", "kurtosis_first": ".1f", "kurtosis_rest": ".1f"}
         figures = [
             " → ".join(f"{side[key]:{style}}" for side in (each.before, each.after) if side)
             for key, style in styles.items()
         ]
         cures = ", then ".join(f"`{_options(command)}`" for command in each.commands) or "–"
-        yield f"| {' | '.join([each.name, *figures, loss, change, cures, each.verdict])} |"
+        yield f"| {' | '.join([each.name, *figures, change, cures, each.verdict])} |"
 
 
 def _options(command: str) -> str:
@@ -197,17 +180,16 @@ def main() -> None:
     figures.mkdir(parents=True, exist_ok=True)
     for argument in options.models or [*CONFIGS, "smollm2"]:
         model, _, text = argument.partition("=")
-        name, reading, windows = Path(model).name, {"text": text, **OTHER}, OTHER_WINDOWS
+        name, reading = Path(model).name, {"text": text, **OTHER}
         if model in CONFIGS:
             place = options.folder / name
             if not place.exists():
                 grow(name, place)
             model, reading = str(place), {"text": text or str(place / TEXT), **SMALL}
-            windows = SMALL_WINDOWS
         file = figures / f"{name}.json"
         if options.grow or file.exists():
             continue
-        treatment = treat(name, model, reading, windows, figures)
+        treatment = treat(name, model, reading, figures)
         file.write_text(json.dumps(asdict(treatment), indent=1) + "\n", encoding="utf-8")
         print(list(table([treatment]))[-1], flush=True)
     files = sorted(figures.glob("*.json"), key=lambda file: file.stat().st_mtime)

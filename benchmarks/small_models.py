@@ -29,7 +29,7 @@ WINDOW = 64
 WIDTH, LAYERS, HEADS = 64, 2, 1
 BATCH_SIZE, WARMUP_STEPS = 6, 50
 LR = 3e-3
-LRS = {"gemma2": 1e-2, "gemma3": 1e-2, "olmo2": 1e-2}
+LRS = {"gemma2": 1e-2, "gemma3": 1e-2, "mistral": 1e-2, "olmo2": 1e-2}
 """Learning rates of those whose norms stand after the sublayers: with `LR` no sink grows."""
 QUERY_SCALE = 3.0
 """Initial scale of normalized queries: with 1, no weight on a key can be large for long."""
@@ -53,10 +53,7 @@ _WINDOW = {
     "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
 _GEMMA = {**_HEAD_DIM, **_WINDOW, "query_pre_attn_scalar": WIDTH // HEADS}
-_GRANITE = {
-    "attention_multiplier": (WIDTH // HEADS) ** -0.5, "embedding_multiplier": 6.0,
-    "residual_multiplier": 0.5, "logits_scaling": 2.0,
-}  # fmt: skip
+_GRANITE = {"attention_multiplier": (WIDTH // HEADS) ** -0.5, "embedding_multiplier": WIDTH**0.5}
 _GPT_OSS = {**_ROTARY, **_HEAD_DIM, **_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 

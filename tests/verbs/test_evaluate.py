@@ -52,6 +52,8 @@ def test_models_stand_side_by_side(
     shown = capsys.readouterr().out
     assert "choices: acc_norm" in shown
     assert "report: " in shown
+    look = f"wakeful diagnose {llama} {other} {run.path} --text {words}"
+    assert look in " ".join(shown.split())
     summary = json.loads((out / "summary.json").read_text())
     assert [model["model"] for model in summary["models"]] == ["llama", "other", "vanilla"]
     scores = {(s["task"], s["metric"]): s for s in summary["models"][0]["scores"]}

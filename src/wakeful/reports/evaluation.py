@@ -50,10 +50,12 @@ def evaluation_report(
     title: str = "Evaluation",
     method: Mapping[str, str] | None = None,
     sources: Sequence[str] = (),
+    reading: str = "",
 ) -> Report:
     """Return what is told of models' scores.
 
-    `sources` are what the models were asked for as, for a command to type.
+    `sources` are what the models were asked for as and `reading` the options by which the text was
+    read, for a command to type.
     """
     names = list(dict.fromkeys(score.model for score in scores))
     found = _measures(scores)
@@ -85,8 +87,8 @@ def evaluation_report(
         charts = [Chart(it, partial(_dots, each, names), it) for it, each in titles.items()]
         note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
         sections.append(Section("Side by side", [note, Side(charts)]))
-    models = shlex.join(sources or names)
-    step = Step("see where attention and channels are wasted", f"wakeful diagnose {models}")
+    command = " ".join(filter(None, ["wakeful diagnose", shlex.join(sources or names), reading]))
+    step = Step("see where attention and channels are wasted", command)
     return Report(title, headlines(scores), [step], [*sections, told_method(method or {})])
 
 

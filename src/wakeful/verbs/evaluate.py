@@ -28,6 +28,7 @@ from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
+from wakeful.verbs.advice import same_reading
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
@@ -45,6 +46,8 @@ class Evaluation(Measured):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
+    reading: str = ""
+    """The options by which the text was read, for the next command."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -61,7 +64,7 @@ class Evaluation(Measured):
         """Each figure, paired differences from the first model's, and what is sure of them."""
         return evaluation_report(
             self.scores, title="Evaluation of " + ", ".join(self.names), method=self.method,
-            sources=self.sources,
+            sources=self.sources, reading=self.reading,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -137,6 +140,7 @@ def evaluate(
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
+            reading=same_reading(wanted),
         )  # fmt: skip
         at.keep(result)
     return result
