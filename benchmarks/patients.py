@@ -90,7 +90,7 @@ def treat(name: str, model: str, reading: Mapping[str, Any], folder: Path) -> Tr
         advice = [each for each in _cures(NEXT.findall(output)) if each not in commands]
     if not cured:
         return Treatment(name=name, before=before, commands=commands, output=output)
-    after = _figures(wakeful.diagnose(cured, **reading, advise=False).models[0])
+    after = _figures(wakeful.diagnose(cured, **reading, no_advice=True).models[0])
     return Treatment(
         name=name, before=before, commands=commands, after=after, change=_change(cured),
         output=output,

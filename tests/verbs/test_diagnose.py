@@ -291,6 +291,20 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
             assert "nothing helps it." in report.headlines
 
 
+def test_a_quantized_model_is_not_quantized_again(text: Path, llama: Path, tmp_path: Path) -> None:
+    small, read = tmp_path / "small", {"text": str(text), "length": 12, "num_sequences": 2}
+    wakeful.quantize(llama, scheme=["w4a16"], save=str(small), **read)
+    found = wakeful.diagnose(llama, small, out=str(tmp_path / "out"), **read)
+    assert [each.quantized for each in found.models] == [False, True]
+    assert [each.quantized for each in read_diagnosis(tmp_path / "out")] == [False, True]
+    for quantized in (True, False):
+        models = [
+            dataclasses.replace(each, advice=None, quantized=quantized) for each in found.models
+        ]
+        steps = diagnosis_report(models, sources=["a", "b"]).steps
+        assert any(" b" in step.command for step in steps) is not quantized
+
+
 def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> None:
     done = wakeful.diagnose(
         llama, text=str(text), length=12, num_sequences=2, out=str(tmp_path / "out"),

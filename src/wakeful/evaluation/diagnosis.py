@@ -62,6 +62,8 @@ class Diagnosis:
     """Tokens after the first that take more than their share of attention."""
     advice: Advice | None = None
     """What to do about it, as tried on the text; None where nothing is, or nothing was tried."""
+    quantized: bool = False
+    """Whether the model is quantized, and no other can be made of it."""
 
 
 def diagnose(
@@ -163,6 +165,7 @@ class _Said:
     has_bos: bool
     later_sinks: tuple[LaterSink, ...] = ()
     advice: Advice | None = None
+    quantized: bool = False
 
 
 def read_diagnosis(path: str | Path) -> list[Diagnosis]:
@@ -187,7 +190,7 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
             rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
             tokens=tuple(map(str, texts.get(each.model, ()))),
             attention=weights.filter(model=each.model).drop("model"),
-            has_bos=each.has_bos,
+            has_bos=each.has_bos, quantized=each.quantized,
         )
         for each in said
     ]  # fmt: skip

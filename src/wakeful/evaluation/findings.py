@@ -41,6 +41,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "loss": diagnosis.loss,
         "loss_standard_error": finite(diagnosis.loss_error),
         "has_bos": diagnosis.has_bos,
+        "quantized": diagnosis.quantized,
         # The first token's, each with row 0, which sees nothing else, and without it.
         **{
             name: mean(name)

@@ -259,9 +259,11 @@ def _ills(diagnosis: Diagnosis) -> str:
 
 
 def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[Step]:
-    """Return what to do about what was found; what is healthy is quantized together."""
+    """Return what to do about what was found; what is healthy is quantized together, unless it is
+    quantized already.
+    """
     found = [_cure(each, source) for each, source in zip(diagnoses, sources, strict=True)]
-    healthy = [n for n, step in enumerate(found) if step is None]
+    healthy = [n for n, step in enumerate(found) if step is None and not diagnoses[n].quantized]
     steps = [step for step in found if step is not None and step.command]
     if healthy:
         names = listed(diagnoses[n].name for n in healthy)
@@ -277,7 +279,8 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     if advice is not None:
         command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
         return Step(advice.words, command)
-    if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
+    lazy = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
+    if lazy and not diagnosis.quantized:
         return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
     return None

@@ -151,6 +151,7 @@ def _diagnosed(
         ),
         world=world,
     )
+    found = replace(found, quantized=model.is_quantized)
     if wanted.no_advice:
         return found
     text = [row[model.begins(wanted.bos) :] for row in sequences]
