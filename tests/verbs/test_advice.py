@@ -78,6 +78,27 @@ def test_what_helps_at_no_loss_is_advised(
     assert ("a sink that no cure removes" in told.words) == (expected in ("", "--rotate"))
 
 
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
+    name: str, sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2's " the" takes a tenth of the attention with a stored BOS and without."""
+    model, found, rows = sick
+    prefix = trial("--rotate hadamard --prefix auto", NONE, 0.01)
+    later = (dataclasses.replace(SINK[0], name=name),)
+    given: dict[str, Callable[..., object]] = {
+        "prefix": lambda _: dataclasses.replace(prefix, later=later), "sinks": lambda _: None,
+        "rotation": lambda _: trial("--rotate", NONE, 0.5),
+        "_measure": lambda *_, **__: dataclasses.replace(trial("", NONE, 0.6, 400.0), later=SINK),
+    }  # fmt: skip
+    for part, measured in given.items():
+        monkeypatch.setattr(advice._Trials, part, measured)
+    told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
+    assert told is not None
+    assert told.arguments == (prefix.options[0] if name == "x" else "--rotate")
+    assert ("no cure removes that later sink" in told.words) == (name == "x")
+
+
 def test_what_cannot_be_cured_says_why(
     sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

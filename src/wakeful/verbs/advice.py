@@ -109,7 +109,7 @@ def advise(
         trials += [] if trial is None else [trial]
         if trial is not None and tried.helps(trial):
             break
-    best = next(filter(tried.helps, trials), None)
+    best = next(filter(tried.helps, trials), None) or next(filter(tried.eases, trials), None)
     if best is None and (rotated := tried.rotation()) is not None:
         trials.append(rotated)
         if rotated.kurtosis <= KURTOSIS < tried.plain.kurtosis:
@@ -119,7 +119,9 @@ def advise(
         told = "; ".join(trial.compared(tried.plain) for trial in trials)
         told = f"tried {on}: {told}" if told else tried.fixed
         return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {told}")
-    left = [f"{_SINK} stays"] if sunk and not tried.helps(best) else []
+    left = list[str]()
+    if sunk and not tried.helps(best):
+        left.append("no cure removes that later sink" if tried.eases(best) else f"{_SINK} stays")
     if best.kurtosis > KURTOSIS and tried.turn is None:
         left.append(f"outliers stay, for a rotation would not be exact: {tried.fixed}")
     words = "; ".join([f"{best.compared(tried.plain)}, {on}", *left])
@@ -149,6 +151,15 @@ class _Trials:
     def helps(self, trial: Trial) -> bool:
         """Whether a trial removes the sink at no loss."""
         return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
+
+    def eases(self, trial: Trial) -> bool:
+        """Whether a trial removes the first token's sink at no loss, and a later one stays."""
+        before = {sink.name for sink in self.plain.later}
+        return (
+            trial.loss.is_harmless
+            and trial.share <= self.good_share < self.plain.share
+            and {sink.name for sink in trial.later} <= before
+        )
 
     def rotation(self) -> Trial | None:
         """Try a rotation alone; None where none is possible."""
