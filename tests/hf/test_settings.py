@@ -86,7 +86,9 @@ def test_a_negative_end_is_no_token(ends: Any, tmp_path: Path) -> None:
     assert field.contents() == 256
 
 
-@pytest.mark.parametrize("ends", ["256", [256, "257"], "<eos>", 256.5, True, {"a": 1}, [[1]]])
+@pytest.mark.parametrize(
+    "ends", ["256", [256, "257"], "<eos>", 256.5, True, {"a": 1}, [[1]], 10**12]
+)
 def test_an_end_that_is_no_id_is_refused_in_a_line(ends: Any, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "llama", "generation_config.json", eos_token_id=ends)
     for what in (
@@ -119,6 +121,15 @@ def test_a_model_that_scales_its_embeddings_in_place_is_quantized_by_gptq() -> N
     small = quantize(model, scheme, calibration=[TOKENS])
     expected = model(TOKENS).logits
     assert (small(TOKENS).logits - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("fields", [{"model_max_length": "big"}, {"chat_template": 5}], ids=str)
+def test_settings_of_a_tokenizer_that_are_no_such_thing_are_named(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path / "llama", "tokenizer_config.json", **fields)
+    with pytest.raises(WakefulError, match=f"{next(iter(fields))}.* in tokenizer_config.json must"):
+        wakeful.export(folder, tmp_path / "llama.gguf")
 
 
 def test_an_adapters_folder_names_its_base(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ HUB = "hf:"
 """Prefix of the name of a tokenizer on the Hugging Face hub."""
 TEMPLATES = "additional_chat_templates"
 """The folder beside a tokenizer.json of templates with names."""
+_LARGEST_ID = 2**31 - 1
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -197,6 +198,8 @@ class Tokenizer:
         said = self.table.get("chat_template")
         several = said if isinstance(said, list) else [{"name": "default", "template": said}]
         texts = [each for each in several if isinstance(each, dict) and each.get("template")]
+        if not all(isinstance(each["template"], str) for each in texts):
+            raise WakefulError(f"chat_template in {CONFIG} must be text, or a list of named texts")
         found = {each["name"]: each["template"] for each in texts}
         for file, text in self.beside.items():
             if file.endswith(".jinja"):
@@ -496,11 +499,11 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
     no token.
 
     Raises:
-        WakefulError: one of them is not a whole number.
+        WakefulError: one of them is not a whole number, or larger than any token's.
     """
     said = table.get(name)
     ids = said if isinstance(said, list) else [] if said is None else [said]
-    wrong = next((each for each in ids if type(each) is not int), None)
+    wrong = next((each for each in ids if type(each) is not int or each > _LARGEST_ID), None)
     if wrong is not None:
         raise WakefulError(
             f"{name} = {said!r}, in the model's {GENERATION} or config.json, must be a token id, a "

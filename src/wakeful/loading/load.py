@@ -419,6 +419,9 @@ def _stock_tokenizer(
     if "gguf_file" in options and type(found).__name__.startswith("Qwen2Tokenizer"):
         # Which no GGUF file says, and every tokenizer of that class has.
         found.backend_tokenizer.normalizer = NFC()
+    longest: Any = found.model_max_length
+    if not isinstance(longest, int | float):
+        raise WakefulError(f"{place}: model_max_length = {longest!r} in {CONFIG} must be a number")
     return found
 
 
