@@ -39,6 +39,12 @@ def test_speed_is_asked_for_where_the_context_has_room() -> None:
         assert write.command.partition('time"')[2].startswith(fewer)
 
 
+def test_the_same_text_is_read_after_saving() -> None:
+    flags = QuantizeOptions(text="a book.txt").text_flags
+    compare = after_saving("a", "b", 4096, stock=False, reading=flags)[0]
+    assert compare.command == "wakeful evaluate a b --text 'a book.txt' --speed 512"
+
+
 def test_a_stock_folder_is_served() -> None:
     first, second, *_ = after_saving("a", "b c", 4096, stock=True)
     assert first.command == "vllm serve 'b c'"

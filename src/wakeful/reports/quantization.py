@@ -303,19 +303,22 @@ def _command(
     return command_of("quantize", replace(options, **(again | alone | changes)), source)
 
 
-def after_saving(source: str, folder: str, context: int, *, stock: bool) -> list[Step]:
+def after_saving(
+    source: str, folder: str, context: int, *, stock: bool, reading: str = ""
+) -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
     Its speed and a text are asked for as far as `context` leaves room, and vLLM's command where the
-    folder is `stock`.
+    folder is `stock`. `reading` are the flags by which the text was read.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
     serve = [Step("serve it", f"vllm serve {small}")] if stock else []
     prompt = min(512, longest_prompt(context))
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
     return [
         *serve,
-        Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
+        Step(f"compare it with the original{words}", f"{evaluate}{speed}"),
         generation_step(folder, context),
     ]
 
@@ -349,7 +352,10 @@ def quantization_report(
     source = source or damage.measurement.name
     steps = [next_step(damage, source, options)]
     if saved:
-        steps = after_saving(source, saved["folder"], context, stock=saved["stock"])
+        reading = options.text_flags if options else ""
+        steps = after_saving(
+            source, saved["folder"], context, stock=saved["stock"], reading=reading
+        )
     kurtoses = ", ".join(
         f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
         for row in full["schemes"]

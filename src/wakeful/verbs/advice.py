@@ -5,7 +5,6 @@ remains, then the outliers. Where no cure that was tried helps at no loss, that 
 """
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wakeful import surgery
-from wakeful.config.verbs.reading import Bos, Reading
+from wakeful.config.verbs.reading import Bos
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.evaluation.diagnosis import Diagnosis
@@ -281,11 +280,3 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
     if not helps or not trial.loss.is_harmless:
         return Advice(words=f"nothing helps {loaded.name}; tried: {told}{none}")
     return Advice(words=f"{told}{none}", arguments="--rotate hadamard")
-
-
-def same_reading(options: Reading) -> str:
-    """Return the options by which a cure reads the text as a diagnosis did."""
-    given = ["--text", options.text] if options.text else []
-    given += [] if options.bos == "auto" else ["--bos", options.bos]
-    given += ["--trust_remote_code"] if options.trust_remote_code else []
-    return shlex.join(given)

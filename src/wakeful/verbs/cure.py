@@ -42,7 +42,7 @@ from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.surgery.learning import learned_of
 from wakeful.switches import ordinary_switches
-from wakeful.verbs.advice import advise, same_reading
+from wakeful.verbs.advice import advise
 from wakeful.verbs.choosing import (
     CALIBRATING,
     CHOOSING,
@@ -277,7 +277,7 @@ def cure(
         advice = None if helped else _next(loaded, seen, words, wanted, made.length)
         cure = Cure(
             **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
-            figures=wanted.figures, out=wanted.out, advice=advice, reading=same_reading(wanted),
+            figures=wanted.figures, out=wanted.out, advice=advice, reading=wanted.text_flags,
         )  # fmt: skip
         if wanted.out and world.first:
             cure.save(wanted.out)
@@ -303,7 +303,7 @@ def _next(
     done = {flag for flag, value in given.items() if value}
     if flags and done == {flag for flag in flags if flag.startswith("--")}:
         return Advice(words=f"nothing that was tried does better than to {advice.words}")
-    arguments = " ".join(filter(None, [advice.arguments, same_reading(wanted)]))
+    arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
     return replace(advice, arguments=arguments if flags else "")
 
 

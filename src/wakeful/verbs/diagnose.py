@@ -21,7 +21,7 @@ from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
-from wakeful.verbs.advice import advise, same_reading
+from wakeful.verbs.advice import advise
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.verbs.sources import Source, name_of
@@ -157,7 +157,7 @@ def _diagnosed(
     text = [row[model.begins(wanted.bos) :] for row in sequences]
     advice = advise(model, found, text, bos=wanted.bos, on_progress=show.note)
     if advice is not None and advice.arguments:
-        arguments = " ".join(filter(None, [advice.arguments, same_reading(wanted)]))
+        arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
         advice = replace(advice, arguments=arguments)
     return replace(found, advice=advice)
 

@@ -28,7 +28,6 @@ from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
-from wakeful.verbs.advice import same_reading
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
@@ -140,7 +139,7 @@ def evaluate(
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
-            reading=same_reading(wanted),
+            reading=wanted.text_flags,
         )  # fmt: skip
         at.keep(result)
     return result

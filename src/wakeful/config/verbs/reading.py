@@ -1,5 +1,6 @@
 """Options of verbs that read a text with a model."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +66,14 @@ class Reading(Drawn):
     def source(self) -> str:
         """The text to read."""
         return self.text or DataConfig.source
+
+    @property
+    def text_flags(self) -> str:
+        """The flags by which another command reads the same text."""
+        flags = ["--text", self.text] if self.text else []
+        flags += [] if self.bos == "auto" else ["--bos", self.bos]
+        flags += ["--trust_remote_code"] if self.trust_remote_code else []
+        return shlex.join(flags)
 
     def length_for(self, context: int) -> int:
         """Return the tokens a sequence for a model with this context."""
