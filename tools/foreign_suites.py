@@ -47,7 +47,7 @@ OURS: dict[str, dict[str, Any]] = {
 """Our classes by name, and the parts of their models."""
 
 _SMALL = {
-    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2,
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
@@ -97,7 +97,7 @@ class Inputs:
         if self.name in OURS:
             names = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
             parts = {
-                "vocab_size": 99, "width": 32, "mlp_width": 37, "num_layers": 2, "num_heads": 4,
+                "vocab_size": 99, "width": 32, "mlp_width": 32, "num_layers": 2, "num_heads": 4,
                 "num_kv_heads": 2, "max_length": 512,
             }  # fmt: skip
             ids = {key: value for key, value in names.items() if key.endswith("_id")}
