@@ -22,7 +22,7 @@ FLOORS = (
         "tracing",
         "switches",
     ),
-    ("discovery", "plugins", "plain_text"),
+    ("discovery", "plugins", "plain_text", "guard"),
     ("display", "variants", "world", "families", "implementations", "paged"),
     ("config", "device"),
     (

@@ -1,8 +1,20 @@
 """Where what was made once is kept for next time."""
 
+import contextlib
+import functools
+import hashlib
 import os
+import platform
+import re
 import secrets
+import shutil
 from pathlib import Path
+
+_PART = re.compile(r"\..*\.([0-9a-f]{8})\.([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{8}\.part", re.DOTALL)
+"""The name of a part: of what, and the machine, the boot and the process that write it."""
+
+_NAMED = 160
+"""Bytes of a name that the name of its part begins with; systems take 255 in all."""
 
 
 def default_cache_dir() -> Path:
@@ -37,9 +49,58 @@ def free_folder(path: str | Path) -> Path:
 def part_beside(path: Path) -> Path:
     """Return a hidden path beside `path`, free to write what is to take its place.
 
-    No process number is unique: containers that share a disk count from 1.
+    Its name says whose it is, and what a process that is gone left beside it is removed, once for
+    each folder. A number of a process is unique on one machine, in one boot and container only.
     """
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    _sweep(path.absolute().parent)
+    owner = f"{_machine()}.{_boot()}.{os.getpid()}"
+    short = path.name.encode()[:_NAMED].decode(errors="ignore")
+    return path.with_name(f".{short}.{owner}.{secrets.token_hex(4)}.part")
+
+
+@functools.cache
+def _sweep(folder: Path) -> None:
+    """Remove the parts in a folder whose process, of this machine, is gone."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            found = _PART.fullmatch(path.name)
+            if found is None or found[1] != _machine():
+                continue
+            if found[2] == _boot() and _lives(int(found[3])):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's
+        return True
+    return True
+
+
+@functools.cache
+def _machine() -> str:
+    """Return what tells a machine from others, and a container on it."""
+    try:
+        numbers = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbers = ""
+    return hashlib.sha256(f"{platform.node()} {numbers}".encode()).hexdigest()[:8]
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = ""
+    return hashlib.sha256(boot.encode()).hexdigest()[:8]
 
 
 def moved_in(part: Path, folder: Path, file: str) -> None:

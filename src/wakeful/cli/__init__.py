@@ -4,7 +4,9 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +19,8 @@ from rich.table import Table as Grid
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
 from wakeful.discovery import trusting
-from wakeful.errors import Interrupted, WakefulError, WakefulWarning, nearest
+from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line, nearest
+from wakeful.guard import lacks_memory
 from wakeful.plugins import added, summary_of, verb_of
 
 VERBS = {
@@ -45,6 +48,12 @@ SPREAD = ("train", "diagnose", "evaluate", "inherit", "quantize", "cure")
 """Those that share their work out over the processes of torchrun."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, whatever was saved: the shell's."""
+TERMINATED = 143
+"""And after SIGTERM, where there was nothing to save."""
+_LESS_MEMORY = (
+    "lower --batch_size or --length (of training train.batch_size or train.micro_batch_size), load "
+    "with --dtype bfloat16, or take a smaller model"
+)
 _FOR_THE_USER = frozenset(
     (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 )
@@ -99,16 +108,19 @@ def _ended(verb: str, rest: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
-    except OSError as error:
-        if error.errno not in _FOR_THE_USER:
+    except KeyboardInterrupt as error:
+        ERR.print("ended by SIGTERM" if isinstance(error, _Terminated) else "interrupted")
+        return TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
+    except Exception as error:
+        if lacks_memory(error):
+            _complain(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
+        elif isinstance(error, OSError) and error.errno in _FOR_THE_USER:
+            if error.filename is None:
+                _drop_output()
+            _complain(verb, _of_system(error))
+        else:
             raise
-        if error.filename is None:
-            _drop_output()
-        _complain(verb, _of_system(error))
         return 1
-    except KeyboardInterrupt:
-        ERR.print("interrupted")
-        return INTERRUPTED
     return 0
 
 
@@ -128,7 +140,7 @@ def _run(verb: str, rest: list[str]) -> None:
     from wakeful.cli.parsing import trusted_modules
 
     rest, modules = trusted_modules(rest)
-    with trusting(modules), _processes(verb):
+    with _ended_in_order(), trusting(modules), _processes(verb):
         from wakeful.cli import verbs
 
         other = None if verb in VERBS else verb_of(verb)
@@ -141,6 +153,28 @@ def _drop_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: what is half-written is removed on the way out."""
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM end the work as Ctrl-C does; torchrun's processes end at once, as others wait."""
+
+    def end(number: int, frame: object) -> None:
+        raise _Terminated
+
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if not alone or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _of_system(error: OSError) -> str:

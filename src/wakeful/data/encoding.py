@@ -17,7 +17,9 @@ from typing import Any
 import tokenizers
 
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 
+ANOTHER = "; give the model another tokenizer"
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 _PROBES = (2**8, 2**10, 2**12, 2**14)
 """Characters of a text that a tokenizer is timed on before it gets the whole."""
@@ -42,7 +44,8 @@ class Encoder:
         table = json.loads(description)
         check_growth(table)
         self._cuts_are_free = _cuts_are_free(table)
-        self._inner = tokenizers.Tokenizer.from_str(json.dumps(_hidden(table, special)))
+        with guarded("the tokenizer is damaged", ANOTHER):
+            self._inner = tokenizers.Tokenizer.from_str(json.dumps(_hidden(table, special)))
         self._proven = 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -102,20 +105,14 @@ class Encoder:
 
     def _run(self, texts: list[str], *, offsets: bool = False) -> list[tokenizers.Encoding]:
         run = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
-        try:
-            return run(texts, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise WakefulError(
-                "a text to encode holds half a surrogate pair, which is not Unicode text: mend it"
-            ) from error
-        except BaseException as error:
-            # What panics in Rust, such as a regular expression that gives up, is no Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            reason = " ".join(str(error).split())[:200]
-            raise WakefulError(
-                f"the tokenizer cannot encode a text ({reason}): give the model another tokenizer"
-            ) from None
+        with guarded("the tokenizer cannot encode a text", ANOTHER):
+            try:
+                return run(texts, add_special_tokens=False)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise WakefulError(
+                    "a text to encode holds half a surrogate pair, which is not Unicode text: mend "
+                    "it"
+                ) from error
 
 
 def pieces(text: str) -> Iterator[str]:

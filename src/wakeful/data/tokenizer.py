@@ -1,9 +1,13 @@
 """Text to token ids and back: byte-level BPE, trained here or loaded from Hugging Face files."""
 
+import base64
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,9 @@ import huggingface_hub
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from wakeful.data.encoding import Encoder, check_growth, pieces
+from wakeful.data.encoding import ANOTHER, Encoder, check_growth, pieces
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hub import hub_or_cache
 from wakeful.paths import expanded
 
@@ -20,6 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
 _MOST_TRAINED = 2**20
 MOST_HOLES = 100  # ids for each token that there is
+FILE = "tokenizer.json"
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -30,6 +36,9 @@ HUB = "hf:"
 TEMPLATES = "additional_chat_templates"
 """The folder beside a tokenizer.json of templates with names."""
 _LARGEST_ID = 2**31 - 1
+_LONG = re.compile(r"\S{1000}|\s{1000}")
+_TEMPLATE_NAME = re.compile(r"[\w-]{1,64}")
+"""A template with a name is a file of that name, where a model is written."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -61,10 +70,6 @@ class Tokenizer:
             )
         vocab = inner.get_vocab(with_added_tokens=True)
         highest = max(vocab.values())
-        if highest > MOST_HOLES * len(vocab):  # each id below it takes memory
-            raise WakefulError(
-                f"the tokenizer has an id {highest} and {len(vocab)} tokens: it is damaged"
-            )
         steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
         check_growth({part: json.loads(s.__getstate__()) for part, s in steps.items() if s})
         self.inner = inner
@@ -93,7 +98,8 @@ class Tokenizer:
         """Return byte-level BPE over `texts`, the same for the same texts in any order.
 
         Id 0 is `end_of_text`, ids 1 to 256 the bytes. A pair must be seen twice to become a token,
-        so few texts give a smaller vocabulary than `vocab_size`.
+        so few texts give a smaller vocabulary than `vocab_size`. A run of 1,000 characters without
+        a space, or of spaces, is cut there: a word takes time by the square of its length.
 
         Raises:
             WakefulError: `vocab_size` does not hold even the bytes.
@@ -118,8 +124,8 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        parts = (piece for text in texts for piece in pieces(text))
-        inner.train_from_iterator(parts, trainer)
+        parts = (part for text in texts for piece in pieces(text) for part in _cut(piece))
+        _interruptible(lambda: inner.train_from_iterator(parts, trainer))
         return cls(inner, end_of_text=end_of_text)
 
     @classmethod
@@ -137,21 +143,19 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            reason = " ".join(str(error).split())[:200]
-            raise WakefulError(
-                f"{file} is not a tokenizer.json ({reason}): fetch it again"
-            ) from error
         beside = beside_of(file.parent)
+        with guarded(f"{file} is not a tokenizer.json", "; fetch it again"):
+            text = file.read_text("utf-8")
+            _check_ids(file, json.loads(text))
+            inner = tokenizers.Tokenizer.from_str(text)
         end_of_text = _named(beside, "eos_token") or (END_OF_TEXT if ended else None)
         if end_of_text is not None and inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
                 "tokenizer_config.json beside it"
             )
-        return cls(inner, end_of_text=end_of_text, beside=beside)
+        with guarded(f"{file} is damaged", "; fetch it again"):
+            return cls(inner, end_of_text=end_of_text, beside=beside)
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json` and, beside it, the `tokenizer_config.json` that names the end.
@@ -195,12 +199,7 @@ class Tokenizer:
     @property
     def chat_templates(self) -> dict[str, str]:
         """All templates of conversations by name, the usual one as "default"."""
-        said = self.table.get("chat_template")
-        several = said if isinstance(said, list) else [{"name": "default", "template": said}]
-        texts = [each for each in several if isinstance(each, dict) and each.get("template")]
-        if not all(isinstance(each["template"], str) for each in texts):
-            raise WakefulError(f"chat_template in {CONFIG} must be text, or a list of named texts")
-        found = {each["name"]: each["template"] for each in texts}
+        found = _templates_in(self.table)
         for file, text in self.beside.items():
             if file.endswith(".jinja"):
                 found["default" if file == TEMPLATE else Path(file).stem] = text
@@ -219,7 +218,9 @@ class Tokenizer:
     @functools.cached_property
     def _put(self) -> tuple[list[int], list[int]]:
         inner = self._as_read
-        return around(inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids)
+        with guarded("the tokenizer cannot encode a text", ANOTHER):
+            plain = inner.encode("a", add_special_tokens=False).ids
+            return around(inner.encode("a").ids, plain)
 
     @property
     def adds_bos(self) -> bool:
@@ -317,13 +318,15 @@ class Tokenizer:
 
         For what a program writes, a chat template say; never for data.
         """
-        return self._as_read.encode(text, add_special_tokens=False).ids
+        with guarded("the tokenizer cannot encode a text", ANOTHER):
+            return self._as_read.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     def _as_read(self) -> tokenizers.Tokenizer:
         """The tokenizer as Transformers reads it, without truncation and padding."""
         taken, _ = self._settled()
-        return tokenizers.Tokenizer.from_str(json.dumps(taken))
+        with guarded("the tokenizer is damaged", ANOTHER):
+            return tokenizers.Tokenizer.from_str(json.dumps(taken))
 
     @functools.cached_property
     def encoder(self) -> Encoder:
@@ -338,7 +341,8 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
         shown = [token for token in tokens if special or token not in self.special_tokens]
-        return self.inner.decode(shown, skip_special_tokens=False)
+        with guarded("the tokenizer cannot decode its tokens", ANOTHER):
+            return self.inner.decode(shown, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
@@ -351,6 +355,33 @@ class Tokenizer:
 
 _BEFORE = 8
 """Ids before a stream that its first piece is read with."""
+
+
+def _cut(text: str) -> Iterator[str]:
+    """Yield a text in parts, in none of which a word or a run of spaces is longer than that."""
+    start = 0
+    for long in _LONG.finditer(text):
+        yield text[start : long.end()]
+        start = long.end()
+    yield text[start:]
+
+
+def _interruptible(work: Callable[[], object]) -> None:
+    """Do a library's work, which no signal reaches, in a thread: Ctrl-C ends the wait for it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if errors:
+        raise errors[0]
 
 
 class StreamDecoder:
@@ -510,6 +541,80 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
             "list of them or null"
         )
     return [token for token in ids if token >= 0]
+
+
+def check_beside(folder: Path) -> None:
+    """Raise `WakefulError` for what no tokenizer's files hold, before a library believes them."""
+    for name in (FILE, CONFIG):
+        table: object = None
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # which says that better
+            table = json.loads((folder / name).read_text("utf-8"))
+        if isinstance(table, dict):
+            (_check_ids if name == FILE else _check_config)(folder / name, table)
+
+
+def _check_ids(file: Path, table: Any) -> None:
+    """Raise `WakefulError` for an id that is far past the number of tokens: each below it takes
+    memory.
+    """
+    model, added = table.get("model"), table.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    count = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+        count += len(added)
+    for step in _steps(table.get("normalizer")):
+        charsmap = step.get("precompiled_charsmap")
+        if isinstance(charsmap, str) and not _is_whole(charsmap):
+            raise WakefulError(
+                f"{file} has a precompiled_charsmap that is not whole: it is damaged"
+            )
+    highest = max((token for token in ids if isinstance(token, int)), default=0)
+    if highest > MOST_HOLES * count:
+        raise WakefulError(f"{file} has an id {highest} and {count} tokens: it is damaged")
+
+
+def _steps(part: object) -> Iterator[dict[str, Any]]:
+    """Yield a part of a tokenizer.json and the steps that it is a sequence of."""
+    if isinstance(part, dict):
+        yield part
+        for step in part.get("normalizers") or ():
+            yield from _steps(step)
+
+
+def _is_whole(charsmap: str) -> bool:
+    """Whether a map of characters has the bytes that it announces, which take memory."""
+    try:
+        content = base64.b64decode(charsmap, validate=True)
+    except ValueError:
+        return False
+    return len(content) >= 4 and int.from_bytes(content[:4], "little") <= len(content) - 4
+
+
+def _check_config(file: Path, table: dict[str, Any]) -> None:
+    try:
+        _templates_in(table)
+    except WakefulError as error:
+        raise WakefulError(f"{file}: {error}") from None
+
+
+def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates of tokenizer_config.json by name."""
+    said = table.get("chat_template")
+    several = said if isinstance(said, list) else [{"name": "default", "template": said}]
+    found: dict[str, str] = {}
+    for each in several:
+        if not isinstance(each, dict) or not each.get("template"):
+            continue
+        name, text = each.get("name"), each["template"]
+        if not (isinstance(name, str) and _TEMPLATE_NAME.fullmatch(name) and isinstance(text, str)):
+            raise WakefulError(
+                f"the chat template {name!r} must have a name of letters, digits, _ and -, and a "
+                "text"
+            )
+        found[name] = text
+    return found
 
 
 def _named(beside: Mapping[str, str], role: str) -> str:

@@ -14,12 +14,10 @@ import functools
 import json
 import os
 import shutil
-import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +30,7 @@ from wakeful.data.readers import os_errors
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.paths import expanded, part_beside
 
 FORMAT, VERSION = "wakeful.tokens", 1
@@ -61,7 +60,14 @@ class TokenFile(Tokens):
         return len(self.tokens)
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return rows of the tokens as a circle, closed from end to beginning; see `check`."""
+        """Return rows of the tokens as a circle, closed from end to beginning; see `check`.
+
+        The file is looked at first: reading past the end of one that was cut ends the process.
+        """
+        with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
+            size = self.path.stat().st_size
+            if size < self.tokens.nbytes:
+                raise _damaged(self.path, f"{size} bytes are left of {self.tokens.nbytes}")
         rows = np.stack([self._row(int(start), count) for start in starts])
         self.check(rows)
         return rows.astype(np.int64)
@@ -346,13 +352,8 @@ def _is_complete(info: dict[str, Any]) -> bool:
 
 
 def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
-    try:
-        with warnings.catch_warnings(action="error"):  # of a header that Python 2 would write
-            documents = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (
-        ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError, UserWarning,
-    ) as error:  # fmt: skip
-        raise _damaged(path, "not a whole .npy file") from error
+    with guarded(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
+        documents = np.lib.format.open_memmap(path, mode="r")  # no zip file and no object is read
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
         raise _damaged(
             path, f"{documents.dtype} {documents.shape}, not int64 ({facts['documents']},)"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError, warn
+from wakeful.guard import guarded
 from wakeful.hf.read_back import Unreadable, read_back
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
@@ -31,7 +32,7 @@ from wakeful.hf.weights_out import (
     write_generation,
     write_tensors,
 )
-from wakeful.hf.whole import Shards, read_config, their_errors
+from wakeful.hf.whole import Shards, read_config
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
@@ -129,7 +130,7 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     if quantized := table.get("quantization_config"):  # a whole's names other parts' blocks too
         changed["quantization_config"] = _moved(quantized, _places(text, layers), block)
     what = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
-    with their_errors(what):
+    with guarded(what):
         return type(config).from_dict(table | changed)
 
 
@@ -247,7 +248,7 @@ def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     if config.get_text_config(decoder=True) is not config:  # it would build the text part alone
         named = getattr(transformers, (config.architectures or [""])[0], None)
         made = getattr(named, "_from_config", made)
-    with their_errors("no model can be built of the configuration"), torch.device("meta"):
+    with guarded("no model can be built of the configuration"), torch.device("meta"):
         return made(config)
 
 

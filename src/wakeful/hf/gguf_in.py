@@ -18,11 +18,11 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import ARCHITECTURES, as_stored, names_of
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import their_errors
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
@@ -73,7 +73,7 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     theirs = [family.stored(link.theirs) for link in family.links(config)]
     wanted = dict(zip(map(names_of(kind, config.num_layers), theirs), theirs, strict=True))
     found: dict[str, Tensor] = {}
-    with their_errors(f"{path} is damaged"):
+    with guarded(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
         name = wanted.get(tensor.name, tensor.name)

@@ -21,6 +21,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.config.tables import to_table
 from wakeful.device import choose_device, dtype_called
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hf.read_back import read_back
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
@@ -31,7 +32,6 @@ from wakeful.hf.whole import (
     hushed,
     narrowed,
     read_config,
-    their_errors,
 )
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
@@ -104,7 +104,7 @@ class QuantizedConfig(PreTrainedConfig):
 
     def whole(self, folder: Path) -> PreTrainedConfig:
         """Return the configuration of the model inside."""
-        with their_errors(f"{folder / 'config.json'}: inner is damaged"):
+        with guarded(f"{folder / 'config.json'}: inner is damaged"):
             return AutoConfig.for_model(**self.inner)
 
 

@@ -26,21 +26,13 @@ from wakeful.data.tokenizer import (
     token_ids,
 )
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
 from wakeful.hf.read_back import embedding_rows, read_back
-from wakeful.hf.whole import (
-    INDEX,
-    ONE,
-    PAD,
-    as_in_files,
-    config_of,
-    hushed,
-    their_errors,
-    with_embedding,
-)
+from wakeful.hf.whole import INDEX, ONE, PAD, as_in_files, config_of, hushed, with_embedding
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite
@@ -373,7 +365,7 @@ def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:
     """
     if not (folder / GENERATION).is_file():
         return None
-    with their_errors(f"{name or folder / GENERATION} is damaged"):
+    with guarded(f"{name or folder / GENERATION} is damaged"):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 

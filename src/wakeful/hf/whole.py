@@ -9,6 +9,7 @@ configuration is held to the files' sizes before.
 SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, is one of them.
 """
 
+import contextlib
 import copy
 import importlib.util
 import json
@@ -16,7 +17,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -33,9 +34,10 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
-from wakeful.errors import WakefulError, first_line, warn
+from wakeful.errors import WakefulError, warn
+from wakeful.guard import guarded
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
 from wakeful.model.evaluating import name_outputs
@@ -92,11 +94,10 @@ class Shards(Mapping[str, Tensor]):
         for path in _paths(folder):
             try:
                 check_readable(path)
-                file = self._files.enter_context(safe_open(path, framework="pt"))
             except PermissionError as error:
                 raise WakefulError(f"cannot read {path}: {error.strerror}") from None
-            except (SafetensorError, OSError) as error:
-                raise WakefulError(f"{path} is not a whole safetensors file: {error}") from None
+            with guarded(f"{path} is not a whole safetensors file"):
+                file = self._files.enter_context(safe_open(path, framework="pt"))
             self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
                 self._places[name] = file
@@ -108,7 +109,8 @@ class Shards(Mapping[str, Tensor]):
         self._files.close()
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._places[name].get_tensor(name)
+        with guarded(f"the tensor {name} of {self.folder} cannot be read"):
+            return self._places[name].get_tensor(name)
 
     @cached_property
     def stored(self) -> torch.dtype | None:
@@ -249,6 +251,8 @@ def whole_model(
         if header.values.get("general.architecture") == "gemma2":
             options["attn_implementation"] = "eager"
     else:
+        named = cached_file(place, "config.json", _raise_exceptions_for_missing_entries=False)
+        _check_numbers(Path(named or place))
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = attention_of(config)
         groups = transforms_of(config)
@@ -428,18 +432,6 @@ def unbarred() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def their_errors(what: str) -> Iterator[None]:
-    """Turn whatever another library raises into a `WakefulError`: what is wrong, and its own line.
-
-    Transformers, gguf and the hub's client raise nothing narrower than `Exception`.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise WakefulError(f"{what}: {first_line(error)}") from None
-
-
 def _check_rotation(header: GGUFHeader, name: str) -> None:
     """Raise `WakefulError` for positions that Transformers' reader takes for plain RoPE."""
     kind = header.values.get("general.architecture")
@@ -519,10 +511,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
         WakefulError: it is missing, damaged, or of an architecture that is not known.
     """
     refuse_adapter(folder)
-    try:
+    _check_numbers(folder / "config.json")
+    with _describing(folder):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise _no_model(folder, error) from None
     _check_layers(config, folder)
     return config
 
@@ -543,16 +534,12 @@ def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
     A number takes half a byte or more. The model is built without memory for its weights.
     """
     place, count, size = tensors.folder, len(tensors), tensors.num_bytes
-    try:
+    with _describing(place):
         layers = config.get_text_config().num_hidden_layers
         if layers > count:
             raise WakefulError(f"{place} has {count} tensors, too few for {layers} layers")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except WakefulError:
-        raise
-    except Exception as error:  # Transformers raises nothing narrower
-        raise _no_model(place, error) from None
     numbers = sum(parameter.numel() for parameter in model.parameters())
     buffered = sum(buffer.numel() for buffer in model.buffers())
     if numbers > 2 * size or buffered > _MOST_BUFFERED:
@@ -562,8 +549,27 @@ def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
         )
 
 
-def _no_model(folder: Path, error: BaseException) -> WakefulError:
-    return WakefulError(f"{folder / 'config.json'} describes no model: {first_line(error)}")
+def _describing(folder: Path) -> AbstractContextManager[None]:
+    return guarded(f"{folder / 'config.json'} describes no model")
+
+
+def _check_numbers(file: Path) -> None:
+    """Raise `WakefulError` for a number of layers that no model has, whatever its name, before
+    Transformers builds a list by it.
+    """
+    tables: list[Any] = []
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # Transformers says that better
+        tables.append(json.loads(file.read_text("utf-8")))
+    while tables:
+        table = tables.pop()
+        if not isinstance(table, dict):
+            continue
+        for name, value in table.items():
+            if "layer" in name and isinstance(value, int) and abs(value) > _MOST_LAYERS:
+                raise WakefulError(
+                    f"{file}: {name} = {str(value)[:40]} must lie between 1 and {_MOST_LAYERS:,}"
+                )
+        tables += table.values()
 
 
 def smollm2_folder() -> Path:

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerFast
-
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.loading.template import Template
 
 _MESSAGE = "\ue000"
 """Stands for what the user says, in no text of anybody's."""
@@ -75,9 +74,9 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
 def _renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
     """Return what fills the template in: a question, or a question and its answer."""
     begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
-    inner = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.inner, bos_token=begin, eos_token=tokenizer.end_of_text_token
-    )
+    ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}
+    special = {name: token for name, token in ends.items() if token is not None}
+    compiled: list[Template] = []
 
     def render(*said: str) -> str:
         turns = [
@@ -85,16 +84,14 @@ def _renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
             for role, text in zip(("user", "assistant"), said, strict=False)
         ]
         try:
-            text = inner.apply_chat_template(
-                turns, chat_template=tokenizer.chat_template, tokenize=False,
-                add_generation_prompt=len(said) == 1,
-            )  # fmt: skip
+            if not compiled:
+                compiled.append(Template(tokenizer.chat_template))
+            return compiled[0].render(turns, add_generation_prompt=len(said) == 1, **special)
         except Exception as error:  # a template is a program, and fails as one
             raise WakefulError(
                 f"the chat template cannot be rendered ({' '.join(str(error).split())[:200]}): "
                 f"mend it, or {otherwise}"
             ) from None
-        return str(text)
 
     return render
 

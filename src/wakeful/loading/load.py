@@ -14,10 +14,12 @@ import torch
 from tokenizers.normalizers import NFC
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
-from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
+from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_beside
 from wakeful.device import choose_device, dtype_called, free_memory
-from wakeful.errors import WakefulError, first_line, nearest, nearest_path
+from wakeful.errors import WakefulError, nearest, nearest_path
+from wakeful.guard import guarded
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import is_quantized_folder, load_quantized
@@ -31,7 +33,6 @@ from wakeful.hf.whole import (
     read_config,
     refuse_adapter,
     smollm2_folder,
-    their_errors,
     whole_model,
     widen,
 )
@@ -339,23 +340,16 @@ def _transformers(
             # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
             if dtype is None and (mixed or (strict and tensors.stored is None)):
                 dtype = tensors.widest or torch.float32
-    try:
-        with hub_or_cache() if isinstance(source, str) else nullcontext():
-            module = whole_model(
-                place.path.parent if gguf else source, gguf=gguf, strict=strict,
-                dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
-            )  # fmt: skip
-    except WakefulError:
-        raise
-    except Exception as error:  # Transformers raises nothing narrower
-        if gguf:
-            raise WakefulError(
-                f"{place.path} cannot be read: {first_line(error)}; load the folder that it was "
-                "made of"
-            ) from None
-        if place.kind == "folder":
-            raise WakefulError(f"{place.path} cannot be loaded: {first_line(error)}") from None
-        raise no_model(place.name, error) from None
+    what, then = f"{place.path} cannot be loaded", ""
+    if gguf:
+        what, then = f"{place.path} cannot be read", "; load the folder that it was made of"
+    elif place.kind == "hub":
+        what = _unreadable(place.name)
+    with guarded(what, then), hub_or_cache() if isinstance(source, str) else nullcontext():
+        module = whole_model(
+            place.path.parent if gguf else source, gguf=gguf, strict=strict,
+            dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     if stays and mixed:
         with Shards(place.path) as tensors:
             widen(module, tensors)
@@ -414,7 +408,10 @@ def _stock_tokenizer(
     if isinstance(place, Path) and place.is_file():
         options["gguf_file"], place = place.name, place.parent
     looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
-    with their_errors(f"{place} has no tokenizer that can be loaded"), looked_up:
+    with guarded(f"{place} has no tokenizer that can be loaded"), looked_up:
+        if "gguf_file" not in options:
+            named = cached_file(place, FILE, _raise_exceptions_for_missing_entries=False)
+            check_beside(Path(named or place).parent)
         found = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
     if "gguf_file" in options and type(found).__name__.startswith("Qwen2Tokenizer"):
         # Which no GGUF file says, and every tokenizer of that class has.
@@ -425,18 +422,17 @@ def _stock_tokenizer(
     return found
 
 
-def no_model(name: str, error: BaseException) -> WakefulError:
-    """Return the error for a name that nothing can be loaded by."""
-    return WakefulError(
+def _unreadable(name: str) -> str:
+    return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
-        f"a hub name{nearest_path(name)}: {first_line(error)}"
+        f"a hub name{nearest_path(name)}"
     )
 
 
 def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
     absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
-    with their_errors(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
+    with guarded(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
         return Path(
             huggingface_hub.snapshot_download(
                 name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES

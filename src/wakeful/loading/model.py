@@ -25,6 +25,7 @@ from wakeful.data.tokenizer import (
     token_ids,
 )
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
@@ -265,7 +266,8 @@ class Model:
             return tokenizer.decode(ids, special=special)
         # Ours, and text that streams, are not cleaned up either.
         shown = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
-        return str(tokenizer.decode(list(ids), **shown))
+        with guarded(f"the tokenizer of {self.name} cannot decode its tokens"):
+            return str(tokenizer.decode(list(ids), **shown))
 
     def text_of(self, token: int) -> str:
         """Return a token's text, a special one's name included."""

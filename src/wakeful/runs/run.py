@@ -65,6 +65,8 @@ TRAJECTORIES: Columns = {
 VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 _LARGEST_LOSS = 1e100
 """Nats a token; the squares of larger ones are not finite."""
+_CUT_OFF = re.compile(r"\d+ requested and \d+ written")
+"""numpy's only word of a disk that is full."""
 _MOST_ROWS = 2**24
 """Of a table; a small file can announce any number."""
 
@@ -548,15 +550,26 @@ def disk_errors(path: Path) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else None
         if number is None:  # libraries written in Rust have it in their text
             found = re.search(r"\(os error (\d+)\)", str(error))
-            if found is None:
+            if found is None and not _CUT_OFF.search(str(error)):
                 raise
-            number = int(found[1])
+            number = errno.ENOSPC if found is None else int(found[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
-                "free some space and resume"
+                f"free some space and {_again(path)}"
             ) from error
         raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
+
+
+def _again(path: Path) -> str:
+    """Return how to go on with what was to be written: in a run that can be, by resuming."""
+    for place in path.absolute().parents:
+        if (place / "run.json").is_file():
+            with contextlib.suppress(WakefulError):
+                if Run(place).header.kind in RESUMED:
+                    return "resume"
+            break
+    return "give the command again"
 
 
 def _empty(folder: Path) -> None:
