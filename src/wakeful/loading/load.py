@@ -43,7 +43,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run, read_json
+from wakeful.runs.run import Run, read_json, run_at
 from wakeful.switches import ordinary_switches
 
 _UNLIMITED = 2**31
@@ -311,7 +311,8 @@ def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenize
 
 
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
-    with Run.open(place.path).naming_modules():
+    run = run_at(place.path)  # which `quantize --save` writes, and `save_quantized` alone does not
+    with nullcontext() if run is None else run.naming_modules():
         module, header = load_quantized(place.path, device=device, dtype=dtype)
     scheme = header.quantized_as
     return Model(
