@@ -1,12 +1,13 @@
 """What runs this code: plain autograd, a graph being traced, torch.func, a second derivative."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-_functorch = torch._C._functorch
+_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - of no stub
 
 
 def is_readable(tensor: Tensor) -> bool:

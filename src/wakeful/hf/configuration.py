@@ -87,7 +87,8 @@ class WakefulConfig(PreTrainedConfig):
         """The decoder's description. Layers that are cut off lie outside its local ones."""
         count = self.parts["num_layers"]
         local = tuple(layer for layer in self.parts["local_layers"] if layer < count)
-        return ModelConfig(**self.parts | {"local_layers": local})
+        parts: dict[str, Any] = self.parts | {"local_layers": local}
+        return ModelConfig(**parts)
 
     vocab_size = _part("vocab_size")
     tie_word_embeddings = _part("tied")

@@ -303,7 +303,8 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
     ) -> dict[str, Any]:
         """Return what a step of `generate()` gives to the model: a route's tokens, too."""
         kwargs["inputs_embeds"] = inputs_embeds
-        given = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        base: Any = super()
+        given = base.prepare_inputs_for_generation(input_ids, *args, **kwargs)
         embeds = given.get("inputs_embeds")
         if embeds is not None and self.model.reads_tokens and input_ids.shape == embeds.shape[:2]:
             given["input_ids"] = input_ids
