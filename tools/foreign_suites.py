@@ -58,7 +58,12 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "gpt_neox": (
         "GPTNeoX",
-        {"attention_dropout": 0.0, "hidden_dropout": 0.0, "num_key_value_heads": 4},
+        {
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "num_key_value_heads": 4,
+            "rotary_pct": 1.0,
+        },
     ),
     "gemma2": ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": None, "sliding_window": 8}),
 }
