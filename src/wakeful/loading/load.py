@@ -345,7 +345,7 @@ def _transformers(
     if gguf:
         what, then = f"{place.path} cannot be read", "; load the folder that it was made of"
     elif place.kind == "hub":
-        what = _unreadable(place.name)
+        what = unknown_model(place.name)
     with guarded(what, then), hub_or_cache() if isinstance(source, str) else nullcontext():
         module = whole_model(
             place.path.parent if gguf else source, gguf=gguf, strict=strict,
@@ -423,7 +423,7 @@ def _stock_tokenizer(
     return found
 
 
-def _unreadable(name: str) -> str:
+def unknown_model(name: str) -> str:
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
         f"a hub name{nearest_path(name)}"

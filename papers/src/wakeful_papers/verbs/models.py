@@ -3,10 +3,11 @@
 from transformers import AutoConfig
 
 from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.whole import Shards, read_config
 from wakeful.hub import hub_or_cache
-from wakeful.loading.load import Place, no_model, place_of
+from wakeful.loading.load import Place, place_of, unknown_model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful_papers.exhibits.plan import Plan
@@ -59,8 +60,5 @@ def found(source: str) -> Place:
 
 
 def _check_hub(name: str) -> None:
-    try:
-        with hub_or_cache():
-            AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # Transformers raises nothing narrower
-        raise no_model(name, error) from None
+    with guarded(unknown_model(name)), hub_or_cache():
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
