@@ -424,6 +424,7 @@ def _stock_tokenizer(
 
 
 def unknown_model(name: str) -> str:
+    """Return what is wrong with a name that no model can be loaded by."""
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
         f"a hub name{nearest_path(name)}"
