@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.read_back import embedding_rows, read_back
+from wakeful.hf.read_back import Rounded, embedding_rows, read_back
 from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
     created,
@@ -193,24 +194,31 @@ def save_compressed(
             tokenizer(part)
         write_config(config, part)
         write_tensors(tensors, part)
-        read_back(part, model, tokenizer=read, rounding=_unrounded_inputs(layers.values()))
+        read_back(part, model, tokenizer=read, rounding=_rounded(layers.values(), config.dtype))
     return config.model_type
 
 
 @contextmanager
-def _unrounded_inputs(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Let quantized layers read inputs as they are for a while: readers of the format round them by
-    other scales, which changes what they compute as much as rounding does.
+def _rounded(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
+    """Let a quantized model compute for a while as readers of the format may, which unpack weights
+    to `dtype`, and round inputs by other scales: here not at all, which changes as much.
     """
-    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
-    schemes = [layer.scheme for layer in quantized]
+    quantized = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
     try:
         for layer in quantized:
-            layer.scheme = Scheme(weights=layer.grid, method=layer.scheme.method)
-        yield
+            layer.linear = partial(_unpacked, layer, dtype)
+        with Rounded(lambda weight: weight.to(dtype)):
+            yield
     finally:
-        for layer, scheme in zip(quantized, schemes, strict=True):
-            layer.scheme = scheme
+        for layer in quantized:
+            del layer.linear
+
+
+def _unpacked(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Return the product with a layer's weights in `dtype`."""
+    rows = x.float() if layer.divisor is None else x.float() / layer.divisor
+    bias = None if layer.bias is None else layer.bias.float()
+    return F.linear(rows, layer.dequantized().to(dtype).float(), bias).to(x.dtype)
 
 
 def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
