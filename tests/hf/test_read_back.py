@@ -289,6 +289,11 @@ def test_weights_that_share_memory(
             VERBS[verb](model, out, text)
         assert not out.exists()
         return
+    if (verb, shared) == ("cure", "layer"):  # what is cured is diagnosed
+        with pytest.raises(WakefulError, match="one of its layers stands in several places"):
+            VERBS[verb](model, out, text)
+        assert not out.exists()
+        return
     VERBS[verb](model, out, text)
     read = wakeful.load(out).logits(TOKENS) if verb == "quantize" else by_transformers(out)
     close = 0.05 if "quantize" in verb else 1e-5

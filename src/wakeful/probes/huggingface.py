@@ -38,6 +38,11 @@ class HuggingFaceSource:
                 "causal decoders"
             )
         self.blocks = decoder_blocks(model, config.num_hidden_layers)
+        if len(set(self.blocks)) < len(self.blocks):
+            raise WakefulError(
+                f"{self.name} can't be watched: one of its layers stands in several places; give "
+                "each place a layer of its own (copy.deepcopy)"
+            )
         self.layer_of = {
             id(module): layer
             for layer, block in enumerate(self.blocks)
