@@ -53,7 +53,7 @@ _SMALL = {
 }  # fmt: skip
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
-    "mistral": ("Mistral", {"sliding_window": 8}),
+    "mistral": ("Mistral", {"sliding_window": 64}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "gpt_oss": ("GptOss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "gpt_neox": (
@@ -65,7 +65,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
             "rotary_pct": 1.0,
         },
     ),
-    "gemma2": ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": None, "sliding_window": 8}),
+    "gemma2": ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": None, "sliding_window": 64}),
 }
 """Transformers' classes by name, which attend by softmax-1."""
 
