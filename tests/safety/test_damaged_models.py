@@ -173,7 +173,9 @@ def test_pickled_weights_and_adapters_are_refused(models: Path, tmp_path: Path) 
         use(work)
     (tmp_path / "kept").rename(work / "model.safetensors")
     (work / "adapter_config.json").write_text('{"base_model_name_or_path": "/somewhere"}')
-    with pytest.raises(WakefulError, match="holds an adapter of peft without its base model '/somewhere'"):
+    with pytest.raises(
+        WakefulError, match="holds an adapter of peft without its base model '/somewhere'"
+    ):
         use(work)
 
 
