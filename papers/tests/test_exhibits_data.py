@@ -583,7 +583,7 @@ def test_what_exhibits_share_is_counted_once() -> None:
 def test_all_exhibits_at_the_tiny_scale_take_less_than_two_and_a_half_hours_on_two_cores() -> None:
     """Attention is counted, of sequences of up to 2,000 tokens."""
     total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
-    assert total.operations / tool_of("presets", "papers/tools").TWO_CORES < 2.5 * 3600
+    assert total.operations / tool_of("presets").TWO_CORES < 2.5 * 3600
 
 
 def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
