@@ -263,9 +263,10 @@ def whole_model(
             options["config"] = readable_by_transformers(config)
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    options["trust_remote_code"] = trust_remote_code
     with hushed() if strict or groups else nullcontext():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, trust_remote_code=trust_remote_code, **options
+        )
     model, found = loaded
     if gguf and hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # its numbers are unpacked: nothing is quantized
