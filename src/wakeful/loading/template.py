@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -114,17 +114,19 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = self.weigh(left), self.weigh(right)
-        whole = isinstance(left, int), isinstance(right, int)
-        if operator == "%" and isinstance(left, str):
-            _check_format(left)
-        if operator == "*" and any(whole):
-            if all(whole):
+        match operator, left, right:
+            case "*", int(), int():
                 _check_bits(left.bit_length() + right.bit_length())
-            else:
-                number, size = (left, sizes[1]) if whole[0] else (right, sizes[0])
-                self._check_product(number, size)
-        if operator == "**" and all(whole):
-            _check_bits(left.bit_length() * abs(right))
+            case "*", int(), _:
+                self._check_product(left, sizes[1])
+            case "*", _, int():
+                self._check_product(right, sizes[0])
+            case "**", int(), int():
+                _check_bits(left.bit_length() * abs(right))
+            case "%", str(), _:
+                _check_format(left)
+            case _:
+                pass
         return self._weighed(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +181,7 @@ class _Counting(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _through("_steps", node.iter)
+        node.iter = _through("_steps", cast(nodes.Expr, node.iter))
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
@@ -188,10 +190,10 @@ class _Counting(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        first, *others = (_through("string", each) for each in node.nodes)
-        for each in others:
-            first = nodes.Add(first, each, lineno=node.lineno)
-        return first
+        text, *others = (_through("string", part) for part in node.nodes)
+        for other in others:
+            text = nodes.Add(text, other, lineno=node.lineno)
+        return text
 
 
 def _through(name: str, node: nodes.Expr) -> nodes.Expr:

@@ -56,10 +56,10 @@ class MuonAdamW(torch.optim.Optimizer):
         if not hidden:
             raise WakefulError("muon found no hidden matrix to optimize; use adamw")
         rate: Any = lr  # a tensor too, which Muon's annotation leaves out
-        muon: torch.optim.Optimizer = torch.optim.Muon(
+        muon = torch.optim.Muon(
             hidden, lr=rate, momentum=momentum, ns_steps=ns_steps, adjust_lr_fn="match_rms_adamw"
         )
-        self._parts = [muon]
+        self._parts: list[torch.optim.Optimizer] = [muon]
         if rest:
             scale = adamw_lr / lr if adamw_lr else 1.0
             rest = [{**group, "lr": lr * scale, "lr_scale": scale} for group in rest]
