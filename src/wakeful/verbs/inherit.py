@@ -121,7 +121,6 @@ def inherit(
         if reference is None:
             with Run.open(out).naming_modules():
                 begun = _resumed(out, shown, world)
-            begun = dataclasses.replace(begun, recipe=_own_store(begun.recipe))
         elif world.first:
             planned = _begun(reference, tokenizer, wanted, out, shown, world)
             world.meet()
@@ -455,13 +454,6 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
         )
     windows = read_windows(run.path / "reference.parquet")
     return _Begun(run, recipe, plan, reference, data, windows)
-
-
-def _own_store(recipe: Recipe) -> Recipe:
-    """Return a recipe that was read, with its teacher's predictions in the cache: an inheritance
-    writes nowhere because its folder says so.
-    """
-    return dataclasses.replace(recipe, heal=dataclasses.replace(recipe.heal, store=""))
 
 
 def _plan(
