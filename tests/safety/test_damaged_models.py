@@ -3,12 +3,11 @@
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from damage import bounded
@@ -18,6 +17,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.quantized import save_quantized
 from wakeful.hf.weights_out import export
+from wakeful.hf.whole import hushed
 from wakeful.loading.load import load, read_decoder
 from wakeful.quant.convert import quantize
 
@@ -33,24 +33,24 @@ def llama() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give a folder with a small model of every kind that can be loaded."""
-    transformers.logging.set_verbosity_error()
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = Tokenizer.train(["a b c"], 257)
-    llama().save_pretrained(folder / "llama")
-    llama().save_pretrained(folder / "sharded", max_shard_size="8KB")
-    config = GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=2, n_head=2)
-    GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
-    own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
-    export(own, folder / "own", tokenizer=tokenizer)
-    for name, model, scheme in (("q_own", own, "w4"), ("q_llama", llama().eval(), "fine")):
-        (folder / name).mkdir()
-        small = quantize(model, scheme, arithmetic="integer")
-        save_quantized(small, folder / name, name="tiny", context=24, bos=None)
-    for entry in folder.iterdir():
-        tokenizer.save(entry)
-    return folder
+    with hushed():
+        folder = tmp_path_factory.mktemp("models")
+        tokenizer = Tokenizer.train(["a b c"], 257)
+        llama().save_pretrained(folder / "llama")
+        llama().save_pretrained(folder / "sharded", max_shard_size="8KB")
+        config = GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+        GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+        own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
+        export(own, folder / "own", tokenizer=tokenizer)
+        for name, model, scheme in (("q_own", own, "w4"), ("q_llama", llama().eval(), "fine")):
+            (folder / name).mkdir()
+            small = quantize(model, scheme, arithmetic="integer")
+            save_quantized(small, folder / name, name="tiny", context=24, bos=None)
+        for entry in folder.iterdir():
+            tokenizer.save(entry)
+        yield folder
 
 
 def use(folder: Path) -> None:

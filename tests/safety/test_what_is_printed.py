@@ -104,7 +104,7 @@ def test_a_message_of_another_library_is_drawn(
 ) -> None:
     assert main(["--version"]) == 0
     capsys.readouterr()
-    logging.getLogger("transformers").warning("of type %s", "ev\x1b[31mil")
+    logging.getLogger("another_library").warning("of type %s", "ev\x1b[31mil")
     assert [record.getMessage() for record in caplog.records] == ["of type ev␛[31mil"]
 
 
