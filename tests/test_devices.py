@@ -37,7 +37,6 @@ from wakeful.quant import measure as measuring
 from wakeful.quant import parse_scheme, quantize
 from wakeful.quant.measure import measure
 from wakeful.quant.sensitivity import costs
-from wakeful.surgery.learning import learned_of
 from wakeful.training.distillation import Distillation
 from wakeful.training.loop import train
 from wakeful.training.matching import Matching, match
@@ -146,14 +145,7 @@ OPERATIONS: dict[str, Callable[[Decoder, Tensor], Any]] = {
     "prefix": lambda m, t: surgery.store_prefix(m, [3]),
     "sinks": lambda m, t: surgery.learned_sinks(m, 3, t),
     "gates": lambda m, t: surgery.learned_gates(m, 3, t),
-    **{
-        loss: lambda m, t, loss=loss: surgery.rotate(
-            m, learned_of(f"learned(loss={loss}, steps=2)").learn(m, t)
-        )
-        for loss in ("whip", "rounding", "loss")
-    },
-    "pca": lambda m, t: surgery.rotate(m, learned_of("learned(start='pca', steps=0)").learn(m, t)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -172,7 +164,6 @@ def test_matching() -> None:
 
 @pytest.mark.slow
 def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "LEARNED", "learned(loss=whip, steps=2)")
     rows = some_tokens(choosing.Texts.rows, 6)
     monkeypatch.setattr(choosing, "CLIPS", (0.9,))
 

@@ -28,7 +28,7 @@ _FOREIGN = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b([^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*)"""
 )
 """A string, which is passed over, or the `module:Name` of a class outside the package."""
-_NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling", "surgery.learning": "loss"}
+_NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling"}
 """Names of a folder's variants where they are not the folder's name without its s."""
 
 

@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.schemes.methods import Smooth
 from wakeful.reports.value import Table
-from wakeful.surgery import Bases, rotate, store_prefix
+from wakeful.surgery import rotate, store_prefix
 from wakeful.verbs import choosing
 from wakeful.verbs.choosing import (
     CALIBRATING,
@@ -50,12 +50,6 @@ def lopsided() -> Decoder:
             for layer in layers:
                 layer.weight[:, 3] /= 40
     return made
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rotations be learned in no time."""
-    monkeypatch.setattr(choosing, "LEARNED", "learned(loss=whip, steps=2)")
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +90,6 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
         small = quantize(made, W4A4, skip=["head"])
         expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
         assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
-    learned = [each for each in by_cure if isinstance(each.rotate, Bases)]
-    assert str(learned[0]) == "rotate learned(loss=whip, steps=2)"
-    made = learned[0].made(plain, texts.calibrating, 3)
-    torch.testing.assert_close(losses(made, texts.choosing), full, rtol=1e-4, atol=1e-4)
     least = min(trials, key=lambda trial: trial.damage[0])
     assert least.candidate.rotate
     assert choice.best == least.candidate

@@ -2,7 +2,6 @@
 
 import html
 import json
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +30,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
-from wakeful.surgery import Bases, SinkChoice, SinkTrial, window_losses
-from wakeful.surgery.learning import Learned, learned_of
+from wakeful.surgery import SinkChoice, SinkTrial, window_losses
 from wakeful.verbs import session
 from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
 from wakeful.verbs.cure import _rounded
@@ -69,7 +67,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_rotated_model_is_a_stock_one(
     llama: Path, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:  # fmt: skip
-    out, rotation = tmp_path / "cured", "learned(steps=5)"
+    out, rotation = tmp_path / "cured", "haar"
     arguments = [str(llama), "--text", words, "--rotate", rotation, "--out", str(out), *READ]
     assert main(["cure", *arguments]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -89,37 +87,16 @@ def test_a_rotated_model_is_a_stock_one(
     assert "What was done" in page
     found = json.loads((out / "cure.json").read_text("utf-8"))
     assert found["architecture"] == "llama"
-    fell = re.search(r"steps=5\), seed 0; its loss (\S+) → (\S+);", found["done"]["Rotation"])
-    assert fell is not None
-    assert float(fell[2]) < float(fell[1])
-    assert fell[0] in page
+    assert "values, haar, seed 0;" in found["done"]["Rotation"]
+    assert "values, haar, seed 0;" in page
     card = (out / "README.md").read_text("utf-8")
     assert f"Made of {llama.name}" in card
     assert "- Rotation: residual stream" in card
     assert "| loss, nats a token | 6." in card
     assert f"wakeful cure {llama} --text" in card
-    assert f"--rotate '{rotation}'" in card
+    assert "--rotate haar" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
-
-
-@pytest.mark.parametrize("prefix", ["", "bos"])
-def test_a_rotation_is_learned_as_the_cured_model_reads(
-    prefix: str, llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    seen: list[tuple[int, set[int]]] = []
-    learn = Learned.learn
-
-    def watched(self: Learned, decoder: Decoder, text: torch.Tensor, **more: Any) -> Bases:
-        seen.append((decoder.config.stored_prefix, set(text[:, 0].tolist())))
-        return learn(self, decoder, text, **more)
-
-    monkeypatch.setattr(Learned, "learn", watched)
-    read = {"text": words, "length": 16, "num_sequences": 2, "device": "cpu"}
-    found = wakeful.cure(llama, rotate="learned(steps=1)", prefix=prefix, bos="on", **read)
-    bos = found.model.bos
-    assert [stored for stored, _ in seen] == [len(prefix) > 0]
-    assert ({bos} == seen[0][1]) == (not prefix)
 
 
 def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path: Path) -> None:
@@ -323,7 +300,7 @@ def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
         ([], "cure"),
         (["--rotate", "spiral"], "spiral"),
         (["--rotate", "eigenbasis"], "eigenbasis"),
-        (["--rotate", "learned(loss=wip)"], "whip"),
+        (["--rotate", "learned"], "learned"),
         (["--prefix", "0"], "prefix"),
         (["--prefix", "many"], "prefix"),
         (["--prefix", "80"], "prefix"),
@@ -502,10 +479,7 @@ def test_a_cure_is_chosen_for_a_format(
         assert (given["token"] is None) == bool(plain.config.stored_prefix)
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
-        learns = learned_of("learned(steps=2)")
-        assert learns is not None
-        bases = learns.learn(plain, texts.calibrating)
-        tried = Candidate(bases, True, True, "prefix")
+        tried = Candidate("haar", True, True, "prefix")
         trials = [
             tuple(Trial(each, scheme, (loss, 0.1)) for scheme in schemes)
             for each, loss in ((Candidate(), 0.2), (tried, 0.1))
@@ -534,8 +508,8 @@ def test_a_cure_is_chosen_for_a_format(
     config = wakeful.load(out).decoder().config
     assert config.stored_prefix == config.mlp_rotation == config.qk_rotation == outlier
     if outlier:
-        assert "rotate learned(steps=2), rotate_inner, rotate_keys, prefix" in done["Chosen"]
-        assert "values, learned(steps=2), seed 0; its loss" in done["Rotation"]
+        assert "rotate haar, rotate_inner, rotate_keys, prefix" in done["Chosen"]
+        assert "values, haar, seed 0;" in done["Rotation"]
         # The token that it stores stays, and what else helps is chosen.
         monkeypatch.setattr("wakeful.verbs.cure.choose", keeps)
         again = wakeful.cure(

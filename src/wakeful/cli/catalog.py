@@ -31,7 +31,6 @@ def check_name(option: Option, values: Sequence[str]) -> None:
         folder = _FOLDERS[option.name]
         kind = "Scheme" if folder == "quant.schemes" else ""  # grids are in that folder too
         known = [each.partition("(")[0] for each in source_catalog(folder, kind)]
-        known += ["learned"] * (option.name == "rotate")  # beside those that are drawn
     else:
         return
     for value in values:

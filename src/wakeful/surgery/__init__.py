@@ -3,7 +3,7 @@
 from wakeful.surgery.absorb import check_absorbs
 from wakeful.surgery.gates import learned_gates, open_gates
 from wakeful.surgery.prefix import check_stores, store_prefix
-from wakeful.surgery.rotate import Bases, check_rotates, rotate, rotate_keys
+from wakeful.surgery.rotate import check_rotates, rotate, rotate_keys
 from wakeful.surgery.rotate_experts import rotate_experts
 from wakeful.surgery.sink_tokens import (
     SinkChoice,
@@ -15,7 +15,6 @@ from wakeful.surgery.sink_tokens import (
 from wakeful.surgery.sinks import learned_sinks
 
 __all__ = [
-    "Bases",
     "SinkChoice",
     "SinkTrial",
     "check_absorbs",

@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -45,25 +44,10 @@ _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.f
 """Largest difference of the logits, over their deviation, that rounding explains."""
 
 
-@dataclass(frozen=True, eq=False)
-class Bases:
-    """Rotations that are given: y = x Qᵀ of the residual stream, v R_lᵀ of layer l's values."""
-
-    stream: Float[Tensor, "n n"]
-    values: Float[Tensor, "N d d"]
-    name: str
-    """What they are called in messages."""
-    fell: tuple[float, float]
-    """The loss they were learned by, at the start and at the end."""
-
-    def __str__(self) -> str:
-        return self.name
-
-
 @torch.no_grad()
 def rotate(
     decoder: Decoder,
-    rotation: Rotation | Bases | str = "hadamard",
+    rotation: Rotation | str = "hadamard",
     *,
     stream: bool = True,
     values: bool = True,
@@ -74,8 +58,7 @@ def rotate(
 
     Args:
         decoder: stays as it is; the result shares no weights with it.
-        rotation: of the residual stream and, where `values`, of every head's values; drawn, or the
-            `Bases` that `Learned` found for this decoder.
+        rotation: of the residual stream and, where `values`, of every head's values.
         stream: whether the residual stream turns. Where it stays, all matrices outside of attention
             and `inner`'s do, and norms may stand anywhere.
         values: whether the heads' values turn too.
@@ -96,10 +79,11 @@ def rotate(
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
     norms = norms if stream else []
     centered = any(norm.centers for norm in norms)
-    readers, roles = (list(stream_readers(turned)), roles_of(turned)) if stream else ([], {})
+    readers, roles = (list(_stream_readers(turned)), roles_of(turned)) if stream else ([], {})
     shape, device = turned.config.shape, turned.embed.weight.device
     of_stream = kind if stream else Identity()
     turn = turning(of_stream, "stream", shape.width, device, seed=seed, centered=centered)
+    turn_values = turning(kind, "values", shape.head_width, device, seed=seed)
     for names in _parts(turned) if stream else _each_block(turned):
         parts = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in parts for module in part.modules()}
@@ -116,11 +100,7 @@ def rotate(
                     bias.copy_(turn(bias.double()))
             for part in parts:
                 if isinstance(part, Block) and values:
-                    of_layer = turning(
-                        kind, "values", shape.head_width, device, seed=seed,
-                        layer=part.attention.layer,
-                    )  # fmt: skip
-                    _turn_values(part, turned, of_layer)
+                    _turn_values(part, turned, turn_values)
                 if isinstance(part, Block) and inner:  # the columns that read what is to turn
                     down = part.mlp.down.weight
                     down.copy_(WalshHadamard()(down.double()))
@@ -151,14 +131,14 @@ def rotate_keys(decoder: Decoder) -> Decoder:
 
 
 def check_rotates(
-    decoder: Decoder, rotation: Rotation | Bases | str, *, stream: bool = True, values: bool = True
-) -> Rotation | Bases:
+    decoder: Decoder, rotation: Rotation | str, *, stream: bool = True, values: bool = True
+) -> Rotation:
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
-    kind = rotation if isinstance(rotation, Bases) else rotation_of(rotation)
+    kind = rotation_of(rotation)
     if isinstance(kind, Learned):
         raise WakefulError(
             f"{kind} is learned from gradients, which a cure does not have: "
-            "use another, such as hadamard or learned"
+            "use another, such as hadamard"
         )
     turned = [name for name, does in (("stream", stream), ("values", values)) if does]
     turned = [] if isinstance(kind, Identity) else turned
@@ -226,7 +206,7 @@ def _untie(decoder: Decoder) -> None:
     decoder.config = dataclasses.replace(decoder.config, tied=False)
 
 
-def stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
+def _stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
     for block in decoder.blocks:
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
@@ -262,17 +242,13 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
 
 
 def turning(
-    kind: Rotation | Bases, part: str, width: int, device: torch.device, *, seed: int,
-    centered: bool = False, layer: int = 0,
+    kind: Rotation, part: str, width: int, device: torch.device, *, seed: int,
+    centered: bool = False,
 ) -> Turning:  # fmt: skip
-    """Return what turns the channels of the `stream` or of a head's `values` in some layer: each
-    `width` numbers x of the last axis to x Qᵀ; with `centered`, of a Q that keeps (1, …, 1).
-
-    Where that is drawn it is U diag(1, R) U with R one narrower and U the reflection `exchanged`.
+    """Return what turns the channels of the `stream` or of a head's `values`: each `width` numbers
+    x of the last axis to x Qᵀ; with `centered`, of a Q that keeps (1, …, 1): U diag(1, R) U with R
+    one narrower and U the reflection `_exchanged`.
     """
-    if isinstance(kind, Bases):
-        matrix = (kind.stream if part == "stream" else kind.values[layer]).to(device, torch.float64)
-        return lambda x: (x.reshape(-1, width) @ matrix.mT).reshape(x.shape)
     drawn = kind.drawn(
         width - centered, generator=generator_for(seed, part, width), device=device,
         dtype=torch.float64,
@@ -282,9 +258,9 @@ def turning(
         rows = x.reshape(-1, width)
         if not centered:
             return drawn.into(rows).reshape(x.shape)
-        rows = exchanged(rows)
+        rows = _exchanged(rows)
         rows = torch.cat([rows[:, :1], drawn.into(rows[:, 1:].contiguous())], dim=1)
-        return exchanged(rows).reshape(x.shape)
+        return _exchanged(rows).reshape(x.shape)
 
     return turn
 
@@ -303,7 +279,7 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
     return (lambda h: turn(h - h.mean(-1, keepdim=True))) if centered else turn
 
 
-def exchanged(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
+def _exchanged(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
     """Return x U on rows, U the reflection that exchanges (1, …, 1) / √n and the first axis."""
     width = rows.shape[1]
     normal = torch.full((width,), -1 / math.sqrt(width), dtype=rows.dtype, device=rows.device)
@@ -339,7 +315,7 @@ def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
         stored.copy_(turn(stored.double()))
 
 
-def _compare(before: Decoder, after: Decoder, kind: Rotation | Bases | str) -> None:
+def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
     """Refuse a result that is another function: a user's own part may not commute."""
     config = before.config
     check_same(

@@ -1,8 +1,7 @@
 """Which cure helps a number format: candidates measured on a text, the best one proved on another.
 
-A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole,
-or a learned one), rotations as the model runs, and what becomes of the first token (nothing, a
-stored prefix, sinks).
+A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole),
+rotations as the model runs, and what becomes of the first token (nothing, a stored prefix, sinks).
 Each is quantized as the format says and read beside the model before, on the same tokens. The best
 is kept if on further text it loses less than the uncured model in that format: the paired interval
 of the difference lies below zero. Otherwise the choice is no cure.
@@ -29,7 +28,6 @@ from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.reports.value import Cell, Section, Table, Text
-from wakeful.surgery.learning import learned_of
 from wakeful.world import ALONE, World
 
 CHOOSING, PROVING = 8, 16
@@ -37,15 +35,12 @@ CHOOSING, PROVING = 8, 16
 LENGTH = 256
 """Tokens of each, or the model's context where that is shorter."""
 CALIBRATING = 8
-"""Further sequences for what looks at text before it rounds, and for sinks and rotations to be
-fitted on."""
+"""Further sequences for what looks at text before it rounds, and for sinks to be fitted on."""
 SPREAD = 8
 """Sequences lie this many of their lengths apart, where the text is long enough: what GPTQ learns
 of an article helps it most with that article's next lines."""
 CLIPS = (0.9, 0.8)
 """Shares of the largest number that a grid of few bits is tried with, besides all of it."""
-LEARNED = "learned(loss=whip, steps=50)"
-"""The rotation that is learned: by rounding it takes five times as long, and gained nothing."""
 GPTQ = Gptq()
 """How weights of few bits are rounded in a format that is given by its name."""
 _FEW_BITS = 4
@@ -58,7 +53,7 @@ _CALLED = {"int8": "w8a8"}
 class Candidate:
     """What is done to a model before it is quantized; the plain one is no cure."""
 
-    rotate: surgery.Bases | str = ""
+    rotate: str = ""
     inner: bool = False
     keys: bool = False
     first: str = ""
@@ -363,8 +358,6 @@ class _Choosing:
         self._round()
         for each in candidates(self.plain, self.schemes, self.token)[1:]:
             self._try(each, self.schemes)
-        if (learned := self._learned(self._best[0])) is not None:
-            self._try(learned, self.schemes)
         for each in further(self._best[0], self.schemes):
             self._try(each, self.schemes)
         for share in CLIPS:
@@ -403,19 +396,6 @@ class _Choosing:
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         return _best_of(self.trials)
-
-    def _learned(self, best: Candidate) -> Candidate | None:
-        """Return a candidate with a learned rotation in the place of its own, where one can be."""
-        rounds = any(each.weights is not None for each in self.schemes)
-        if not rounds or not _possible(surgery.check_rotates, self.plain, "hadamard"):
-            return None
-        plain = self._make(replace(best, rotate=""))
-        text = self.texts.calibrating
-        text = text if best.first else surgery.opened(self.texts.opening, text)
-        found = learned_of(LEARNED)
-        assert found is not None
-        self.told(f"learning a rotation: {LEARNED}")
-        return replace(best, rotate=found.learn(plain, text, seed=self.seed, world=self.world))
 
     def _make(self, candidate: Candidate) -> Decoder:
         return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed, self.world)

@@ -40,7 +40,6 @@ from wakeful.reports.diagnosis import after_cure, diagnosis_report
 from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
-from wakeful.surgery.learning import learned_of
 from wakeful.switches import ordinary_switches
 from wakeful.verbs.advice import advise
 from wakeful.verbs.choosing import (
@@ -58,7 +57,7 @@ from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.difference import Difference, difference, differences
 from wakeful.verbs.result import Measured
-from wakeful.verbs.retraining import FITTED, check_retrains, fitting_rows, retrained
+from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell, session
 from wakeful.verbs.sink_choice import CHOOSING_TOKENS, choose_prefix, loss_change, windows_of
 from wakeful.verbs.sources import Source, as_ours, dtype_of, name_of
@@ -246,7 +245,7 @@ def cure(
     """
     wanted = options_from(CureOptions, given, options)
     if wanted.rotate:
-        _ = learned_of(wanted.rotate) or rotation_of(wanted.rotate)
+        rotation_of(wanted.rotate)
     command = command_of("cure", wanted, name_of(model))
     for name in wanted.for_:
         format_of(name)
@@ -355,7 +354,7 @@ def _cured_ours(at: _At) -> _Made:
     )  # fmt: skip
     # What the text or the tokenizer forbids is said before anything is measured.
     texts = _format_texts(at, text)
-    rest = _rest(at, text.numel()) if wanted.trains or learned_of(wanted.rotate) else None
+    rest = _rest(at, text.numel()) if wanted.trains else None
     unbegun = _unbegun(loaded) if wanted.prefix or wanted.trains else None
     sink = _sink(at, plain, text)
     choice, wanted = _choice(at, plain, texts, sink)
@@ -373,7 +372,7 @@ def _cured_ours(at: _At) -> _Made:
         rest = _rest(at, text.numel()) if rest is None else rest
         base, more = retrained(loaded, stands[0], text, rest, wanted, show, world)
         done += more
-    cured, more = _cured(at, base, text, choice, prefix)
+    cured, more = _cured(at, base, prefix)
     done += more + stored + _rounded(cured, plain, at.stored)
     context = min(loaded.context, cured.config.context)
     result = at.cured(cured, context=context, read_tokenizer=read)
@@ -393,8 +392,7 @@ def _cured_ours(at: _At) -> _Made:
 def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions, world: World) -> None:
     """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
     if wanted.turning:
-        drawn = "hadamard" if learned_of(wanted.rotate) else wanted.turning
-        surgery.check_rotates(plain, drawn, stream=bool(wanted.rotate))
+        surgery.check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
     if wanted.trains:
         check_retrains(plain, wanted, world)
     if wanted.prefix:
@@ -414,11 +412,6 @@ def _cured_experts(at: _At) -> _Made:
                 f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
                 f"{why}; --rotate or --rotate_values can"
             )
-    if learned_of(wanted.rotate):
-        raise WakefulError(
-            f"{loaded.name} is a mixture of experts, on which no rotation is learned yet: use "
-            "another, such as --rotate hadamard"
-        )
     assert isinstance(loaded.module, PreTrainedModel)
     text = _text(at)
     at.show.note("rotating")
@@ -440,10 +433,8 @@ def _cured_experts(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _rotation(wanted: CureOptions, kind: surgery.Bases | str = "") -> tuple[str, str]:
+def _rotation(wanted: CureOptions) -> tuple[str, str]:
     told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
-    if isinstance(kind, surgery.Bases):
-        told += "; its loss {:.4g} → {:.4g}".format(*kind.fell)
     if wanted.rotate:
         told = f"residual stream and {told}; scales of norms multiplied into what reads them"
     return "Rotation", told
@@ -601,38 +592,23 @@ def _choice(
     prefix = "1" if best.first == "prefix" else ""
     sinks = best.first == "sinks"
     return choice, replace(
-        wanted, for_=(), stock=False, rotate=str(best.rotate), rotate_inner=best.inner,
+        wanted, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
         rotate_keys=best.keys, prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
     )  # fmt: skip
 
 
-def _cured(
-    at: _At, plain: Decoder, text: Tensor, choice: Choice | None, prefix: Sequence[int]
-) -> tuple[Decoder, list[tuple[str, str]]]:
-    """Return the cured decoder, and what was done in words.
-
-    A rotation that the choice did not learn is learned on the text after the one to verify on, read
-    as the cured model reads it: after the prefix, or BOS.
-    """
-    wanted, kind = at.wanted, at.wanted.turning or "identity"
-    if choice is not None and isinstance(choice.best.rotate, surgery.Bases):
-        kind = choice.best.rotate
-    elif (learns := learned_of(wanted.rotate)) is not None:
-        at.show.note("learning a rotation")
-        rows = fitting_rows(at.loaded, _rest(at, text.numel()), wanted)
-        rows = rows if prefix else surgery.opened(at.loaded.begin(wanted.bos), rows)
-        reader = surgery.store_prefix(plain, prefix) if prefix else plain
-        told = partial(at.show.count, "learning steps")
-        kind = learns.learn(reader, rows, seed=wanted.seed, told=told, world=at.world)
-    cured = plain
+def _cured(at: _At, plain: Decoder, prefix: Sequence[int]) -> tuple[Decoder, list[tuple[str, str]]]:
+    """Return the cured decoder, and what was done in words."""
+    wanted, cured = at.wanted, plain
     done: list[tuple[str, str]] = []
     if wanted.turning or wanted.rotate_inner:
         at.show.note("rotating")
         cured = surgery.rotate(
-            plain, kind, stream=bool(wanted.rotate), inner=wanted.rotate_inner, seed=wanted.seed
-        )
+            plain, wanted.turning or "identity", stream=bool(wanted.rotate),
+            inner=wanted.rotate_inner, seed=wanted.seed,
+        )  # fmt: skip
     if wanted.turning:
-        done.append(_rotation(wanted, kind))
+        done.append(_rotation(wanted))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
     if wanted.rotate_inner:
@@ -682,8 +658,7 @@ def _learned(wanted: CureOptions) -> int:
     choosing = CHOICE if wanted.for_ else 0
     if wanted.prefix not in ("", "bos") or wanted.trains:
         choosing = max(choosing, CHOOSING_TOKENS)
-    fits = wanted.trains or choosing or learned_of(wanted.rotate)
-    rows = max(wanted.steps * wanted.batch_size, FITTED) if fits else 0
+    rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains or choosing else 0
     return max(choosing, rows * wanted.train_length)
 
 

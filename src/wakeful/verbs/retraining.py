@@ -19,7 +19,7 @@ from wakeful.world import World
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
 FITTED = 16
-"""Sequences that sinks and gates are fitted on, and rotations learned."""
+"""Sequences that sinks and gates are fitted on."""
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
@@ -39,13 +39,6 @@ def check_retrains(plain: Decoder, wanted: CureOptions, world: World) -> None:
         )
 
 
-def fitting_rows(loaded: Model, rest: Tensor, wanted: CureOptions) -> Tensor:
-    """Return the sequences (B, L) of the rest (N,) of a text to fit something on."""
-    length = min(wanted.train_length, loaded.context - 1, len(rest))
-    rows = min(FITTED, len(rest) // length)
-    return rest[: rows * length].view(rows, length)
-
-
 def retrained(
     loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display,
     world: World,
@@ -58,9 +51,9 @@ def retrained(
     teacher = store_prefix(plain, [token])
     show.note("fitting sinks" if wanted.sinks else "fitting gates")
     start = learned_sinks if wanted.sinks else learned_gates
-    rows = fitting_rows(loaded, rest, wanted)
-    length = rows.shape[1]
-    student = start(plain, token, rows, world)
+    length = min(wanted.train_length, loaded.context - 1, len(rest))
+    count = min(FITTED, len(rest) // length)
+    student = start(plain, token, rest[: count * length].view(count, length), world)
     if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)

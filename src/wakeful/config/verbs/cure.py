@@ -19,8 +19,8 @@ class CureOptions(Reading):
     """Choose among cures that leave one of Transformers' own architectures, which engines and
     --save_as compressed-tensors want."""
     rotate: How[str] = ""
-    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64), learned. It helps 8 bits
-    and int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""
+    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8 bits and
+    int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""
     rotate_values: How[bool] = False
     """Rotate every head's values alone, by Hadamard: exact wherever a model's norms stand."""
     rotate_inner: How[bool] = False
