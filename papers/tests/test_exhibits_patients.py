@@ -44,6 +44,6 @@ def test_the_papers_scale_has_the_optimizers_of_the_authors_scripts(name: str) -
     rows = {job.row: job.config.optimizer for job in jobs}
     adam, sgd = rows["vanilla"], rows["sgd"]
     assert (adam.lr, adam.beta1, adam.beta2, adam.weight_decay) == (3e-4, 0.9, 0.99, 1e-4)
-    # Momentum is beta1.
-    assert (sgd.name, sgd.lr, sgd.beta1, sgd.weight_decay) == ("sgd_momentum", 0.03, 0.9, 1e-4)
+    name = "torch.optim:SGD(momentum=0.9)"
+    assert (sgd.name, sgd.lr, sgd.weight_decay) == (name, 0.03, 1e-4)
     assert all(each.final_lr == each.lr for each in rows.values())

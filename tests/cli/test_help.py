@@ -354,7 +354,7 @@ def test_every_field_of_the_configuration_is_an_option(
              "train.distill.over": "mean", "train.distill.rest": "renormalize",
              "train.lora.modules": "mlp", "train.parallel": "ddp",
              "data.tokenizer": "", "optimizer.rotation": "haar",
-             "optimizer.name": "sgd"}  # fmt: skip
+             "optimizer.name": "muon"}  # fmt: skip
     words |= {f"model.{field}": next(iter(source_catalog(folder))).partition("(")[0]
               for field, folder in VARIANTS.items()}  # fmt: skip
     expected: dict[str, Any] = {}

@@ -110,7 +110,6 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         ({"optimizer": {"clip": float("inf")}}, r"optimizer\.clip must be finite, got inf"),
         ({"optimizer": {"lr": -1.0}}, r"optimizer\.lr must not be negative, got -1\.0"),
         ({"optimizer": {"eps": 0.0}}, r"optimizer\.eps must be above 0"),
-        ({"optimizer": {"eps": 0.0, "name": "rmsprop"}}, r"optimizer\.eps must be above 0"),
         ({"model": {"norm_eps": float("nan")}}, r"model\.norm_eps must be finite"),
         ({"train": {"lora": {"alpha": math.inf}}}, r"train\.lora\.alpha must be finite, got inf"),
         ({"model": {"relaxed_prefix": 300}}, "relaxed_prefix = 300 is longer than train.length"),

@@ -23,13 +23,13 @@ def changed(**entry: dict) -> Config:
 
 
 def test_numbers_keep_their_ratios_and_the_rest_follows() -> None:
-    found = rows(a={}, sgd={"optimizer": {"lr": 1.0, "name": "sgd"}, "train": {"steps": 20_000}})
+    found = rows(a={}, muon={"optimizer": {"lr": 1.0, "name": "muon"}, "train": {"steps": 20_000}})
     to = changed(train={"steps": 100, "length": 64}, optimizer={"lr": 2e-2})
     again = rescaled(found, found["a"], to, strict=True)
     assert again["a"] == to
-    sgd = again["sgd"]
-    assert (sgd.name, sgd.optimizer.name) == ("sgd", "sgd")
-    assert (sgd.train.steps, sgd.train.length, sgd.optimizer.lr) == (800, 64, 2.0)
+    muon = again["muon"]
+    assert (muon.name, muon.optimizer.name) == ("muon", "muon")
+    assert (muon.train.steps, muon.train.length, muon.optimizer.lr) == (800, 64, 2.0)
 
 
 def test_a_preset_with_a_point_in_its_name_keeps_all_of_it(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_numbers_without_a_ratio_stay_the_rows_own() -> None:
 
 
 def test_words_in_which_rows_differ_have_no_ratio() -> None:
-    found = rows(a={}, b={"optimizer": {"name": "sgd"}}, c={"model": {"bias": True}})
+    found = rows(a={}, b={"optimizer": {"name": "orthoadam"}}, c={"model": {"bias": True}})
     to = changed(optimizer={"name": "muon"})
-    assert rescaled(found, found["a"], to)["b"].optimizer.name == "sgd"
-    with pytest.raises(WakefulError, match=r"'sgd' in b.*--variants.NAME.optimizer.name"):
+    assert rescaled(found, found["a"], to)["b"].optimizer.name == "orthoadam"
+    with pytest.raises(WakefulError, match=r"'orthoadam' in b.*--variants.NAME.optimizer.name"):
         rescaled(found, found["a"], to, strict=True)
     # A flag has no ratio either, though true / true would be one.
     with pytest.raises(WakefulError, match=r"model\.bias differs"):

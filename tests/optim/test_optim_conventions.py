@@ -13,15 +13,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from optim.test_optim_build import BY_A_LIBRARY, OPTIONS, Tiny, step
+from optim.test_optim_build import OPTIONS, Tiny, step
 from wakeful.errors import WakefulError
 from wakeful.optim import OrthoAdam, build_optimizer
 from wakeful.optim.muon import MuonAdamW
 
 
 def build(name: str, model: Tiny, **options: Any) -> torch.optim.Optimizer:
-    if name in BY_A_LIBRARY:
-        pytest.importorskip("pytorch_optimizer")
     return build_optimizer(name, model.named_parameters(), **OPTIONS[name] | options)
 
 
@@ -32,17 +30,17 @@ every_name = pytest.mark.parametrize("name", list(OPTIONS))
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
 def test_rates_must_be_finite_and_not_negative(name: str, option: str, value: float) -> None:
-    with pytest.raises(WakefulError, match=rf"{option}|[Ll]earning rate|pytorch-optimizer"):
+    with pytest.raises(WakefulError, match=rf"{option}|[Ll]earning rate"):
         build_optimizer(name, Tiny().named_parameters(), **OPTIONS[name] | {option: value})
 
 
-@pytest.mark.parametrize("expression", ["sgd(lr=nan)", "muon(lr=inf)"])
+@pytest.mark.parametrize("expression", ["torch.optim:SGD(lr=nan)", "muon(lr=inf)"])
 def test_rates_in_an_expression_too(expression: str) -> None:
     with pytest.raises(WakefulError):
         build_optimizer(expression, Tiny().named_parameters())
 
 
-@pytest.mark.parametrize("name", ["adamw", "orthoadam", "rmsprop", "sgd", "sgd_momentum", "muon"])
+@every_name
 def test_a_rate_of_two_numbers_is_refused_in_torch_s_words(name: str) -> None:
     lr = torch.tensor([0.1, 0.2])
     with pytest.raises(ValueError, match="Tensor lr must be 1-element"):

@@ -283,8 +283,8 @@ def test_a_checkpoint_past_the_largest_file_changes_nothing(tmp_path: Path) -> N
 
 
 def test_another_optimizer_or_model_is_refused_before_anything_is_loaded(pristine: Path) -> None:
-    model, optimizer = trained(1, name="rmsprop")
-    with pytest.raises(WakefulError, match="written with the optimizer AdamW, not RMSprop"):
+    model, optimizer = trained(1, name="muon")
+    with pytest.raises(WakefulError, match="written with the optimizer AdamW, not MuonAdamW"):
         checkpoint.load_optimizer(pristine, optimizer)
     other = nn.Linear(4, 6)
     before = other.weight.clone()

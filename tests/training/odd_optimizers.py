@@ -1,4 +1,4 @@
-"""Optimizers as other packages write them: odd states, odd options, and what cannot be resumed."""
+"""Optimizers as other packages write them: odd states, odd options, and what cannot train."""
 
 from collections import deque
 from collections.abc import Callable
@@ -105,23 +105,6 @@ class Queued(Descent):
     def scale(self, group: dict[str, Any], p: torch.Tensor) -> Any:
         self.state[p]["before"] = deque([p.grad])
         return p.grad
-
-
-class Drawn(Descent):
-    """It draws random numbers that no checkpoint holds."""
-
-    def scale(self, group: dict[str, Any], p: torch.Tensor) -> Any:
-        return p.grad * torch.rand(())
-
-
-class Hidden(Descent):
-    """It keeps a count where no state_dict finds it."""
-
-    seen = 0
-
-    def scale(self, group: dict[str, Any], p: torch.Tensor) -> Any:
-        self.seen += 1
-        return p.grad * self.seen
 
 
 class Closed(Descent):

@@ -332,7 +332,9 @@ def test_a_row_that_diverges_does_not_end_the_others(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
-    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "sgd"}, sample={"prompts": []})
+    wild = tiny(
+        text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"}, sample={"prompts": []}
+    )
     plain = tiny(text, train=SHORT, sample={"prompts": []})
     notes = Notes()
 

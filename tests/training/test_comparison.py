@@ -208,7 +208,9 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
 
     notes: list[str] = []
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
-    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "sgd"}, sample={"prompts": []})
+    wild = tiny(
+        text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"}, sample={"prompts": []}
+    )
     rows = two(text)
     rows = {"plain": rows["plain"], "wild": wild, "cured": rows["cured"]}
     run = train_variants(rows, tmp_path / "cmp", seeds=[0], shown=noting)
@@ -301,7 +303,7 @@ def test_seeds_are_a_list_of_whole_numbers() -> None:
         ({"model": {"normalizer": "softmax1(x=1)"}}, "b: "),
         ({"optimizer": {"name": "adamm"}}, "b: optimizer='adamm' is not one of"),
         ({"optimizer": {"name": "orthoadam", "rotation": "spin"}}, "b: .*'spin'"),
-        ({"optimizer": {"name": "sgd_momentum", "beta1": 0.0}}, "b: momentum"),
+        ({"optimizer": {"name": "muon(momentum=2.0)"}}, "b: muon: .*momentum"),
         ({"train": {"quantize": {"schemes": ["finer"]}}}, "b: "),
         ({"train": {"device": "tpu"}}, "b: train.device = 'tpu'"),
         ({"train": {"distill": {"teacher": "/nowhere"}}}, "b: "),

@@ -46,7 +46,6 @@ def two(folder: Path) -> Path:
     jobs += [
         job(out / "muon-fsdp", config_of(folder, {"optimizer": {"name": "muon"}})),
         job(out / "half-fsdp", config_of(folder, HALF)),
-        job(out / "soap", config_of(folder, {"optimizer": {"name": "soap(every=2)"}})),
         job(out / "cut", own, stop=5),
         job(out / "two-then-one", haar, stop=5),
         job(out / "replicas-cut", config_of(folder, CASES["own"], "ddp"), stop=5),
@@ -188,7 +187,6 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path)
 def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> None:
     for name, message in (
         ("odd", "train.batch_size = 5 cannot be shared evenly by 2 processes; use 4 or 6"),
-        ("soap", "optimizer.name = 'soap(every=2)' needs whole matrices, which no process has"),
         ("eigenbasis", "optimizer.rotation = 'eigenbasis' learns from whole gradients"),
     ):
         assert message in (two / f"{name}.error").read_text()

@@ -109,7 +109,7 @@ def test_an_absurd_learning_rate_ends_in_one_line_or_a_finite_run(
     text: Path, tmp_path: Path
 ) -> None:
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
-    config = tiny(text, optimizer=rates | {"name": "sgd"})
+    config = tiny(text, optimizer=rates | {"name": "torch.optim:SGD"})
     with pytest.raises(WakefulError, match=r"step \d.*(optimizer\.lr)") as caught:
         train(config, tmp_path / "run")
     assert "\n" not in str(caught.value)

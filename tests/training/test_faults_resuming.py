@@ -85,8 +85,8 @@ def test_resuming_on_another_split_of_prepared_data_is_refused(text: Path, tmp_p
 
 def test_resuming_with_another_optimizer_is_refused(stopped: Run) -> None:
     file = stopped.path / "config.toml"
-    file.write_text(file.read_text().replace('"adamw"', '"rmsprop"'))
-    with pytest.raises(WakefulError, match="written with the optimizer AdamW, not RMSprop"):
+    file.write_text(file.read_text().replace('"adamw"', '"muon"'))
+    with pytest.raises(WakefulError, match="written with the optimizer AdamW, not MuonAdamW"):
         train(Config(), stopped.path, resume=True)
 
 

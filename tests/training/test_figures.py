@@ -121,7 +121,8 @@ def test_flags_scale_rows_that_differ_and_name_single_rows(
     file = tmp_path / "mine.toml"
     body = config_to_toml(tiny(text, train={"steps": 4})).split("\n", 1)[1]
     file.write_text(
-        body + "[variants.vanilla]\n[variants.sgd]\noptimizer.name = 'sgd'\ntrain.steps = 8\n"
+        body
+        + "[variants.vanilla]\n[variants.sgd]\ntrain.steps = 8\noptimizer.name = 'torch.optim:SGD'"
     )
     out = tmp_path / "out"
     asked = ["compare", str(file), "--out", str(out), "--train.steps", "2"]

@@ -139,8 +139,8 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor(text: Path, tmp_path:
 
 def test_clipping_bounds_the_step(text: Path, tmp_path: Path) -> None:
     # Plain gradient descent with a clipped gradient moves the weights by at most lr · clip.
-    optimizer = {"name": "sgd", "clip": 1e-3, "lr": 1.0, "final_lr": 1.0, "initial_lr": 1.0,
-                 "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
+    optimizer = {"name": "torch.optim:SGD", "clip": 1e-3, "lr": 1.0, "final_lr": 1.0,
+                 "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
     run = train(config, tmp_path / "run")
     start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
@@ -209,7 +209,7 @@ def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
 
 @pytest.mark.parametrize(
     "name",
-    ["adamw", "orthoadam(share=True)", "rmsprop", "sgd", "sgd_momentum", "muon(adamw_lr=2e-4)"],
+    ["adamw", "orthoadam(share=True)", "muon(adamw_lr=2e-4)"],
 )
 def test_every_optimizer_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -263,15 +263,9 @@ def optimizer_asked(name: str) -> torch.optim.Optimizer:
         ("adamw", {"betas": (0.7, 0.83), "eps": 3e-7}),
         ("orthoadam", {"betas": (0.7, 0.83), "eps": 3e-7}),
         ("muon", {"betas": (0.7, 0.83), "eps": 3e-7}),
-        ("soap", {"betas": (0.7, 0.83), "eps": 3e-7}),
-        ("rmsprop", {"alpha": 0.83, "eps": 3e-7, "momentum": 0}),
-        ("sgd", {"momentum": 0}),
-        ("sgd_momentum", {"momentum": 0.7}),
     ],
 )
 def test_the_optimizer_has_what_the_configuration_says(name: str, expected: dict) -> None:
-    if name == "soap":
-        pytest.importorskip("pytorch_optimizer")
     groups = optimizer_asked(name).param_groups
     assert {group["lr"] for group in groups} == {2e-3}
     assert {group["weight_decay"] for group in groups} == {0.13, 0.0}
@@ -390,8 +384,8 @@ def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
 
 
 def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
-    optimizer = {"name": "sgd", "clip": 0.0, "lr": 1.0, "final_lr": 1.0, "initial_lr": 1.0,
-                 "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
+    optimizer = {"name": "torch.optim:SGD", "clip": 0.0, "lr": 1.0, "final_lr": 1.0,
+                 "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
     run = train(config, tmp_path / "run")
     start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))

@@ -614,7 +614,7 @@ def test_an_optimizer_of_another_package_heals_or_is_refused_before_there_is_a_f
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = [*command, "--layers", "1", "--optimizer.name"]
-    assert "0.before of its state is of the type deque" in fails(
+    assert "before of its state is of the type deque" in fails(
         capsys, *odd, "training.odd_optimizers:Queued"
     )
     assert not (tmp_path / "out").exists()

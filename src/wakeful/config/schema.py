@@ -81,7 +81,7 @@ class OptimizerConfig:
     """How weights follow gradients."""
 
     name: How[str] = "adamw"
-    """adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo, or muon(ns_steps=3)."""
+    """adamw, orthoadam, muon, such as muon(ns_steps=3), or another package's: torch.optim:SGD."""
     lr: How[float] = 1e-3
     """Peak learning rate."""
     final_lr: float = 1e-4
@@ -104,7 +104,7 @@ class OptimizerConfig:
     """OrthoAdam's rotation, such as "block_diagonal(size=32)"; other optimizers have none."""
 
     def __post_init__(self) -> None:
-        if self.eps == 0 and not self.name.startswith("sgd"):
+        if self.eps == 0:
             raise WakefulError(
                 "optimizer.eps must be above 0, got 0: without it a gradient that stays zero gives "
                 "0 / 0"

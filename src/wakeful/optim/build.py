@@ -1,7 +1,4 @@
-"""Every optimizer by one expression: OrthoAdam, Muon, torch's for Table 5, or one of your own.
-
-From Attention to Activation, Table 5, compares Adam with RMSProp and SGD with and without momentum.
-"""
+"""Every optimizer by one expression: AdamW, OrthoAdam, Muon, or one of another package."""
 
 import inspect
 import math
@@ -13,12 +10,11 @@ import torch
 
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
-from wakeful.optim.curvature import shampoo, soap
 from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rates import Rate, check_rates
-from wakeful.optim.saved import BUILT, options_of_group
+from wakeful.optim.saved import BUILT, apart, options_of_group
 from wakeful.roles import role_of
 from wakeful.variants import build_call
 
@@ -78,11 +74,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over `decay_groups` of the parameters.
 
-    `optimizer` is a name (adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo), an
-    expression such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", whose module is imported,
-    or a class or function itself, which is called with groups of named parameters. `options` are
-    its own too, an option in one place only. Weight decay is decoupled in all but torch's rmsprop
-    and sgd, where it is added to the gradient.
+    `optimizer` is a name (adamw, orthoadam, muon), an expression such as "muon(ns_steps=3)" or
+    "my_module:MyOptimizer(k=2)", whose module is imported, or a class or function itself, which is
+    called with groups of named parameters. `options` are its own too, an option in one place only.
+    Weight decay is decoupled in the three; torch.optim:SGD and others add it to the gradient.
 
     Raises:
         WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
@@ -128,9 +123,9 @@ def configured(
 ) -> torch.optim.Optimizer:
     """Return the optimizer that a configuration describes; each takes the fields that it has.
 
-    RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`. An option of another form
-    than its field, such as three betas, is the expression's. Each group keeps what it was made
-    with, for checkpoints, and the ratio of its learning rate to `lr`, which every schedule keeps.
+    An option of another form than its field, such as three betas, is the expression's. Each group
+    keeps what it was made with, for checkpoints, and the ratio of its learning rate to `lr`, which
+    every schedule keeps.
     """
     build = optimizer_of(config.name)  # refuses what a file names and nobody has admitted
     fields = {
@@ -145,10 +140,6 @@ def configured(
         name: value for name, value in fields.items()
         if name in optimizer_options(build) and _form(taken[name].default) in (_form(value), "")
     }  # fmt: skip
-    if build.func is rmsprop:
-        options["alpha"] = config.beta2
-    if build.func is sgd_momentum:
-        options["momentum"] = config.beta1
     made = build_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
     )
@@ -158,6 +149,28 @@ def configured(
         group[BUILT] = options_of_group(group)
     switch(made, train=True)
     return made
+
+
+def check_step(config: "OptimizerConfig") -> None:
+    """Take one step of small weights with an optimizer of another package, and pack its state.
+
+    Raises:
+        WakefulError: the optimizer needs a closure or gradients that training does not give, or its
+            state is of a kind that no checkpoint holds.
+    """
+    if optimizer_of(config.name).func in BUILDERS.values():
+        return
+    shapes = {"embed.weight": (16, 8), "blocks.0.mlp.up.weight": (8, 8), "norm.weight": (8,)}
+    weights = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    for weight in weights.values():
+        weight.grad = torch.ones_like(weight)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            optimizer = configured(config, weights.items(), seed=0)
+            optimizer.step()
+        apart(optimizer.state_dict()["state"], "state", {})
+    except Exception as error:  # of another package, which may raise anything
+        raise WakefulError(f"optimizer.name = {config.name!r} cannot train: {error}") from error
 
 
 def _form(default: object) -> str:
@@ -201,36 +214,10 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=can_fuse(groups))
 
 
-def rmsprop(
-    groups: Groups, *, lr: Rate = 1e-3, alpha: float = 0.99, eps: float = 1e-8
-) -> torch.optim.Optimizer:
-    """Return torch's RMSProp, without momentum."""
-    return torch.optim.RMSprop(groups, lr=lr, alpha=alpha, eps=eps)
-
-
-def sgd(groups: Groups, *, lr: Rate = 1e-1) -> torch.optim.Optimizer:
-    """Return torch's SGD without momentum."""
-    return torch.optim.SGD(groups, lr=lr)
-
-
-def sgd_momentum(
-    groups: Groups, *, lr: Rate = 1e-1, momentum: float = 0.9, nesterov: bool = False
-) -> torch.optim.Optimizer:
-    """Return torch's SGD with momentum."""
-    if momentum <= 0:
-        raise WakefulError(f"momentum={momentum} must be above 0; sgd is the one without")
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
-
-
 BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adamw,
     "orthoadam": OrthoAdam,
-    "rmsprop": rmsprop,
-    "sgd": sgd,
-    "sgd_momentum": sgd_momentum,
     "muon": MuonAdamW,
-    "soap": soap,
-    "shampoo": shampoo,
 }
 """By name. The classes of OrthoAdam and Muon are their own builders."""
 

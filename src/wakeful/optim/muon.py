@@ -8,7 +8,6 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
-from wakeful.optim.nested import take_nested_step
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.roles import role_of
 
@@ -99,7 +98,8 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self._parts:
-            take_nested_step(part)
+            step: Any = type(part).step
+            step.__wrapped__(part)  # without torch's hooks, which this optimizer's step has called
         return loss
 
 

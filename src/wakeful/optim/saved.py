@@ -13,8 +13,7 @@ from wakeful.errors import WakefulError
 
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 _NEEDED: Mapping[str, set[str]] = {
-    "AdamW": _ADAM, "OrthoAdam": _ADAM, "RMSprop": {"step", "square_avg"},
-    "SGD": set(), "MuonAdamW": set(),
+    "AdamW": _ADAM, "OrthoAdam": _ADAM, "MuonAdamW": set(),
 }  # fmt: skip
 _OURS = ("torch", "wakeful")
 """Packages whose classes are listed; one of another package may have the name of one of these."""

@@ -21,7 +21,6 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim import Learned, OrthoAdam, rotation_of
 from wakeful.optim.build import optimizer_of
-from wakeful.optim.curvature import shampoo, soap
 from wakeful.world import ALONE, World
 
 
@@ -196,13 +195,9 @@ def check_shares(config: Config, world: World) -> None:
         )
     if size == 1 or config.train.parallel == "ddp":
         return
-    build = optimizer_of(optimizer.name).func
-    if build in (soap, shampoo):
-        raise WakefulError(
-            f"optimizer.name = {optimizer.name!r} needs whole matrices, which no process has with "
-            f'train.parallel = "{config.train.parallel}"; use "ddp"'
-        )
-    if build is OrthoAdam and isinstance(rotation_of(optimizer.rotation), Learned):
+    if optimizer_of(optimizer.name).func is OrthoAdam and isinstance(
+        rotation_of(optimizer.rotation), Learned
+    ):
         raise WakefulError(
             f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
             f'process has with train.parallel = "{config.train.parallel}"; use "ddp", or rotation '

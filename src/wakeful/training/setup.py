@@ -17,7 +17,7 @@ from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
-from wakeful.optim.build import configured, optimizer_of
+from wakeful.optim.build import check_step, configured, optimizer_of
 from wakeful.paged import bring
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import Run
@@ -25,7 +25,6 @@ from wakeful.training.events import Write, wanted_packages
 from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 from wakeful.training.records import Evaluation, Step, record
-from wakeful.training.rehearsal import rehearse
 from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
@@ -68,7 +67,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
         )
     with _memory_errors(), torch.device("meta"):
         make_optimizer(config, adapted(config, Decoder(config.model)))
-    rehearse(config.optimizer)
+    check_step(config.optimizer)
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
