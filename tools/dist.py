@@ -39,7 +39,6 @@ EVERY_MODULE = """
 import importlib, pkgutil
 import wakeful, wakeful_papers
 
-EXTRAS = {"lm_eval", "datasets"}
 for module in (
     *pkgutil.walk_packages(wakeful.__path__, "wakeful."),
     *pkgutil.walk_packages(wakeful_papers.__path__, "wakeful_papers."),
@@ -48,7 +47,7 @@ for module in (
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] in EXTRAS, f"{module.name} needs {error.name}"
+            assert error.name.partition(".")[0] == "lm_eval", f"{module.name} needs {error.name}"
 """
 
 

@@ -59,7 +59,7 @@ def main() -> int:
         subprocess.run([*pip, "install", "--quiet", torch], check=True)
         constraints = constraints if "--lowest" in sys.argv else []
     print("installing wakeful and what it needs ...", flush=True)
-    editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard]"]
+    editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,tensorboard]"]
     subprocess.run([*pip, *editable, *constraints], check=True)
     papers = ["install", "--quiet", "--no-deps", "--editable", str(ROOT / "papers")]
     subprocess.run([*pip, *papers], check=True)

@@ -22,7 +22,6 @@ from wakeful.config.schema import (
     variants_of,
 )
 from wakeful.config.tables import from_table, read_table
-from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
@@ -142,24 +141,6 @@ def test_a_small_file_asks_for_no_large_amount(
     assert message in found
 
 
-def test_sound_parquet_files_have_no_fault(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    frames = [
-        pl.DataFrame({"a": pl.Series([], dtype=pl.Int64)}),
-        pl.DataFrame({"a": [[1, 2], [], None], "s": [{"x": 1, "y": "b"}] * 3}),
-        pl.DataFrame({"a": [None, None]}),
-        pl.select(a=pl.int_range(20_000)).with_columns(s=pl.col("a").cast(pl.String)),
-    ]
-    for frame in frames:
-        for compression in ("zstd", "snappy", "uncompressed", "gzip", "lz4", "brotli"):
-            for rows in (None, 1000):
-                frame.write_parquet(path, compression=compression, row_group_size=rows)
-                assert fault_in_parquet(path) == ""
-                # Every place of the headers counts.
-                path.write_bytes(path.read_bytes()[:-9] + path.read_bytes()[-8:])
-                assert fault_in_parquet(path)
-
-
 def test_parquet_that_announces_what_it_has_not_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pl.select(window=pl.repeat(0, 20_000_000, dtype=pl.Int64)).with_columns(
@@ -168,12 +149,9 @@ def test_parquet_that_announces_what_it_has_not_is_refused(tmp_path: Path) -> No
     assert path.stat().st_size < 2**20
     with pytest.raises(WakefulError, match=r"20,000,000 rows, and at most 16,777,216 are read"):
         read_windows(path)
-    # A page with a negative number of values ends a process whose reader allocates by it.
+    # A page with a negative number of values: a reader that allocates by it ends its process.
     content = parquet(text=["a b", "c d", "e"])
     place = content.index(b"\x2c\x15\x06") + 2
     path.write_bytes(content[:place] + b"\x07" + content[place + 1 :])
-    with pytest.raises(WakefulError, match="a count or a size is missing or negative"):
-        read_all(path)
-    path.write_bytes(b"")
-    with pytest.raises(WakefulError, match="is empty"):
+    with pytest.raises(WakefulError, match=f"cannot read {path}"):
         read_all(path)

@@ -76,42 +76,22 @@ def repeated_shares(
 
     Passages are the document's windows of `length` tokens, side by side from its beginning, or
     behind its first `common` tokens; training is searched at every place. A document that is
-    shorter has none, and a share of 0.
+    shorter has none, and a share of 0. Passages are known by the 64-bit polynomial hash
+    Σ_k m(t_k) B^k, m a mixing of the token's id.
     """
     starts = np.asarray(validation.documents)
     lengths = np.diff(np.append(starts, validation.num_tokens))
     counts = np.maximum(lengths - common, 0) // length
     owner = np.repeat(np.arange(len(starts)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = repeated(train, validation, starts[owner] + common + number * length, length=length)
+    found = np.zeros(len(owner), bool)
+    if len(owner):
+        places = (starts[owner] + common + number * length)[:, None] + np.arange(length)
+        passages = _hashes(validation.tokens[places].ravel(), length)[::length]
+        for start in range(0, train.num_tokens - length + 1, _CHUNK):
+            stop = min(start + _CHUNK + length - 1, train.num_tokens)
+            found |= np.isin(passages, _hashes(train.tokens[start:stop], length), kind="sort")
     return np.bincount(owner, found, len(starts)) / np.maximum(counts, 1)
-
-
-def repeated(
-    train: TokenFile, validation: TokenFile, starts: np.ndarray, *, length: int
-) -> np.ndarray:
-    """Return which passages of `length` validation tokens, from `starts` on, training holds.
-
-    A place is found by the polynomial hash Σ_k m(t_k) B^k modulo 2^64, m a mixing of the token's
-    id, and then compared token by token.
-    """
-    found = np.zeros(len(starts), bool)
-    if not len(starts) or train.num_tokens < length:
-        return found
-    passages = np.stack([validation.tokens[start : start + length] for start in starts])
-    wanted, which = np.unique(_hashes(passages.reshape(-1), length)[::length], return_inverse=True)
-    for start in range(0, train.num_tokens - length + 1, _CHUNK):
-        stop = min(start + _CHUNK + length - 1, train.num_tokens)
-        tokens = np.asarray(train.tokens[start:stop])
-        hashes = _hashes(tokens, length)
-        places = np.flatnonzero(np.isin(hashes, wanted, kind="sort"))
-        # One place of each hash: that two passages of the training text collide is let pass.
-        seen, where = np.unique(hashes[places], return_index=True)
-        for value, place in zip(seen, places[where], strict=True):
-            here = tokens[place : place + length]
-            for number in np.flatnonzero(which == np.searchsorted(wanted, value)):
-                found[number] |= bool((passages[number] == here).all())
-    return found
 
 
 def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:

@@ -1,32 +1,32 @@
-"""Documents, and files read as documents.
+"""Documents, and files read as documents: text and JSON as they are, tables by `datasets`.
 
-Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
-by file and place.
+JSON lines are parsed one at a time: `datasets` reads a whole block as one table, in which a
+field that comes later, or two rows of other types, are an error, and text like a date is none.
 """
 
 import contextlib
+import glob
 import itertools
 import json
+import logging
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wakeful.data.parquet_header import fault_in_parquet
-from wakeful.errors import WakefulError, first_line
+from wakeful.errors import WakefulError
+from wakeful.guard import guarded
 from wakeful.plain_text import decoded
-
-if TYPE_CHECKING:
-    import polars
 
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
 JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}
 PARQUET_ENDINGS = frozenset({".parquet"})
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Endings of tables in text, and what stands between their columns."""
-MAX_LINE_BYTES = 256 * 2**20  # a JSON line; parsing takes several times as much memory
+MAX_ARRAY_BYTES = 256 * 2**20  # of JSON; parsing takes several times as much memory
 ROWS_AT_A_TIME = 4096
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 
@@ -54,16 +54,21 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
     """
     ending = path.suffix.lower()
     with reading(path):
-        if ending in PARQUET_ENDINGS:
-            yield from _read_parquet(name, path, text_field)
-        elif ending in TABLES:
-            yield from _read_table(name, path, text_field, TABLES[ending])
+        if ending in PARQUET_ENDINGS or ending in TABLES:
+            rows = _read_table(path, text_field)
         elif ending in JSON_ENDINGS and _begins_array(path):
-            yield from _read_json_array(name, path, text_field)
+            rows = _read_json_array(path)
         elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
-            yield from _read_json_lines(name, path, text_field)
+            rows = _read_json_lines(path)
         else:
             yield Document(name, decoded(path.read_bytes(), path))
+            return
+        for number, place, row in rows:
+            yield Document(f"{name}:{number}", text_of(row, place, text_field))
+
+
+Rows = Iterator[tuple[int, str, object]]
+"""The number of each row, its place in words, and the row."""
 
 
 def reading(path: str | Path) -> contextlib.AbstractContextManager[None]:
@@ -81,23 +86,15 @@ def os_errors(what: str, cure: str = "") -> Iterator[None]:
         raise WakefulError(": ".join(filter(None, parts))) from error
 
 
-def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:
+def _read_json_lines(path: Path) -> Rows:
     offset = 0
     with path.open("rb") as lines:
-        whole = iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(whole, start=1):
-            if len(line) > MAX_LINE_BYTES:
-                raise WakefulError(
-                    f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB: "
-                    "JSON lines hold one object a line; split the line or pass a text file"
-                )
+        for number, line in enumerate(lines, start=1):
             text = decoded(line, path, offset=offset)
             offset += len(line)
             if text.strip():
                 place = f"{path}, line {number}"
-                yield Document(
-                    f"{name}:{number}", _text_of(parsed_json(text, place), place, text_field)
-                )
+                yield number, place, parsed_json(text, place)
 
 
 def _begins_array(path: Path) -> bool:
@@ -117,15 +114,15 @@ def _holds_lines(path: Path, text_field: str) -> bool:
     return isinstance(row, dict) and (len(lines) == 2 or text_field in row)
 
 
-def _read_json_array(name: str, path: Path, text_field: str) -> Iterator[Document]:
-    if path.stat().st_size > MAX_LINE_BYTES:
+def _read_json_array(path: Path) -> Rows:
+    if path.stat().st_size > MAX_ARRAY_BYTES:
         lines = shlex.quote(str(path.with_suffix(".jsonl")))
         raise WakefulError(
-            f"{path}: an array of more than {MAX_LINE_BYTES // 2**20} MiB: write an object a line "
+            f"{path}: an array of more than {MAX_ARRAY_BYTES // 2**20} MiB: write an object a line "
             f"(jq -c '.[]' {shlex.quote(str(path))} > {lines})"
         )
     for number, row in enumerate(parsed_json(decoded(path.read_bytes(), path), str(path))):
-        yield Document(f"{name}:{number}", _text_of(row, f"{path}, row {number}", text_field))
+        yield number, f"{path}, row {number}", row
 
 
 def parsed_json(text: str, place: str) -> Any:
@@ -137,24 +134,64 @@ def parsed_json(text: str, place: str) -> Any:
         raise WakefulError(f"{place}: not JSON ({reason}): mend it or leave it out") from error
 
 
-def _text_of(row: object, place: str, text_field: str) -> str:
+def _read_table(path: Path, text_field: str) -> Rows:
+    """Read the one column, every value of a table in text as text."""
+    file, ending = glob.escape(str(path.absolute())), path.suffix.lower()
+    remedy = f"; name its column of text ({text_field!r} now), or fetch the file again"
+    options: dict[str, Any] = {"columns": [text_field], "batch_size": ROWS_AT_A_TIME}
+    if ending in TABLES:
+        from datasets import Features, Value  # noqa: PLC0415 - it takes seconds to import
+
+        remedy = (
+            f"; name its column of text ({text_field!r} now), or give it the ending .txt to read "
+            "it as it is"
+        )
+        options = {
+            "features": Features({text_field: Value("string")}), "usecols": [text_field],
+            "sep": TABLES[ending], "keep_default_na": False, "index_col": False,
+        }  # fmt: skip
+    kind = "csv" if ending in TABLES else "parquet"
+    for number, row in enumerate(stream(str(path), remedy, kind, data_files=file, **options)):
+        yield number, f"{path}, row {number}", row
+
+
+def stream(
+    what: str, remedy: str, *dataset: str | None, split: str = "train", **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Return a dataset's rows as `datasets.load_dataset` streams them; nothing stays on the disk.
+
+    Raises:
+        WakefulError: `datasets` cannot read it; the line says `what` that is, and the remedy.
+    """
+    with guarded(f"cannot read {what}", remedy):
+        import datasets  # noqa: PLC0415 - it takes seconds to import
+
+        # It logs what it then raises.
+        logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
+        with tempfile.TemporaryDirectory() as cache:
+            rows: Any = datasets.load_dataset(
+                *dataset, split=split, streaming=True, cache_dir=cache, **options
+            )
+        yield from rows
+
+
+def text_of(row: object, place: str, text_field: str) -> str:
+    """Return the text of a row; null is no text.
+
+    Raises:
+        WakefulError: there is no such field, or it holds something else.
+    """
     if not isinstance(row, dict):
         raise WakefulError(
             f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
         )
     if text_field not in row:
-        raise without(text_field, place, sorted(row), "field")
+        names = ", ".join(map(repr, itertools.islice(sorted(row), 8))) or "none"
+        raise WakefulError(
+            f"{place}: no field {text_field!r} (fields: {names[:200]}): name the one with the text"
+        )
     text = row[text_field]
-    # A null counts as empty text, like one in a Parquet column.
     return "" if text is None else checked_text(text, place, text_field)
-
-
-def without(name: str, place: str, there: Iterable[str], kind: str = "column") -> WakefulError:
-    """Return the error that rows have no such field, and which they have."""
-    names = ", ".join(map(repr, itertools.islice(there, 8))) or "none"
-    return WakefulError(
-        f"{place}: no {kind} {name!r} ({kind}s: {names[:200]}): name the one with the text"
-    )
 
 
 def checked_text(value: object, place: str, text_field: str) -> str:
@@ -172,56 +209,3 @@ def checked_text(value: object, place: str, text_field: str) -> str:
             f"{error.start}, which is not Unicode text: mend or remove it"
         ) from error
     return value
-
-
-def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
-    import polars  # noqa: PLC0415 - only who reads Parquet waits for it
-
-    fault = fault_in_parquet(path)
-    if fault:
-        raise WakefulError(f"{path}: not a whole Parquet file ({fault}): fetch it again")
-    try:
-        table = polars.scan_parquet(path, glob=False, hive_partitioning=False)
-        schema = table.collect_schema()
-        if text_field not in schema:
-            raise without(text_field, str(path), schema.names())
-        if schema[text_field] != polars.String:
-            raise WakefulError(
-                f"{path}: column {text_field!r} holds {schema[text_field]}, not text: "
-                "name the column with the text"
-            )
-        for row, text in enumerate(_column(table.select(text_field))):
-            yield Document(f"{name}:{row}", text or "")
-    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
-        reason = str(error).split("\n", 1)[0][:200]
-        raise WakefulError(
-            f"{path}: not a whole Parquet file ({reason}): fetch it again"
-        ) from error
-
-
-def _read_table(name: str, path: Path, text_field: str, separator: str) -> Iterator[Document]:
-    import polars  # noqa: PLC0415 - only who reads tables waits for it
-
-    try:
-        table = polars.scan_csv(path, separator=separator, infer_schema=False, glob=False)
-        columns = table.collect_schema().names()
-        if text_field not in columns:
-            raise WakefulError(
-                f"{without(text_field, str(path), columns)} (--data.text_field), or the file with "
-                "the ending .txt to read it as it is"
-            )
-        for row, text in enumerate(table.select(text_field).collect().to_series(0)):
-            yield Document(f"{name}:{row}", text or "")
-    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
-        raise WakefulError(
-            f"{path}: not a table in UTF-8 ({first_line(error)[:200]}): mend it, or give it the "
-            "ending .txt to read it as it is"
-        ) from error
-
-
-def _column(table: "polars.LazyFrame") -> Iterator[str | None]:
-    # Slices skip whole pages, so their cost does not grow, and a reader may stop at any of them.
-    start = 0
-    while len(batch := table.slice(start, ROWS_AT_A_TIME).collect()):
-        yield from batch.to_series(0)
-        start += len(batch)

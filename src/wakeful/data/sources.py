@@ -25,16 +25,15 @@ from wakeful.data.readers import (
     JSON_LINES_ENDINGS,
     PARQUET_ENDINGS,
     Document,
-    checked_text,
     read_file,
     reading,
-    without,
+    stream,
+    text_of,
 )
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
 from wakeful.paths import expanded
 from wakeful.plain_text import PACKED_ENDINGS
-from wakeful.plugins import optional
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
@@ -298,31 +297,16 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     """Return the documents of a dataset, streamed.
 
     Raises:
-        WakefulError: the optional package `datasets` is not installed, or the dataset, its text
-            column or the hub cannot be reached.
+        WakefulError: the dataset, its text column or the hub cannot be reached.
     """
-    source, field, wanted = _parse_filter(source)
-    name, config, split = parse_hub(source)
-    datasets = optional("datasets", extra="datasets", wants=source)
+    plain, field, value = _parse_filter(source)
+    name, config, split = parse_hub(plain)
+    remedy = "; check its name and the connection, or download it and pass its files"
     label = ":".join([name, config or "", split])
-    try:
-        rows = datasets.load_dataset(name, config, split=split, streaming=True)
-        for number, row in enumerate(rows):
-            if field and str(_field(row, field)) != wanted:
-                continue
-            if text_field not in row:
-                raise without(text_field, source, row)
-            value = "" if row[text_field] is None else row[text_field]
-            text = checked_text(value, f"{source}, row {number}", text_field)
+    for number, row in enumerate(stream(plain, remedy, name, config, split=split)):
+        if not field or str(_field(row, field)) == value:
+            text = text_of(row, f"{plain}, row {number}", text_field)
             yield Document(f"{label}:{number}", text)
-    except WakefulError:
-        raise
-    except Exception as error:  # the package has no one exception for "cannot be reached"
-        reason = " ".join(str(error).split())[:200]
-        raise WakefulError(
-            f"cannot read {source} ({type(error).__name__}: {reason}): check its name and the "
-            "connection, or download it and pass its files"
-        ) from error
 
 
 class Beginning:

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
-from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.discovery import remembered
 from wakeful.errors import WakefulError, first_line, nearest_path
+from wakeful.guard import guarded
 from wakeful.paged import Paged, let_go, plain
 from wakeful.paths import part_beside
 from wakeful.version import __version__
@@ -395,22 +395,23 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
     """
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
-    try:
-        fault = fault_in_parquet(path, most_rows=_MOST_ROWS)
-        if fault:
-            raise WakefulError(f"{path} cannot be read: {fault}")
-        table = pl.scan_parquet(path, glob=False, hive_partitioning=False)
-        schema = table.collect_schema()
-        there = {name: kind for name, kind in (optional or {}).items() if name in schema}
+    import pyarrow.parquet  # noqa: PLC0415 - not every command reads a table
+
+    with guarded(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
+        rows, schema = table.metadata.num_rows, table.schema_arrow
+        if rows > _MOST_ROWS:
+            raise WakefulError(
+                f"{path} cannot be read: it has {rows:,} rows, and at most {_MOST_ROWS:,} are read"
+            )
+        there = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
         columns = {**columns, **there}
         for name in columns:
-            if name not in schema:
+            if name not in schema.names:
                 raise WakefulError(f"{path} has no column {name!r}")
-            if schema[name].is_nested():
-                raise WakefulError(f"{path} holds other types: {name} is {schema[name]}")
-        frame = table.select(*columns).collect()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
+            if schema.field(name).type.num_fields:
+                kind = schema.field(name).type
+                raise WakefulError(f"{path} holds other types: {name} is {kind}")
+        frame = pl.DataFrame(table.read(list(columns)))
     try:
         return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
     except pl.exceptions.PolarsError as error:
