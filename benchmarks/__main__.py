@@ -13,7 +13,7 @@ from wakeful.runs.run import environment
 
 NAMES = (
     "softmax1", "memory", "training", "losses", "growth", "optimizer", "diagnose", "inspectors",
-    "loading", "generation", "quantize", "cure", "evaluation", "peaks", "waits",
+    "loading", "generation", "quantize", "cure", "peaks", "waits",
     "processes", "speed", "gpu",
 )  # fmt: skip
 

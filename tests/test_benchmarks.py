@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import diagnose, evaluation, gpu, optimizer, peaks, timing, waits
+from benchmarks import diagnose, gpu, optimizer, peaks, timing, waits
 from benchmarks.models import CPU, GPT2, Ours, PlainGPT, Shape, random_tokens
 from benchmarks.timing import compare
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from wakeful.loading.load import load
 
 TINY = Shape(2, 2, 32, 64, 64, 16)
 
@@ -91,13 +89,6 @@ def tiny_llama(max_length: int) -> LlamaForCausalLM:
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=max_length,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
-
-
-def test_lm_evals_questions_are_asked_both_ways() -> None:
-    model = load(tiny_llama(1024), tokenizer=evaluation.byte_tokenizer())
-    rows = list(evaluation.against_own_class(model, 9, 3, rounds=2))
-    assert [row.name for row in rows] == ["9 LAMBADA questions", "3 questions of 4 choices"]
-    assert all(row.ratio > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from wakeful.heirs.narrow import narrow
 from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate, greedy_batch
+from wakeful.model.generate import generate
 from wakeful.model.lora import adapt
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.quant import measure as measuring
@@ -98,8 +98,6 @@ def test_the_stand_in_refuses_what_a_gpu_does() -> None:
 @pytest.mark.parametrize("over", [{}, {"route": "svformer"}, {"normalizer": "softmax1"}])
 def test_generation(over: dict[str, str]) -> None:
     same(lambda m: list(generate(m, [1, 2, 3], num_tokens=5, top_p=0.9)), **over)
-    prompts = [[1, 2, 3], [4], [5, 6]]
-    same(lambda m: greedy_batch(m, prompts, num_tokens=5, stop={7}), **over)
 
 
 SCHEMES = [

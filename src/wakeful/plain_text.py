@@ -2,7 +2,6 @@
 command that mends it. And text from elsewhere as a terminal and a page may have it.
 """
 
-import codecs
 import re
 import shlex
 from pathlib import Path
@@ -19,19 +18,7 @@ _PACKED = (
     (257, b"ustar", "", "python -m tarfile -e {0} {0}.files"),
 )
 """Where a packed file has which bytes, the ending that its program asks for, and the command."""
-_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-_ZEROS = {"0101": "UTF-16LE", "1010": "UTF-16BE", "0111": "UTF-32LE", "1110": "UTF-32BE"}
-"""Encodings by which of four bytes are zero in most letters."""
-_NOT_WESTERN = frozenset(b"\x81\x8d\x8f\x90\x9d")
-"""Bytes that stand for nothing in WINDOWS-1252."""
 _HEAD = 4096
-_SAMPLE = 2**24
-"""Bytes of a file's beginning that an encoding is guessed from."""
 
 _STEERING = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -70,10 +57,8 @@ def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        sample = data if offset == 0 else _beginning(name) + data
         raise WakefulError(
-            f"{name}: not UTF-8 text at byte {offset + error.start}{_remedy(name, sample)} or "
-            "leave it out"
+            f"{name}: not UTF-8 text at byte {offset + error.start}{_conversion(name)}"
         ) from None
     # Some editors begin a file with a byte order mark, which is not part of its text.
     return text.removeprefix("\ufeff") if offset == 0 else text
@@ -87,33 +72,11 @@ def _check_head(head: bytes, name: str | Path) -> None:
             rename = "" if right == path else f"mv {shlex.quote(path)} {shlex.quote(right)} && "
             unpack = command.format(shlex.quote(right))
             raise WakefulError(f"{path} is packed: unpack it: {rename}{unpack}")
-    parts = (head[start::4] for start in range(4))
-    zeros = "".join("01"[2 * part.count(0) > len(part)] for part in parts)
-    marked = (kind for mark, kind in _MARKS.items() if head.startswith(mark))
-    encoding = next(marked, _ZEROS.get(zeros))
-    if encoding:
-        raise WakefulError(f"{path} is {encoding}, not UTF-8: {_conversion(path, encoding)}")
+    if 4 * head.count(0) > len(head):  # most of which would be characters all the same
+        raise WakefulError(f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion(path)}")
 
 
-def _remedy(name: str | Path, sample: bytes) -> str:
-    """Return the likeliest fault, and the command that mends it."""
-    replaced = sample.decode("utf-8", "replace")
-    if len(re.findall("[^\0-\x7f\ufffd]", replaced)) > replaced.count("\ufffd"):
-        return f", though most of it is: drop the rest ({_conversion(name, 'UTF-8', '-c ')})"
-    high = sample.translate(None, bytes(range(128)))
-    encoding = "WINDOWS-1252" if any(byte < 0xA0 for byte in high) else "ISO-8859-1"
-    # Where most letters are not ASCII's, the alphabet may be any.
-    if b"\0" in sample or 4 * len(high) > len(sample) or set(high) & _NOT_WESTERN:
-        return f" and of no encoding that shows: convert it ({_conversion(name, 'ENCODING')})"
-    return f", but like {encoding}: convert it ({_conversion(name, encoding)})"
-
-
-def _conversion(name: str | Path, encoding: str, more: str = "") -> str:
-    path = shlex.quote(str(name))
-    new = shlex.quote(f"{name}.utf8")
-    return f"iconv {more}-f {encoding} -t UTF-8 {path} > {new} && mv {new} {path}"
-
-
-def _beginning(name: str | Path) -> bytes:
-    with Path(name).open("rb") as file:
-        return file.read(_SAMPLE)
+def _conversion(name: str | Path) -> str:
+    path, new = shlex.quote(str(name)), shlex.quote(f"{name}.utf8")
+    command = f"iconv -f ENCODING -t UTF-8 {path} > {new} && mv {new} {path}"
+    return f": convert it ({command}) or leave it out"

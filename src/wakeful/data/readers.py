@@ -59,7 +59,7 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         elif ending in JSON_ENDINGS and _begins_array(path):
             rows = _read_json_array(path)
         elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
-            rows = _read_json_lines(path)
+            rows = read_json_lines(path)
         else:
             yield Document(name, decoded(path.read_bytes(), path))
             return
@@ -86,7 +86,8 @@ def os_errors(what: str, cure: str = "") -> Iterator[None]:
         raise WakefulError(": ".join(filter(None, parts))) from error
 
 
-def _read_json_lines(path: Path) -> Rows:
+def read_json_lines(path: Path) -> Rows:
+    """Yield the number, the place in words and the value of each line that is not blank."""
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.data.readers import checked_text, os_errors, parsed_json
+from wakeful.data.readers import checked_text, os_errors, read_json_lines
 from wakeful.errors import WakefulError
 from wakeful.plain_text import decoded
 
@@ -115,7 +115,8 @@ def _checked(value: object, place: str, name: str) -> str:
 
 def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
     labels: list[int] = []
-    lines = _decoded(path).splitlines()
+    with os_errors(f"cannot read {path}"):
+        lines = decoded(Path(path).read_bytes(), path).splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip().isdecimal():
             raise WakefulError(
@@ -129,21 +130,11 @@ def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
 
 def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each object with its place, "file, line n"; blank lines are passed over."""
-    empty = True
-    # Not splitlines: JSON may hold other line ends than \n inside a text.
-    for number, line in enumerate(_decoded(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        row = parsed_json(line, place)
+    with os_errors(f"cannot read {path}"):
+        rows = list(read_json_lines(Path(path)))
+    if not rows:
+        raise WakefulError(f"{path} is empty: it has no example")
+    for _, place, row in rows:
         if not isinstance(row, dict):
             raise WakefulError(f"{place}: a JSON {type(row).__name__}, not an object")
-        empty = False
         yield place, row
-    if empty:
-        raise WakefulError(f"{path} is empty: it has no example")
-
-
-def _decoded(path: str | Path) -> str:
-    with os_errors(f"cannot read {path}"):
-        return decoded(Path(path).read_bytes(), path)

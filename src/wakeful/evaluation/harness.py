@@ -1,84 +1,189 @@
-"""lm-eval run on a model, its answers as scores.
+"""A model asked by lm-eval: its class for models of Transformers, and its answers as scores.
 
 lm-eval asks the model and judges each answer; the figure is checked against its own, and the
 standard error is computed here from the same judged examples, since a paired difference needs them.
-Every process runs all of lm-eval alike, so that its figures, their order and what it draws are
-those of one process; only the model's work on the questions is shared (`Dealt`).
 """
 
+import contextlib
+import copy
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_eval.api.instance import Instance
+import torch
+from lm_eval.api.group import Group
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
-from wakeful.evaluation.groups import TaskSet, title_of, with_groups
-from wakeful.evaluation.scores import Score
+from wakeful.evaluation.scores import Score, can_combine, combined, same_shots
+from wakeful.evaluation.task_set import TaskSet
 from wakeful.evaluation.tasks import quiet
-from wakeful.world import World
+from wakeful.guard import guarded
+from wakeful.hf.modeling import as_transformers
+from wakeful.loading.model import Model
+from wakeful.model.finite import check_logits
+from wakeful.probes.running import as_decoder, logits_of
+from wakeful.quant import quantized_layers
 
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LOWER = (*_PERPLEXITIES, "bits_per_byte")
+
+_HFLM: Any = HFLM  # Its registering decorator hides its type.
+
+
+class HarnessModel(_HFLM):
+    """lm-eval's own class for Transformers models, with our tokens of a text, BOS and progress.
+
+    BOS stands before every context or nowhere; HFLM alone would leave that to the tokenizer's
+    template, which may also add an end, and would read special tokens that a text spells.
+    """
+
+    def __init__(
+        self, loaded: Model, *, bos: bool = False, batch_size: int = 4, progress: Passed = unseen
+    ) -> None:
+        """Ask `batch_size` rows at a time, or one where padding would change an answer."""
+        alone = any(layer.sees_padding for layer in quantized_layers(loaded.module).values())
+        model: Any = loaded.module
+        if (decoder := as_decoder(loaded.module)) is not None:
+            model = as_transformers(decoder)
+            model.generation_config.eos_token_id = sorted(loaded.ends)
+        with quiet(), _untied(model):
+            super().__init__(
+                pretrained=model,
+                tokenizer=_tokenizer_of(loaded),
+                backend="causal",
+                batch_size=1 if alone else batch_size,
+                max_length=loaded.context,
+                softmax_dtype=torch.float32,
+                add_bos_token=False,
+                prefix_token_id=loaded.bos,
+            )
+        self._loaded = loaded
+        self._first = [loaded.bos] if bos and loaded.bos is not None else []
+        self._progress = progress
+        self._rows = 0
+
+    def tok_encode(self, string: str, *_: object, **__: object) -> list[int]:
+        """Return a text's own tokens."""
+        return self._loaded.plain(string)
+
+    def tok_batch_encode(
+        self, strings: Sequence[str], *_: object, left_truncate_len: int, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Return prompts' tokens after BOS, padded on the left, and where they are."""
+        whole = [[*self._first, *self.tok_encode(text)] for text in strings]
+        rows = [(row or [self.prefix_token_id])[-left_truncate_len:] for row in whole]
+        padded = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
+        return padded["input_ids"], padded["attention_mask"]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, after = super()._encode_pair(context, continuation)
+        return [*self._first, *before], after
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], *rest: Any, **named: Any
+    ) -> list[tuple[float, bool]]:
+        for _, context, answer in requests:
+            if not context or not 0 < len(answer) <= self.max_length:
+                raise WakefulError(
+                    f"an example's answer is {len(answer)} of {self._loaded.name}'s tokens, and "
+                    f"its context holds {self.max_length}"
+                )
+        return super()._loglikelihood_tokens(requests, *rest, **named)
+
+    def _model_call(self, inps: Tensor, *_: Any, **__: Any) -> Tensor:
+        with torch.inference_mode():
+            logits = check_logits(logits_of(self._loaded.module, inps))
+        self._rows += len(inps)
+        self._progress(self._rows, 0)
+        return logits
+
+
+@contextlib.contextmanager
+def _untied(model: Any) -> Iterator[None]:
+    """Keep lm-eval from tying a head to the embedding: a checkpoint may hold a head of its own."""
+    model.tie_weights = lambda: None
+    try:
+        yield
+    finally:
+        del model.tie_weights
+
+
+def _tokenizer_of(loaded: Model) -> PreTrainedTokenizerBase:
+    """Return a copy of a model's tokenizer as one of Transformers, which lm-eval may change."""
+    if isinstance(loaded.tokenizer, PreTrainedTokenizerBase):
+        return copy.deepcopy(loaded.tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded.save_tokenizer(Path(folder))
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def run_tasks(name: str, asked: LM, tasks: TaskSet, *, limit: int = 0) -> list[Score]:
     """Return the scores of the model called `name` on the first `limit` examples (0: all).
 
-    A group that aggregates its tasks comes before them. A figure that is not a mean over examples,
-    such as a BLEU, is lm-eval's own and has no standard error here.
+    Groups that aggregate their tasks come first. A figure that is not a mean over examples, such as
+    a BLEU, is lm-eval's own and has no standard error here.
 
     Raises:
         WakefulError: lm-eval refuses a task, or a model an example.
     """
-    with quiet():
-        try:
-            given: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
-            results: Any = evaluate(asked, given, limit=limit or None, bootstrap_iters=0)
-        except WakefulError:
-            raise
-        except (ValueError, ArithmeticError, AssertionError, OSError, ImportError) as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise WakefulError(f"lm-eval could not evaluate {name}: {reason}") from error
+    with quiet(), guarded(f"lm-eval could not evaluate {name}"):
+        given: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
+        results: Any = evaluate(asked, given, limit=limit or None, bootstrap_iters=0)
     scores: list[Score] = []
     for task, samples in results["samples"].items():
         better = results["higher_is_better"].get(task, {})
-        for (plain, chosen), own in _figures(results["results"][task]).items():
-            rows = [sample for sample in samples if sample["filter"] == chosen]
-            rising = better.get(plain)
-            values, weights, keys = _examples(plain, rows, own)
+        for (metric, filtered), figure in _figures(results["results"][task]).items():
+            rows = [sample for sample in samples if sample["filter"] == filtered]
+            rising = better.get(metric)
+            values, weights, keys = _examples(metric, rows, figure)
             scores.append(
                 Score(
                     model=name,
                     task=task,
-                    metric=title_of(plain, chosen),
+                    metric=_title(metric, filtered),
                     keys=keys,
                     values=values,
                     weights=weights,
-                    exponential=plain in _PERPLEXITIES and len(keys) == len(rows),
-                    higher_is_better=plain not in _LOWER if rising is None else rising,
+                    exponential=metric in _PERPLEXITIES and len(keys) == len(rows),
+                    higher_is_better=metric not in _LOWER if rising is None else rising,
                     shots=results["n-shot"][task],
                 )
             )
-    own = {name: _figures(results["results"].get(name, {})) for name in tasks.groups}
-    return with_groups(scores, tasks, own)
+    groups = [
+        score
+        for group in tasks.groups.values()
+        for score in _group_scores(group, _figures(results["results"].get(group.name, {})), scores)
+    ]
+    return _with_parts([*groups, *scores], tasks)
+
+
+def _title(metric: str, filtered: str) -> str:
+    """Return what a metric of lm-eval after one of its filters is called."""
+    return metric if filtered == "none" else f"{metric} ({filtered})"
 
 
 def _figures(found: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Return lm-eval's figures of a task or group, by metric and filter."""
     split = {key: key.partition(",") for key in found}
     return {
-        (plain, chosen): found[key]
-        for key, (plain, _, chosen) in split.items()
-        if chosen and not plain.endswith("_stderr") and isinstance(found[key], float | int)
+        (metric, filtered): found[key]
+        for key, (metric, _, filtered) in split.items()
+        if filtered and not metric.endswith("_stderr") and isinstance(found[key], float | int)
     }
 
 
 def _examples(
-    metric: str, rows: Sequence[dict[str, Any]], own: float
+    metric: str, rows: Sequence[dict[str, Any]], figure: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return values, weights and keys of examples whose ratio is lm-eval's own figure.
 
@@ -88,16 +193,17 @@ def _examples(
     if len(pairs) == len(rows) > 0 and None not in pairs:
         values, weights = np.array(pairs, dtype=np.float64).T
         ratio = values.sum() / weights.sum()
-        if math.isclose(own, math.exp(ratio) if metric in _PERPLEXITIES else ratio, rel_tol=1e-6):
+        value = math.exp(ratio) if metric in _PERPLEXITIES else ratio
+        if math.isclose(figure, value, rel_tol=1e-6):
             keys = (f"{row['doc_hash'][:12]}-{row['target_hash'][:4]}" for row in rows)
             return values, weights, tuple(keys)
-    return np.array([own]), np.ones(1), ("all",)
+    return np.array([figure]), np.ones(1), ("all",)
 
 
 def _pair(metric: str, value: Any) -> tuple[float, float] | None:
     """Return an example's value and weight, nats for a perplexity; None if it is not a number."""
     pair = value if isinstance(value, tuple | list) else (value, 1.0)
-    if len(pair) != 2 or not all(isinstance(each, float | int | np.number) for each in pair):
+    if len(pair) != 2 or not all(isinstance(part, float | int | np.number) for part in pair):
         return None
     number, weight = map(float, pair)
     if metric == "bits_per_byte":
@@ -105,51 +211,43 @@ def _pair(metric: str, value: Any) -> tuple[float, float] | None:
     return (-number if metric in _PERPLEXITIES else number), weight
 
 
-class Dealt(LM):
-    """A model that answers its process's share of the questions and learns the other answers."""
+def _group_scores(
+    group: Group, figures: Mapping[tuple[str, str], float], scores: Sequence[Score]
+) -> Iterator[Score]:
+    """Yield a group's figures as lm-eval aggregates them, over all examples of its tasks.
 
-    def __init__(self, name: str, inner: LM, world: World) -> None:
-        super().__init__()
-        self.name, self.inner, self.world = name, inner, world
-
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Return each continuation's log-likelihood, and whether greedy decoding writes it."""
-        answers = self._answers(requests, self.inner.loglikelihood)
-        return [(likelihood, greedy) for likelihood, greedy in answers]
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Return each text's log-likelihood."""
-        return self._answers(requests, self.inner.loglikelihood_rolling)
-
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Return what the model writes after each context."""
-        return self._answers(requests, self.inner.generate_until)
-
-    def _answers(
-        self, requests: list[Instance], ask: Callable[[list[Instance]], list[Any]]
-    ) -> list[Any]:
-        self.world.check_same(
-            [repr(request.args) for request in requests],
-            f"the processes ask {self.name} different questions: give each machine the same files "
-            "and the same lm-eval",
-        )
-        mine = question_places(requests, self.world)
-        answers = ask([requests[place] for place in mine]) if mine else []
-        self.world.meet()
-        parts = self.world.gather(list(zip(mine, answers, strict=True)))
-        everywhere = {place: answer for part in parts for place, answer in part}
-        return [everywhere[place] for place in range(len(requests))]
-
-
-def question_places(requests: list[Instance], world: World) -> list[int]:
-    """Return the places of the questions that this process answers.
-
-    Questions of one context stay together, as a model may run it once for all of them; contexts
-    are dealt out by length, so that each process has as much to do.
+    Where the weighted mean of the tasks' figures is not lm-eval's, its figure stands alone.
     """
-    contexts: dict[str, list[int]] = {}
-    for place, request in enumerate(requests):
-        contexts.setdefault(str(request.args[0]), []).append(place)
-    longest = sorted(contexts, key=lambda context: -len(context) * len(contexts[context]))
-    mine = longest[world.rank :: world.size]
-    return sorted(place for context in mine for place in contexts[context])
+    names = {task.task_name for task in group.get_all_tasks()}
+    for (metric, filtered), figure in figures.items():
+        title = _title(metric, filtered)
+        parts = [score for score in scores if score.task in names and score.metric == title]
+        by_size = [
+            listed.weight_by_size
+            for listed in group.aggregate_metric_list or ()
+            if listed.metric == metric and filtered in (listed.filter_list or [filtered])
+        ][-1]
+        sizes = [len(score.keys) if by_size else 1 for score in parts]
+        shares = [size / sum(sizes) for size in sizes]
+        score = combined(parts, shares, group.name) if can_combine(parts) else None
+        if score is None or not math.isclose(figure, score.figure, rel_tol=1e-6):
+            score = dataclasses.replace(
+                parts[0], task=group.name, keys=("all",), values=np.array([figure]),
+                weights=np.ones(1), exponential=False, shots=same_shots(parts),
+            )  # fmt: skip
+        yield score
+
+
+def _with_parts(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
+    """Return the scores, those of what was not asked for by name with the group they are part of.
+
+    The parts of a group that aggregates nothing are part of none.
+    """
+    aggregated = {score.task for score in scores} & tasks.groups.keys()
+    part_of: dict[str, str] = {}
+    for name in (name for name in tasks.groups if name in aggregated):
+        group = tasks.groups[name]
+        inside = [task.task_name for task in group.get_all_tasks()]
+        for part in {*inside, *(each.name for each in group.get_all_groups())} - tasks.named:
+            part_of.setdefault(part, name)
+    return [dataclasses.replace(score, part_of=part_of.get(score.task, "")) for score in scores]

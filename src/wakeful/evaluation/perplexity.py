@@ -17,11 +17,10 @@ Shapes: B batch, L tokens.
 
 import hashlib
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from wakeful.display import Passed, unseen
@@ -95,7 +94,7 @@ def _nats(loaded: Model, batch: list[Window]) -> np.ndarray:
     for _, alike in itertools.groupby(batch, lambda window: len(window.inputs)):
         rows = [(window.inputs, window.targets) for window in alike]
         inputs, targets = (torch.tensor(part) for part in zip(*rows, strict=True))
-        likelihoods, _ = log_likelihoods(
+        likelihoods = log_likelihoods(
             loaded.module, inputs.to(loaded.device), targets.to(loaded.device)
         )
         found.append(-likelihoods.sum(1).numpy())
@@ -113,53 +112,26 @@ _ROWS = 512
 
 def log_likelihoods(
     model: nn.Module, inputs: Int[Tensor, "B L"], targets: Int[Tensor, "B L"]
-) -> tuple[Float[Tensor, "B L"], Bool[Tensor, "B L"]]:
-    """Return log p(target | inputs up to it) in nats, and whether it is the likeliest token.
+) -> Float[Tensor, "B L"]:
+    """Return log p(target | inputs up to it) in nats.
 
-    A target of −100 is not counted: 0 and True. Rows may be padded at their end with any token,
-    which no causal model's earlier positions see. In float32, or float64 where the model is; the
-    answers are on the CPU.
+    A target of −100 is not counted: 0. Rows may be padded at their end with any token, which no
+    causal model's earlier positions see. In float32, or float64 where the model is; the answers are
+    on the CPU.
 
     Raises:
         WakefulError: a logit is NaN or infinite.
     """
-    likelihood = torch.zeros(targets.shape, dtype=torch.float64)
-    greedy = torch.ones(targets.shape, dtype=torch.bool)
+    likelihoods = torch.zeros(targets.shape, dtype=torch.float64)
     states, head = states_of(model, inputs)
     if isinstance(head, QuantizedLinear) and head.sees_padding:  # its scale is of all positions
         states, head = head(states), nn.Identity()
-    counted = targets != IGNORED
-    wanted = counted.flatten().nonzero().flatten()
-    which = torch.arange(len(wanted), device=targets.device)
-    found = choices(head, states.flatten(0, 1), wanted, which, targets[counted])
-    likelihood[counted.cpu()], greedy[counted.cpu()] = found
-    return likelihood, greedy
-
-
-def choices(
-    head: Callable[[Tensor], Tensor],
-    states: Float[Tensor, "S D"],
-    wanted: Int[Tensor, "P"],
-    which: Int[Tensor, "T"],
-    targets: Int[Tensor, "T"],
-) -> tuple[Float[Tensor, "T"], Bool[Tensor, "T"]]:
-    """Return the log-probability in nats that state `wanted[which[t]]` gives `targets[t]`, and
-    whether that is its likeliest token: as `log_likelihoods`, of states that are there already.
-
-    Raises:
-        WakefulError: a logit is NaN or infinite.
-    """
-    likelihood = torch.zeros(targets.shape, dtype=torch.float64)
-    greedy = torch.ones(targets.shape, dtype=torch.bool)
-    for start in range(0, len(wanted), _ROWS):
-        part = wanted[start : start + _ROWS]
-        logits = widened(check_logits(head(states[part])))
-        mine = (which >= start) & (which < start + len(part))
-        row, target = which[mine] - start, targets[mine]
-        chosen = logits[row, target] - logits.logsumexp(1)[row]
-        likelihood[mine.cpu()] = chosen.cpu().double()
-        greedy[mine.cpu()] = (logits.argmax(1)[row] == target).cpu()
-    return likelihood, greedy
+    states, flat_targets = states.flatten(0, 1), targets.flatten()
+    for rows in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):
+        logits = widened(check_logits(head(states[rows])))
+        chosen = logits.gather(1, flat_targets[rows, None])[:, 0] - logits.logsumexp(1)
+        likelihoods.view(-1)[rows.cpu()] = chosen.cpu().double()
+    return likelihoods
 
 
 def check_likelihoods(name: str, model: nn.Module) -> None:

@@ -38,12 +38,9 @@ class Score:
     """Whether models are compared by the ratio, as sizes and speeds are."""
     implementation: str = ""
     """Of a cost that depends on it: the code that ran the model."""
-    made_of: str = ""
-    """Of a group: how many tasks it has and how they are weighted, in words."""
     part_of: str = ""
-    """Of a task or group in a group that was asked for: that group."""
-    hidden: bool = False
-    """Whether tables leave it out: a part that was not asked for by its own name."""
+    """Of a task or group that was not asked for by its own name: the group that has it. Tables
+    leave it out."""
 
     @property
     def title(self) -> str:
@@ -145,7 +142,7 @@ def averages(scores: Sequence[Score]) -> list[Score]:
         if len(tasks) > 1:
             shares = [1 / len(tasks)] * len(tasks)
             mean = combined(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
-            found.append(dataclasses.replace(mean, shots=0, made_of=""))
+            found.append(dataclasses.replace(mean, shots=0))
     return found
 
 

@@ -1,14 +1,30 @@
 """The tasks that a user asks for; lm-eval is imported here, and only when there are any."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Completion, MultipleChoice
-from wakeful.evaluation.groups import TaskSet
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
 
 INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """What a model is asked through lm-eval."""
+
+    tasks: "Mapping[str, Task]" = field(default_factory=dict)
+    groups: "Mapping[str, Group]" = field(default_factory=dict)
+    """The groups that were asked for, and those inside them."""
+    named: frozenset[str] = frozenset()
+    """What was asked for by its own name, or as a tag's, and not as a part of a group."""
 
 
 def read_tasks(
@@ -22,7 +38,7 @@ def read_tasks(
         WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
     """
     try:
-        from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
+        from wakeful.evaluation import harness  # noqa: F401, PLC0415 - all of it is there?
         from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks  # noqa: PLC0415 - only who asks needs lm-eval
     except ImportError as error:
         raise WakefulError(

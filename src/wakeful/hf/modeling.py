@@ -374,16 +374,24 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
 
 
 def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> WakefulForCausalLM:
-    """Return our Transformers class around the very parameters of a decoder, which it shares.
+    """Return our Transformers class around the very parameters of a decoder, which it shares, and
+    its quantized layers.
 
     `end_of_text` is where `generate()` stops.
     """
     config = WakefulConfig.of(decoder.config, eos_token_id=end_of_text)
     with torch.device("meta"):
         model = WakefulForCausalLM(config)
-    own = decoder.state_dict(keep_vars=True)
-    state = {"lm_head.weight": own.pop("head.weight")}
-    state |= {f"model.decoder.{named(name)}": parameter for name, parameter in own.items()}
+    parts = decoder.named_modules(remove_duplicate=False)
+    quantized = {name: part for name, part in parts if hasattr(part, "scheme")}
+    for name, part in quantized.items():
+        parent, _, leaf = ("lm_head" if name == "head" else f"model.decoder.{name}").rpartition(".")
+        setattr(model.get_submodule(parent), leaf, part)
+    state: dict[str, Tensor] = {}
+    for name, tensor in decoder.state_dict(keep_vars=True).items():
+        place, _, leaf = name.rpartition(".")
+        own = name if place in quantized else named(name)
+        state[f"lm_head.{leaf}" if place == "head" else f"model.decoder.{own}"] = tensor
     model.load_state_dict(state, assign=True)
     model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move
     return model.train(decoder.training)

@@ -1,6 +1,5 @@
 """The key/value cache: one slot for each layer that owns a key or a value, and none for others."""
 
-import copy
 import math
 from typing import Literal
 
@@ -109,16 +108,6 @@ class Cache:
         if not 0 <= kept <= self.length:
             raise WakefulError(f"cannot crop a cache of {self.length} tokens to {length}")
         self.length = kept
-
-    def continued(self, rows: Tensor, *, room: int) -> "Cache":
-        """Return a cache whose sequence i continues from this one's `rows[i]`, by `room` tokens."""
-        found = copy.copy(self)
-        found.capacity, found.batch_size = self.length + room, len(rows)
-        found._tensors = {
-            slot: self._copied(tensor, found.capacity, rows)
-            for slot, tensor in self._tensors.items()
-        }
-        return found
 
     def reorder(self, rows: Tensor) -> None:
         """Let sequence i continue from what was sequence `rows[i]` (beam search).

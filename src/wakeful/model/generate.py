@@ -115,60 +115,6 @@ def generate(
     )  # fmt: skip
 
 
-@torch.inference_mode()
-def greedy_batch(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    *,
-    num_tokens: int,
-    stop: Container[int],
-    ended: Callable[[int, list[int]], bool] = lambda row, tokens: False,
-) -> list[list[int]]:
-    """Return the likeliest tokens after each of several prompts, as `generate` does for one.
-
-    Prompts are padded at their beginning, and a row leaves the batch at a token of `stop`, which is
-    not returned, after `num_tokens`, or once `ended`, given its number and tokens, says so.
-
-    Raises:
-        WakefulError: an empty prompt, or more tokens than the context holds.
-    """
-    longest = max(map(len, prompts))
-    if not all(prompts):
-        raise WakefulError("an empty prompt has nothing to continue; give at least one token")
-    device = decoder.embed.weight.device
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    tokens = torch.tensor(
-        [[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts], device=device
-    )
-    # Without padding no mask is needed, which is what fused attention is fast at.
-    valid = None
-    if bool(padding.any()):
-        valid = (torch.arange(longest + num_tokens) >= padding[:, None]).to(device)
-    cache = decoder.new_cache(len(prompts), longest + num_tokens)
-    written: list[list[int]] = [[] for _ in prompts]
-    active = list(range(len(prompts)))
-    for _ in range(num_tokens):
-        seen = None if valid is None else valid[:, : cache.length + tokens.shape[1]]
-        states = decoder.hidden(tokens, cache=cache, valid=seen)
-        likeliest = check_logits(decoder.logits(states[:, -1])).argmax(1).tolist()
-        stay: list[int] = []
-        for place, (row, token) in enumerate(zip(active, likeliest, strict=True)):
-            if token in stop:
-                continue
-            written[row].append(token)
-            if not ended(row, written[row]):
-                stay.append(place)
-        if not stay:
-            break
-        if len(stay) < len(active):
-            rows = torch.tensor(stay, device=device)
-            cache.reorder(rows)
-            valid = None if valid is None else valid[rows]
-            active = [active[place] for place in stay]
-        tokens = torch.tensor([[written[row][-1]] for row in active], device=device)
-    return written
-
-
 def continuation(
     step: Callable[[Tensor], Tensor],
     prompt: list[int],

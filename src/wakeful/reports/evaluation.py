@@ -144,7 +144,7 @@ def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
 
 
 def _visible(scores: Sequence[Score]) -> list[Score]:
-    return [score for score in scores if not score.hidden]
+    return [score for score in scores if not score.part_of]
 
 
 def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
@@ -321,7 +321,10 @@ def method_of(
         asked = [score for score in scores if score.task == task]
         own_files = {"lambada": options.lambada, "choices": options.choices}
         source = own_files.get(task) or "lm-eval's own definition"
-        method[f"Task {task}"] = _task_words(source, asked)
+        words = _task_words(source, asked)
+        if any(score.part_of == task for score in scores):
+            words += "; its parts are in summary.json and evaluation.parquet"
+        method[f"Task {task}"] = words
     if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")
     if options.speed:
@@ -342,7 +345,7 @@ def method_of(
 def _task_words(source: str, asked: Sequence[Score]) -> str:
     """Return what a page says of a task or group, from its scores."""
     one = max(asked, key=lambda score: len(score.keys))
-    words = [source, one.made_of] if one.made_of else [source]
+    words = [source]
     if one.keys != ("all",):
         words.append(f"{len(one.keys):,} examples")
     if one.shots is None:
@@ -351,5 +354,4 @@ def _task_words(source: str, asked: Sequence[Score]) -> str:
         words.append(f"{one.shots} solved one{'s' * (one.shots > 1)} before each")
     else:
         words.append("none shown before")
-    told = ", ".join(words)
-    return f"{told}; its parts are in summary.json and evaluation.parquet" if one.made_of else told
+    return ", ".join(words)

@@ -15,11 +15,10 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
 from wakeful.evaluation.examples import read_choices, read_lambada
-from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.perplexity import check_likelihoods, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, scores_table
-from wakeful.evaluation.task_set import read_tasks
+from wakeful.evaluation.task_set import TaskSet, read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
@@ -113,7 +112,6 @@ def evaluate(
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
-        apart: dict[str, str] = {}
         timed: dict[str, str] = {}
         ours = bool(wanted.speed) and any(map(_is_ours, sources))
         for model in at.models():
@@ -124,7 +122,7 @@ def evaluate(
             texts[model.name] = ", ".join(
                 text.name or wanted.source or wanted.sources[name] for name, text in words.items()
             )
-            scores += _measure(model, wanted, words, tasks, apart, at.show, at.world)
+            scores += _measure(model, wanted, words, tasks, at.show, at.world)
             if wanted.speed:
                 scores += _costs(model, wanted, timed, at.show, ours=ours)
             del model
@@ -132,10 +130,6 @@ def evaluate(
             names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
             text=same_or_each(texts), windows=same_or_each(lengths), timed=same_or_each(timed),
         )  # fmt: skip
-        if apart:
-            method["Asked by lm-eval's own class"] = "; ".join(
-                f"{name}, because {why}" for name, why in apart.items()
-            )
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
@@ -165,7 +159,6 @@ def _measure(
     wanted: EvaluateOptions,
     texts: Mapping[str, Words],
     tasks: TaskSet,
-    apart: dict[str, str],
     show: Display,
     world: World,
 ) -> list[Score]:
@@ -189,21 +182,15 @@ def _measure(
         )
         scores += [dataclasses.replace(score, task=name) for score in found]
     if tasks.tasks:
-        from wakeful.evaluation.adapter import asked_model as as_asked  # noqa: PLC0415 - needs lm-eval
-        from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
+        from wakeful.evaluation.harness import HarnessModel, run_tasks  # noqa: PLC0415 - needs lm-eval
 
-        answers = as_asked(
+        asked = HarnessModel(
             model,
             bos=bos,
             batch_size=wanted.batch_size,
-            progress=partial(show.count, f"{model.name}: questions"),
-            apart=partial(apart.__setitem__, model.name),
+            progress=partial(show.count, f"{model.name}: rows"),
         )
-        if model.name in apart:
-            show.note(f"{model.name}: asked by lm-eval's own class, because {apart[model.name]}")
-        if world.size > 1:
-            answers = Dealt(model.name, answers, world)
-        answered = run_tasks(model.name, answers, tasks, limit=wanted.limit)
+        answered = run_tasks(model.name, asked, tasks, limit=wanted.limit)
         scores += [*answered, *averages(answered)]
     return scores
 
