@@ -246,7 +246,7 @@ def followed(message):
 
 
 @pytest.mark.parametrize("name", ["it's a text.txt", "rows.jsonl"])
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "cp1252"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32LE", "CP1252"])
 def test_text_in_another_encoding_is_read_after_the_command_that_is_named(tmp_path, name, encoding):
     content = (
         json.dumps({"text": WESTERN}, ensure_ascii=False) + "\n" if "json" in name else WESTERN

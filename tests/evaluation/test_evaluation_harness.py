@@ -237,7 +237,7 @@ def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> 
         for model in (load(str(place), device=CPU), read_decoder(str(place))):
             assert model.ends == {256, end}
             named = HarnessModel(model).model.generation_config.eos_token_id
-            assert named == [256, end]
+            assert sorted(named) == sorted([256, end])
             text = model.generate([1, 2], num_tokens=12, temperature=0.0)
             whole = model.decode([1, 2, *written[: written.index(end)]])
             assert text == whole.removeprefix(model.decode([1, 2]))  # the space between is its own
