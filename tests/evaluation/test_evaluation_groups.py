@@ -22,9 +22,9 @@ from lm_eval.tasks import TaskManager
 from evaluation.models import llama, save_llama
 from wakeful.cli import main
 from wakeful.evaluation import tasks as tasks_module
+from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.scores import Score, averages, difference
-from wakeful.evaluation.task_set import TaskSet
 from wakeful.evaluation.tasks import named_tasks, quiet
 
 __all__ = ["llama"]

@@ -24,10 +24,9 @@ from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, save_llama, w
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
-from wakeful.evaluation.examples import read_choices, read_lambada
+from wakeful.evaluation.examples import TaskSet, read_choices, read_lambada
 from wakeful.evaluation.harness import HarnessModel, run_tasks
 from wakeful.evaluation.scores import Score
-from wakeful.evaluation.task_set import TaskSet
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks, quiet
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model

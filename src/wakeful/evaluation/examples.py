@@ -6,14 +6,18 @@ multiple choice  {"goal": ..., "sol1": ..., "sol2": ...}           PIQA; "label"
                  {"context": ..., "choices": [...], "answer": 1}   a text that a choice continues
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wakeful.data.readers import checked_text, os_errors, read_json_lines
 from wakeful.errors import WakefulError
 from wakeful.plain_text import decoded
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,17 @@ class MultipleChoice:
     context: str
     choices: tuple[str, ...]
     answer: int
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """What a model is asked through lm-eval."""
+
+    tasks: "Mapping[str, Task]" = field(default_factory=dict)
+    groups: "Mapping[str, Group]" = field(default_factory=dict)
+    """The groups that were asked for, and those inside them."""
+    named: frozenset[str] = frozenset()
+    """What was asked for by its own name, or as a tag's, and not as a part of a group."""
 
 
 def read_lambada(path: str | Path) -> list[Completion]:

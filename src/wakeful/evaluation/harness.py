@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
+from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.scores import Score, can_combine, combined, same_shots
-from wakeful.evaluation.task_set import TaskSet
 from wakeful.evaluation.tasks import quiet
 from wakeful.guard import guarded
 from wakeful.hf.modeling import as_transformers

@@ -1,30 +1,13 @@
 """The tasks that a user asks for; lm-eval is imported here, and only when there are any."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import WakefulError
-from wakeful.evaluation.examples import Completion, MultipleChoice
-
-if TYPE_CHECKING:
-    from lm_eval.api.group import Group
-    from lm_eval.api.task import Task
+from wakeful.evaluation.examples import Completion, MultipleChoice, TaskSet
 
 INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
-
-
-@dataclass(frozen=True)
-class TaskSet:
-    """What a model is asked through lm-eval."""
-
-    tasks: "Mapping[str, Task]" = field(default_factory=dict)
-    groups: "Mapping[str, Group]" = field(default_factory=dict)
-    """The groups that were asked for, and those inside them."""
-    named: frozenset[str] = frozenset()
-    """What was asked for by its own name, or as a tag's, and not as a part of a group."""
 
 
 def read_tasks(

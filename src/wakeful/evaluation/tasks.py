@@ -19,8 +19,7 @@ from lm_eval.tasks import TaskManager
 
 from wakeful.config.verbs import with_shots
 from wakeful.errors import WakefulError
-from wakeful.evaluation.examples import Completion, MultipleChoice
-from wakeful.evaluation.task_set import TaskSet
+from wakeful.evaluation.examples import Completion, MultipleChoice, TaskSet
 
 _SEED = 1234
 """What lm-eval's own command seeds the choice of few-shot examples with."""

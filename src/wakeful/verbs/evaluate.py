@@ -14,11 +14,11 @@ from wakeful.config.verbs import LENGTH, EvaluateOptions, options_from
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
-from wakeful.evaluation.examples import read_choices, read_lambada
+from wakeful.evaluation.examples import TaskSet, read_choices, read_lambada
 from wakeful.evaluation.perplexity import check_likelihoods, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, scores_table
-from wakeful.evaluation.task_set import TaskSet, read_tasks
+from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
