@@ -223,9 +223,14 @@ class LossChange:
     def __str__(self) -> str:
         if self.windows < 2:
             return f"{self.change:+.3f} nats per token on a single window".replace("-", "−")
-        low, high = self.interval
-        words = f"{self.change:+.3f} nats per token (95% interval {low:+.3f} to {high:+.3f})"
-        return words.replace("-", "−")
+        return describe_change(self.change, self.interval)
+
+
+def describe_change(change: float, ends: tuple[float, float]) -> str:
+    """Return "change nats per token (95% interval low to high)"."""
+    low, high = ends
+    words = f"{change:+.3f} nats per token (95% interval {low:+.3f} to {high:+.3f})"
+    return words.replace("-", "−")
 
 
 def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:

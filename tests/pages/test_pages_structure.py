@@ -22,12 +22,13 @@ from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
 from pages.test_report_demonstration import filmed, make_sick
 from wakeful.comparison.reading import read_comparison
+from wakeful.estimates import with_interval
 from wakeful.evaluation.scores import Score
-from wakeful.reports.charts import slug
+from wakeful.reports.charts import slug, specification
 from wakeful.reports.comparison import comparison_report, headline
 from wakeful.reports.comparison_charts import followed_charts, relative_loss_chart
 from wakeful.reports.demonstration import Story, demonstration_report
-from wakeful.reports.diagnosis import after_cure, diagnosis_report
+from wakeful.reports.diagnosis import after_cure, diagnosis_report, layer_charts
 from wakeful.reports.evaluation import evaluation_report, headlines
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
@@ -164,6 +165,22 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
     ]
     words = "Against a, b is not judged, without a standard error, in text: bits per byte."
     assert headlines(one) == [words]
+
+
+def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> None:
+    """Of two sequences, 12.7 standard errors to either side."""
+    found = diagnosis("a")
+    page = write(diagnosis_report([found]), tmp_path / "r.html").read_text()
+    assert with_interval(found.loss, found.loss_error, 2) in page
+    assert "one standard error" not in page
+    titles = {chart.heading: chart for chart in layer_charts([found])}
+    chart = specification(titles["‖v₀‖ over the others' mean"].draw())
+    (drawn, *_) = (row for rows in chart["datasets"].values() for row in rows if "low" in row)
+    rows = found.rows.filter(metric="value_drain", position="first", variant="paper")
+    row = rows.row(0, named=True)
+    half = 12.706 * row["standard_error"]
+    ends = (row["value"] - half, row["value"] + half)
+    assert (drawn["low"], drawn["high"]) == pytest.approx(ends, rel=1e-3)
 
 
 def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:

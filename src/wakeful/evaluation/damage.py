@@ -259,7 +259,9 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
         return "bad", "The quantized model's loss is not finite."
     before = damage.measurement.perplexity()[0]
     count = len(damage.measurement.counts)
-    told = with_interval(loss, figures["loss_increase_standard_error"], count, "+")
+    error = figures["loss_increase_standard_error"]
+    change = f"{with_interval(loss, error, count, '+')} nats per token"
+    change += "" if error is None else ", ± its 95% interval,"
     doubt = ", which so little text cannot tell from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
     if figures["worst_layer"]:
@@ -272,7 +274,7 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
             f"Weights take {figures['bytes_ratio']:.0%} of their original size."
         )
     return level, (
-        f"The loss changes by {told} nats a token on the same text{doubt} (perplexity "
+        f"The loss changes by {change} on the same text{doubt} (perplexity "
         f"{with_error(before)} to {with_error(after)}). {layers}"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite, to_error, with_error
+from wakeful.estimates import INTERVAL, finite, reach, to_error, with_error
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import (
     findings,
@@ -98,7 +98,7 @@ _RATIO = alt.Axis(format="~g", tickCount=4)
 
 
 def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[Chart]:
-    """Return a curve over layers for each metric, all models in each, with ± one standard error."""
+    """Return a curve over layers for each metric, all models in each, with 95% intervals."""
     return [
         Chart(f"{title}, over layers",
               partial(_curve, diagnoses, metric, variant, position, title, axis),
@@ -176,14 +176,17 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> charts.Drawing:
 def _curve(
     diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: str, title: str, axis: str
 ) -> charts.Drawing:
-    value, error = pl.col("value"), pl.col("standard_error").fill_null(0)
-    low, high = value - error, value + error
-    if metric in _LOG:
-        low = low.clip(lower_bound=value / 10)
-    elif metric.startswith("first_key"):
-        low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
+    value = pl.col("value")
 
     def rows(each: Diagnosis, position: str) -> pl.DataFrame:
+        half = pl.col("standard_error").fill_null(0) * reach(1.0, max(2, each.num_sequences))
+        low, high = value - half, value + half
+        if metric in _LOG:
+            low = low.clip(lower_bound=value / 10)
+        elif metric in _RANKS:
+            low = low.clip(lower_bound=1)
+        elif metric.startswith("first_key"):
+            low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
         found = layer_values(each, metric, variant=variant, position=position)
         return found.select("layer", "value", "kind", low=low, high=high)
 
@@ -281,7 +284,8 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
         return Step(advice.words, command)
     lazy = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
     if lazy and not diagnosis.quantized:
-        return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
+        return Step(f"train a model with the {depth} layers of {diagnosis.name} that work "
+                    "(not tried: training tells what it costs)",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
     return None
 
@@ -347,14 +351,14 @@ def diagnosis_report(
                 brief=True),
         Section("Figures", [
             _compared_table(diagnoses),
-            Text("± one standard error over sequences at most"
-                 + (f"; differences, in small, are to {names[0]} and not paired." if many else "."),
-                 "note"),
+            Text(f"± is the {INTERVAL} over sequences; of a mean over layers, the most that it can "
+                 "be" + (f". Differences, in small, are to {names[0]} and not paired." if many
+                         else "."), "note"),
         ]),
         Section("Layer by layer", [
-            Text("Bands are ± one standard error over sequences. Layer −1 is the embedding: it is "
-                 "shown, and left out of every mean over layers. Layers that stand out are named.",
-                 "note"),
+            Text("Bands are 95% confidence intervals over sequences. Layer −1 is the embedding: it "
+                 "is shown, and left out of every mean over layers. Layers that stand out are "
+                 "named.", "note"),
             legend, Side(curves[:_FIRST]),
         ]),
         Section("The tokens", [*_tokens(diagnoses)]),
@@ -395,10 +399,10 @@ def _without_command(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
 
 
 def _compared_table(diagnoses: Sequence[Diagnosis]) -> Table:
-    known = [(summary(each), _errors(each)) for each in diagnoses]
+    known = [(summary(each), _reaches(each)) for each in diagnoses]
     rows = [
         [Cell(label, explained(key)),
-         *_compared(key, [(figures[key], errors.get(key)) for figures, errors in known])]
+         *_compared(key, [(figures[key], reaches.get(key)) for figures, reaches in known])]
         for key, label in _COMPARED
         if any(figures[key] is not None for figures, _ in known)
     ]  # fmt: skip
@@ -497,9 +501,9 @@ def _channels(diagnosis: Diagnosis) -> list[dict[str, object]]:
     return top.head(8).to_dicts()
 
 
-def _errors(diagnosis: Diagnosis) -> dict[str, float | None]:
-    """Return what the figures' errors are at most, over sequences: layers move together at worst,
-    and the error of their mean is then the mean of their errors.
+def _reaches(diagnosis: Diagnosis) -> dict[str, float | None]:
+    """Return how far the figures' 95% intervals over sequences reach at most: layers move together
+    at worst, and the error of their mean is then the mean of their errors.
     """
 
     def mean(metric: str, **where: str) -> float | None:
@@ -508,7 +512,7 @@ def _errors(diagnosis: Diagnosis) -> dict[str, float | None]:
 
     drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
     alike = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
-    return {
+    errors = {
         "loss": finite(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": next(iter(drain["standard_error"].to_list()), None),
@@ -519,15 +523,17 @@ def _errors(diagnosis: Diagnosis) -> dict[str, float | None]:
             for position in ("first", "rest")
         },
     }
+    count = diagnosis.num_sequences
+    return {key: error and reach(error, count) for key, error in errors.items()}
 
 
 def _compared(key: str, known: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """Return every model's figure with its error and, for all but the first, its difference to the
-    first's, to the digits that the error of both leaves it.
+    """Return every model's figure with its interval and, for all but the first, its difference to
+    the first's, to the digits that the intervals of both leave it.
     """
-    base, base_error = known[0]
+    base, base_half = known[0]
     told: list[Cell] = []
-    for value, error in known:
+    for value, half in known:
         if value is None:
             told.append(Cell("–"))
             continue
@@ -535,8 +541,8 @@ def _compared(key: str, known: Sequence[tuple[float | None, float | None]]) -> l
         shown, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
         if key in _COUNTED:
             shown, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
-        elif error:
-            both = math.hypot(error, base_error or 0.0)
-            shown, gap = with_error(value, error), to_error(change, both, "+")
+        elif half:
+            both = math.hypot(half, base_half or 0.0)
+            shown, gap = with_error(value, half), to_error(change, both, "+")
         told.append(Cell(shown, gap if change else ""))
     return told

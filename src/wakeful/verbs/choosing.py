@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from wakeful import surgery
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error, reach, with_error
+from wakeful.estimates import (
+    INTERVAL,
+    Estimate,
+    describe_change,
+    interval,
+    mean_and_error,
+    with_interval,
+)
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
@@ -117,9 +124,7 @@ class Proof:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the difference."""
-        value, error = self.difference
-        away = reach(error, PROVING)
-        return value - away, value + away
+        return interval(*self.difference, PROVING)
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,8 @@ class Choice:
         now, then = ("clipped", "unclipped") if uncured else (f"after {self.proved}", "before")
         said: list[str] = []
         for each, first in zip(self.proofs, self.trials[0], strict=False):
-            before, after = (with_error(*found) for found in (each.before, each.after))
-            words = f"{after} nats a token {now} and {before} {then}: {_told(each)}{kept}"
+            before, after = (with_interval(*cost, PROVING) for cost in (each.before, each.after))
+            words = f"{after} nats a token {now} and {before} {then}, {_difference(each)}{kept}"
             if uncured and each.scheme == first.scheme:
                 words = f"{before} nats a token: nothing tried was better"
             said.append(f"{each.scheme} costs {words}.")
@@ -192,8 +197,8 @@ class Choice:
         proofs = [
             [
                 str(each.scheme),
-                *(with_error(*found, "+") for found in (each.before, each.after)),
-                _told(each),
+                *(with_interval(*cost, PROVING, "+") for cost in (each.before, each.after)),
+                _difference(each),
             ]
             for each in self.proofs
         ]
@@ -202,7 +207,7 @@ class Choice:
                 str(trials[0].candidate),
                 *(
                     Cell(
-                        with_error(*each.damage, "+"),
+                        with_interval(*each.damage, CHOOSING, "+"),
                         "" if each.scheme == first.scheme else str(each.scheme),
                     )
                     for each, first in zip(trials, self.trials[0], strict=True)
@@ -214,8 +219,8 @@ class Choice:
             Section("Before and after", [
                 Table(["format", "no cure", after, "difference"], proofs,
                       "Nats a token that quantization costs", "figures"),
-                Text("Loss over the model as it is in full precision, ± one standard error, on "
-                     "text that chose nothing. The difference is paired.", "note"),
+                Text(f"Loss over the model as it is in full precision, ± the {INTERVAL} over "
+                     "sequences, on text that chose nothing. The difference is paired.", "note"),
             ], brief=True),
             Section("What was tried", [
                 Table(["cure", *(str(each.scheme) for each in self.trials[0])], tried,
@@ -224,10 +229,8 @@ class Choice:
         ]  # fmt: skip
 
 
-def _told(proof: Proof) -> str:
-    low, high = proof.interval
-    words = f"{proof.difference[0]:+.3f} (95% interval {low:+.3f} to {high:+.3f})"
-    return words.replace("-", "−")
+def _difference(proof: Proof) -> str:
+    return describe_change(proof.difference[0], proof.interval)
 
 
 def _best_of(trials: Sequence[tuple[Trial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
@@ -375,7 +378,7 @@ class _Choosing:
             found = (mean_and_error(each) for each in (before, after, after - before))
             proofs.append(Proof(scheme, *found))
         mean, error = mean_and_error(gaps)
-        sure = mean + reach(error, PROVING) < 0
+        sure = interval(mean, error, PROVING)[1] < 0
         if not sure or any(each.difference[0] > 0 for each in proofs):
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
