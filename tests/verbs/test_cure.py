@@ -501,7 +501,7 @@ def test_a_cure_is_chosen_for_a_format(
     }  # fmt: skip
     done = found["done"]
     page = (out / "report.html").read_text("utf-8")
-    assert page.index("−0.100 (95% interval") < page.index("What was done")
+    assert page.index("−0.100 nats per token (95% interval") < page.index("What was done")
     assert ("not sure enough to keep" in page) == (not outlier)
     command = shlex.join(["--scheme", rounded, "w8a8" if outlier else "kv4"])
     assert f"wakeful quantize {ended} {out} {command}" in html.unescape(page)

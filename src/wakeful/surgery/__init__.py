@@ -2,12 +2,14 @@
 
 from wakeful.surgery.absorb import check_absorbs
 from wakeful.surgery.gates import learned_gates, open_gates
+from wakeful.surgery.own_sinks import check_own_sinks, fit_own_sinks
 from wakeful.surgery.prefix import check_stores, store_prefix
 from wakeful.surgery.rotate import check_rotates, rotate, rotate_keys
 from wakeful.surgery.rotate_experts import rotate_experts
 from wakeful.surgery.sink_tokens import (
     SinkChoice,
     SinkTrial,
+    by_preference,
     choose_sink_tokens,
     opened,
     window_losses,
@@ -17,10 +19,13 @@ from wakeful.surgery.sinks import learned_sinks
 __all__ = [
     "SinkChoice",
     "SinkTrial",
+    "by_preference",
     "check_absorbs",
+    "check_own_sinks",
     "check_rotates",
     "check_stores",
     "choose_sink_tokens",
+    "fit_own_sinks",
     "learned_gates",
     "learned_sinks",
     "open_gates",

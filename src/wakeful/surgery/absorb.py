@@ -49,23 +49,34 @@ class SeenAttention(NamedTuple):
 
         The others are less `shift`. Both are float64, N = rows · L queries, of all processes.
         """
-        repeats = self.q.shape[2] // self.k.shape[2]
-        length = self.q.shape[1]
-        hidden = ~causal_mask(length, length, 0, self.q.device)
-        first, rest = [], []
-        for queries, keys in zip(self.q.double(), self.k.double(), strict=True):
-            less = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
-            spread = less.repeat_interleave(repeats, dim=1)
-            logits = torch.einsum("lhd,shd->hls", queries, spread) * self.scale
-            first.append(logits[..., 0])
-            rest.append(logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1))
-        both = torch.stack([torch.stack(first), torch.stack(rest)], 1)  # (B, 2, H, L)
+        both = ends_of(self.q, self.k, self.scale, shift)
         first, rest = self.world.whole(both, self.rows).movedim(0, 2).flatten(2)
         return first, rest
 
     def inputs(self) -> Float[Tensor, "N D"]:
         """Return the inputs of all queries, of all processes, in float64."""
         return self.world.whole(self.x, self.rows).flatten(0, 1).double()
+
+
+def ends_of(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B P G d"],
+    scale: float,
+    shift: "Float[Tensor, '#1 L G d'] | None" = None,
+) -> Float[Tensor, "B 2 H L"]:
+    """Return the first key's logit, and the log-sum-exp of the others that a query sees, P = L + 1,
+    less `shift`; in float64.
+    """
+    repeats, length = q.shape[2] // k.shape[2], q.shape[1]
+    hidden = ~causal_mask(length, length, 0, q.device)
+    ends = []
+    for queries, keys in zip(q.double(), k.double(), strict=True):
+        less = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
+        spread = less.repeat_interleave(repeats, dim=1)
+        logits = torch.einsum("lhd,shd->hls", queries, spread) * scale
+        rest = logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1)
+        ends.append(torch.stack([logits[..., 0], rest]))
+    return torch.stack(ends)
 
 
 Learn = Callable[[SeenAttention], tuple[Tensor | float, dict[str, Tensor]]]

@@ -143,7 +143,7 @@ def decide(
     long as they decide; `even` is the share of even attention.
     """
     measured: list[SinkTrial] = []
-    for token in _by_preference(trials, preferred):
+    for token in by_preference(trials, preferred):
         share, mass = measure_share(token)
         measured.append(replace(trials[token], share=share, mass=mass))
         if share <= FREED + even:
@@ -160,8 +160,8 @@ def _share(trial: SinkTrial) -> float:
     return math.inf if trial.share is None else trial.share
 
 
-def _by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:
-    """Return the tokens as good in loss as the best, BOS first, then by their loss."""
+def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:
+    """Return the tokens as good in loss as the best, the preferred first, then by their loss."""
     ordered = sorted(trials, key=lambda token: sum(trials[token].losses))
     best = trials[ordered[0]].losses
     tied = [

@@ -32,7 +32,7 @@ from wakeful.probes.watch import watch
 from wakeful.quant.experts import is_fused
 from wakeful.surgery.rotate import Turning, turning_of
 from wakeful.surgery.sink_tokens import FREED, WATCHED
-from wakeful.verbs.sink_choice import choose_prefix, windows_of
+from wakeful.verbs.sink_choice import choose_opening, choose_prefix, windows_of
 
 KURTOSIS = 5.0
 """Mean kurtosis up to which nothing is rotated: a Gaussian has 3."""
@@ -56,6 +56,14 @@ class Trial:
     """Of the first token or the rest, whichever is larger."""
     later: tuple[LaterSink, ...] = ()
     """Sinks after the first token."""
+
+    def eases(self, before: "Trial", good_share: float) -> bool:
+        """Whether it removes the first token's sink at no loss, and no other comes."""
+        return (
+            self.loss.is_harmless
+            and self.share <= good_share < before.share
+            and {sink.name for sink in self.later} <= {sink.name for sink in before.later}
+        )
 
     def compared(self, before: "Trial") -> str:
         """Return what it changes, in words."""
@@ -153,12 +161,7 @@ class _Trials:
 
     def eases(self, trial: Trial) -> bool:
         """Whether a trial removes the first token's sink at no loss, and a later one stays."""
-        before = {sink.name for sink in self.plain.later}
-        return (
-            trial.loss.is_harmless
-            and trial.share <= self.good_share < self.plain.share
-            and {sink.name for sink in trial.later} <= before
-        )
+        return trial.eases(self.plain, self.good_share)
 
     def rotation(self) -> Trial | None:
         """Try a rotation alone; None where none is possible."""
@@ -257,26 +260,51 @@ class _Turned(Probe):
 
 
 def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool) -> Advice:
-    """Return what a rotation, all that can be done to a mixture of experts, does to one."""
+    """Return which of the cures of a mixture of experts help: sinks of its own that are set, and a
+    rotation.
+    """
     none = "; no cure removes the sink of a mixture of experts" if sunk else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
-        words = f"--rotate hadamard is all that can be done to {loaded.name}; it was not tried"
+        words = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{words}{none}")
+    start = loaded.begin(bos)
+    losses = surgery.window_losses(loaded.module, windows, start)
+
+    def measure(words: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
+        change = LossChange.between(losses, surgery.window_losses(model, windows, opening))
+        rows = surgery.opened(opening, windows[:WATCHED])
+        return Trial(options, words, change, *shape_of(model, rows, None, loaded.text_of))
+
+    model, opening = loaded.module, start
+    before = best = measure("as it is", model, opening)
+    tried = list[str]()
+    if sunk and _has_own_sinks(model):
+        fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
+        trial = measure("set its own sinks", fitted, (), "--sinks")
+        tried.append(trial.compared(before))
+        if trial.eases(before, FREED + float(even_shares(windows.shape[1])[0])):
+            model, opening, best, none = fitted, (), trial, ""
+    if best.kurtosis > KURTOSIS or not tried:
+        try:
+            rotated = surgery.rotate_experts(model, "hadamard")
+        except WakefulError as error:
+            tried.append(f"no rotation can be made of it: {error}")
+        else:
+            words = "rotate the outliers away"
+            words = words if best is before else f"{best.words} and {words}"
+            trial = measure(words, rotated, opening, "--rotate", "hadamard", *best.options)
+            tried.append(trial.compared(before))
+            if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
+                best = trial
+    if best is before:
+        return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(tried)}{none}")
+    return Advice(words=f"{best.compared(before)}{none}", arguments=" ".join(best.options))
+
+
+def _has_own_sinks(model: nn.Module) -> bool:
     try:
-        cured = surgery.rotate_experts(loaded.module, "hadamard")
-    except WakefulError as error:
-        return Advice(words=f"no cure can be made of {loaded.name}: {error}{none}")
-    opening = loaded.begin(bos)
-    rows = surgery.opened(opening, windows[:WATCHED])
-    losses = [surgery.window_losses(each, windows, opening) for each in (loaded.module, cured)]
-    shapes = [shape_of(each, rows, None, loaded.text_of) for each in (loaded.module, cured)]
-    before, trial = (
-        Trial((), "rotate the outliers away", LossChange.between(losses[0], loss), *shape)
-        for loss, shape in zip(losses, shapes, strict=True)
-    )
-    told = trial.compared(before)
-    helps = trial.kurtosis <= KURTOSIS < before.kurtosis
-    if not helps or not trial.loss.is_harmless:
-        return Advice(words=f"nothing helps {loaded.name}; tried: {told}{none}")
-    return Advice(words=f"{told}{none}", arguments="--rotate hadamard")
+        surgery.check_own_sinks(model)
+    except WakefulError:
+        return False
+    return True

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from wakeful import surgery
 from wakeful.config.verbs import LENGTH, CureOptions, options_from
 from wakeful.data.sources import beginning_of
-from wakeful.data.tokenizer import Tokenizer
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange, finite
@@ -34,6 +33,7 @@ from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
 from wakeful.probes.running import logits_of
+from wakeful.probes.watch import event_source
 from wakeful.quant.experts import is_fused
 from wakeful.reports.card import command_of, model_card
 from wakeful.reports.diagnosis import after_cure, diagnosis_report
@@ -59,7 +59,13 @@ from wakeful.verbs.difference import Difference, difference, differences
 from wakeful.verbs.result import Measured
 from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell, session
-from wakeful.verbs.sink_choice import CHOOSING_TOKENS, choose_prefix, loss_change, windows_of
+from wakeful.verbs.sink_choice import (
+    CHOOSING_TOKENS,
+    choose_opening,
+    choose_prefix,
+    loss_change,
+    windows_of,
+)
 from wakeful.verbs.sources import Source, as_ours, dtype_of, name_of
 from wakeful.world import World, joined
 
@@ -72,8 +78,7 @@ _NOT_OF_EXPERTS = {
     "rotate_keys": _RUNS,
     "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
     "cache)",
-    "sinks": "they are fitted to a token that our decoder stores, which holds no experts (a "
-    "gpt-oss has sinks of its own)",
+    "steps": "what it trains is our decoder, which holds no experts",
     "gates": "none of Transformers' own classes has them",
 }
 """What is not done to a mixture of experts, and why."""
@@ -261,6 +266,7 @@ def cure(
                 raise WakefulError(
                     f"{loaded.name} is quantized: cure the model it was made from, then quantize"
                 )
+            event_source(loaded.module)  # refuses what cannot be diagnosed
             if wanted.out:
                 _ = loaded.own_tokenizer  # which is written
             fused = any(map(is_fused, loaded.module.modules()))
@@ -404,29 +410,48 @@ def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions, world: W
 
 
 def _cured_experts(at: _At) -> _Made:
-    """Rotate a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
+    """Cure a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
     loaded, wanted, world = at.loaded, at.wanted, at.world
-    for name, why in _NOT_OF_EXPERTS.items():
-        if getattr(wanted, name):
-            raise WakefulError(
-                f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
-                f"{why}; --rotate or --rotate_values can"
-            )
+    refused = {name: why for name, why in _NOT_OF_EXPERTS.items() if getattr(wanted, name)}
+    if wanted.sinks:
+        try:
+            surgery.check_own_sinks(loaded.module)
+        except WakefulError as error:
+            refused["sinks"] = str(error)
+    if refused:
+        name, why = next(iter(refused.items()))
+        raise WakefulError(
+            f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
+            f"{why}; --rotate or --rotate_values can"
+        )
     assert isinstance(loaded.module, PreTrainedModel)
-    text = _text(at)
-    at.show.note("rotating")
-    cured = surgery.rotate_experts(
-        loaded.module, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
-    )
-    done = [_rotation(wanted), *_rounded(cured, loaded.module, at.stored)]
+    text, cured = _text(at), loaded.module
+    done, stands, changes = list[tuple[str, str]](), list[int](), dict[str, Any]()
+    if wanted.sinks:
+        changes["read_tokenizer"] = _unbegun(loaded)
+        at.show.note("fitting sinks")
+        rows = windows_of(_choosing_tokens(at, text), loaded.context - 1)
+        stands = [*choose_opening(loaded, rows).tokens]
+        cured = surgery.fit_own_sinks(cured, stands[0], rows)
+        told = f"the model's own, fitted to {_shown(loaded, stands)} before the text"
+        done.append(("Learned sinks", told))
+    if wanted.turning:
+        at.show.note("rotating")
+        cured = surgery.rotate_experts(
+            cured, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
+        )
+        done.append(_rotation(wanted))
+    done += _rounded(cured, loaded.module, at.stored)
     at.show.note("comparing logits")
     mine = text[world.part(len(text)), :COMPARED_TOKENS]
     with torch.inference_mode():
-        expected, found = ([logits_of(m, r[None]) for r in mine] for m in (loaded.module, cured))
+        before = surgery.opened(stands, mine)
+        expected = [logits_of(loaded.module, row[None])[:, len(stands) :] for row in before]
+        found = [logits_of(cured, row[None]) for row in mine]
         apart = difference(expected, found, len(text), world)
-    kind, result = dtype_of(loaded), at.cured(cured)
+    kind, result = dtype_of(loaded), at.cured(cured, **changes)
     loss = loss_change(loaded, result, text, wanted.bos)
-    done = [("Loss on the text", str(loss)), *done, (f"Logits in {kind}", apart.said(()))]
+    done = [("Loss on the text", str(loss)), *done, (f"Logits in {kind}", apart.said(stands))]
     return _Made(
         model=result, done=tuple(done), stock=cured.config.model_type, differences={kind: apart},
         length=text.shape[1], loss=loss,
@@ -510,9 +535,7 @@ def _sink(at: _At, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
     if not chosen or plain.config.stored_prefix:
         return None
     number = int(wanted.prefix) if wanted.prefix.isdecimal() else 1
-    skip = text.numel()
-    rest = at.words.beginning.tokens(loaded.plain, skip + CHOOSING_TOKENS)[skip:]
-    tokens = torch.tensor(rest, device=loaded.device) if len(rest) > skip else text.flatten()
+    tokens = _choosing_tokens(at, text)
     opening = loaded.begin(wanted.bos)
     room = loaded.context - max(number, len(opening))
     told = partial(at.show.count, "tokens that may take the sink")
@@ -520,6 +543,13 @@ def _sink(at: _At, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
         loaded, plain, windows_of(tokens, room), num_tokens=number, bos=wanted.bos,
         on_progress=told,
     )  # fmt: skip
+
+
+def _choosing_tokens(at: _At, text: Tensor) -> Tensor:
+    """Return the tokens (N,) of the text after the one to verify on, or of that where it ends."""
+    skip = text.numel()
+    rest = at.words.beginning.tokens(at.loaded.plain, skip + CHOOSING_TOKENS)[skip:]
+    return torch.tensor(rest, device=text.device) if len(rest) > skip else text.flatten()
 
 
 def _prefix(at: _At, sink: surgery.SinkChoice | None) -> tuple[list[int], list[tuple[str, str]]]:
@@ -543,7 +573,7 @@ def _prefix(at: _At, sink: surgery.SinkChoice | None) -> tuple[list[int], list[t
 
 
 def _shown(loaded: Model, tokens: Sequence[int]) -> str:
-    return f"{' '.join(repr(_piece(loaded, token)) for token in tokens)} (ids {list(tokens)})"
+    return ", ".join(f"{loaded.text_of(token)!r} (id {token})" for token in tokens)
 
 
 def _format_texts(at: _At, text: Tensor) -> Texts | None:
@@ -660,14 +690,6 @@ def _learned(wanted: CureOptions) -> int:
         choosing = max(choosing, CHOOSING_TOKENS)
     rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains or choosing else 0
     return max(choosing, rows * wanted.train_length)
-
-
-def _piece(loaded: Model, token: int) -> str:
-    """Return a token as it is written in the vocabulary, special ones too."""
-    tokenizer = loaded.tokenizer
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer.inner.id_to_token(token) or str(token)
-    return str(tokenizer.convert_ids_to_tokens(token))
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:

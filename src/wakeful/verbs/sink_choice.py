@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from wakeful.config.verbs.reading import Bos
 from wakeful.errors import WakefulError
@@ -18,7 +18,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import KeyShares
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
-from wakeful.surgery import SinkChoice, choose_sink_tokens, window_losses
+from wakeful.surgery import SinkChoice, SinkTrial, by_preference, choose_sink_tokens, window_losses
 
 WINDOWS = 8
 """Windows of text that a choice is measured on, and as many that it is verified on."""
@@ -44,7 +44,7 @@ def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
     return whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]
 
 
-def likely_sink_tokens(loaded: Model, decoder: Decoder, windows: Int[Tensor, "B L"]) -> list[int]:
+def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B L"]) -> list[int]:
     """Return the tokens that a model may park attention on, the likeliest first.
 
     They are BOS, what its tokenizer and its chat template begin a text with, what ends a text, the
@@ -60,9 +60,9 @@ def likely_sink_tokens(loaded: Model, decoder: Decoder, windows: Int[Tensor, "B 
     begins += [] if loaded.end is None else [loaded.end]
     shares = KeyShares()
     watched = windows[:2]
-    with torch.inference_mode(), watch(decoder, shares):
+    with torch.inference_mode(), watch(model, shares):
         for row in watched:
-            logits_of(decoder, row[None])
+            logits_of(model, row[None])
     mass: dict[int, float] = {}
     for row, masses in zip(watched.tolist(), shares.masses, strict=True):
         for token, value in zip(row, masses.tolist(), strict=True):
@@ -100,6 +100,15 @@ def choose_prefix(
             on_progress=on_progress,
         )  # fmt: skip
     return choice
+
+
+def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
+    """Return the token that a model best reads before a text, by the loss; BOS if it is as good."""
+    trials = {
+        token: SinkTrial((token,), window_losses(loaded.module, windows, (token,)))
+        for token in likely_sink_tokens(loaded, loaded.module, windows)
+    }
+    return trials[by_preference(trials, loaded.bos)[0]]
 
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:

@@ -1,0 +1,117 @@
+"""`fit_own_sinks`: what `learned_sinks` does, with the sinks that a gpt-oss has already.
+
+Its heads are softmax-1 with a sink s each, and a mixture of experts, which our decoder is not. So
+attention is read on Transformers' modules, with a token z before a text, and the parameters that
+are there are set. A query gives z the weight p_z and its own sink p_s; both together become the
+weight of the new sink, and ν v_z, with ν = Σ p_z / Σ (p_z + p_s) over a text, its value:
+
+    u_i = Σ_j p_ij v_j + p_iz v_z ≈ ν v_z + Σ_j p_ij (v_j − ν v_z).
+
+Keys are shifted as `learned_sinks` shifts them.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.gpt_oss.modeling_gpt_oss import apply_rotary_pos_emb
+
+from wakeful.errors import WakefulError
+from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Probe
+from wakeful.probes.running import logits_of
+from wakeful.probes.watch import watch
+from wakeful.surgery.absorb import ends_of, level
+from wakeful.surgery.sink_tokens import opened
+
+
+class _Layers(Probe):
+    """Each layer's queries and keys, of all sequences, and the value of each first token."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[AttentionEvent]] = {}
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        self.events.setdefault(event.layer, []).append(event)
+
+    def rows(self) -> Frame:
+        return Frame(schema=SCHEMA)
+
+
+def check_own_sinks(model: nn.Module) -> None:
+    """Raise `WakefulError` where a mixture of experts has no sinks that could be set."""
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", "") != "gpt_oss":
+        raise WakefulError("of the classes with experts, only gpt-oss has sinks of its own")
+    if not getattr(config, "attention_bias", False):
+        raise WakefulError(
+            "attention_bias is false, and the value of the token goes into those biases"
+        )
+
+
+@torch.no_grad()
+def fit_own_sinks(model: PreTrainedModel, token: int, text: Int[Tensor, "B L"]) -> PreTrainedModel:
+    """Return a gpt-oss that reads a text nearly as `model` after `token`, by sinks of its own.
+
+    All weights but the sinks and the attention's biases are shared with `model`, which stays as it
+    is. Of sequences longer than its windows, the beginning is read.
+
+    Raises:
+        WakefulError: the model has no such sinks.
+    """
+    check_own_sinks(model)
+    length = min(text.shape[1], (model.config.sliding_window or text.shape[1] + 1) - 1)
+    seen = _Layers()
+    with watch(model, seen):
+        for row in text[:, :length]:
+            logits_of(model, opened((token,), row[None]))
+    fitted: Any = copy.deepcopy(model, {id(each): each for each in model.parameters()}).eval()
+    rotary = fitted.model.rotary_emb
+    places = torch.arange(1, length + 1, device=text.device)[None]
+    turns = rotary(torch.zeros(1, device=text.device), places)
+    for layer, events in seen.events.items():
+        attention = fitted.model.layers[layer].self_attn
+        _fit(attention, events, turns, rotary.attention_scaling)
+    return fitted
+
+
+def _fit(
+    attention: Any, events: list[AttentionEvent], turns: tuple[Tensor, Tensor], stretch: float
+) -> None:
+    """Set the sinks and biases of one layer; RoPE, by `turns`, stretches keys by `stretch`."""
+    q, k = (torch.cat([getattr(event, part) for event in events]).transpose(1, 2) for part in "qk")
+    groups, scale = k.shape[2], events[0].scale
+    cos, sin = turns
+    key = k[:1, :1].expand(-1, cos.shape[1], -1, -1)
+    back = _turned(key, cos, -sin).mean(1, keepdim=True) / stretch**2
+    first, rest = ends_of(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
+    shift = _turned(back.expand_as(key), cos, sin)
+    _, shifted = ends_of(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
+    own = attention.sinks.double()[:, None].expand_as(first)
+    both = torch.logaddexp(first, own)
+    taken = (both - rest).sigmoid()
+    share = ((first - both).exp() * taken).sum(1) / taken.sum(1)
+    value = events[0].v[0, :, 0] * share.view(groups, -1).mean(1, keepdim=True).to(q.dtype)
+    repeated = value.repeat_interleave(len(share) // groups, 0).flatten()
+    _add(attention.k_proj, -back.flatten())
+    _add(attention.v_proj, -value.flatten())
+    _add(attention.o_proj, attention.o_proj.weight @ repeated)
+    attention.sinks = _parameter(level(shifted, taken).to(attention.sinks.dtype))
+
+
+def _turned(
+    keys: Float[Tensor, "1 L G d"], cos: Float[Tensor, "1 L r"], sin: Float[Tensor, "1 L r"]
+) -> Float[Tensor, "1 L G d"]:
+    return apply_rotary_pos_emb(
+        keys, keys, cos.to(keys.dtype), sin.to(keys.dtype), unsqueeze_dim=2
+    )[1]
+
+
+def _add(linear: nn.Linear, bias: Tensor) -> None:
+    linear.bias = _parameter(linear.bias + bias.to(linear.bias.dtype))
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
