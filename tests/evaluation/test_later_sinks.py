@@ -38,9 +38,6 @@ def test_shares_of_keys_by_definition(stored: int) -> None:
     shares, masses = shares[:, stored:] / count, masses[:, stored:] / count
     torch.testing.assert_close(torch.stack(keys.shares), shares)
     torch.testing.assert_close(torch.stack(keys.masses), masses, rtol=1e-6, atol=1e-9)
-    again = KeyShares()
-    again.merge(keys.state())
-    torch.testing.assert_close(torch.stack(again.shares), shares)
 
 
 def test_even_attention_by_definition() -> None:

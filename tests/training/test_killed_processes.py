@@ -93,12 +93,17 @@ def test_an_environment_of_half_a_launcher_is_refused(monkeypatch: pytest.Monkey
     assert started_as() == (0, 1)
 
 
+@pytest.mark.parametrize(
+    "verb", ["diagnose", "evaluate", "cure", "quantize", "generate", "export", "report"]
+)
 def test_verbs_of_one_process_refuse_several(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert main(["report", "nowhere"]) == 1
-    told = capsys.readouterr().err
-    assert "report takes one process (several are for train, diagnose, evaluate, inherit" in told
-    assert "quantize, cure)" in told
+    assert main([verb, "nowhere"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"wakeful {verb}: WORLD_SIZE is 2, and {verb} takes one process")
+    assert line.endswith(
+        "(several are for train, inherit); start it without torchrun, or unset WORLD_SIZE"
+    )

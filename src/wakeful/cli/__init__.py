@@ -44,8 +44,8 @@ SUMMARIES = VERBS | {
     "data generate": "Let a model write text, as memory-mapped tokens to train on."
 }
 """Of verbs of two words too."""
-SPREAD = ("train", "diagnose", "evaluate", "inherit", "quantize", "cure")
-"""Those that share their work out over the processes of torchrun."""
+SPREAD = ("train", "inherit")
+"""Those that train, on all processes of torchrun."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, whatever was saved: the shell's."""
 TERMINATED = 143
@@ -193,8 +193,8 @@ def _complain(verb: str, message: str) -> None:
 
 @contextlib.contextmanager
 def _processes(verb: str) -> Iterator[None]:
-    """Make one error of many where there are several processes, as `world.joined` does; end all but
-    the first of them where the verb takes one.
+    """Make one error of many where there are several processes, as `world.joined` does; refuse them
+    where the verb takes one, and let the first alone say so.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield

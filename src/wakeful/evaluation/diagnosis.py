@@ -1,7 +1,7 @@
 """All metrics of a model on a text, as one tidy table."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from wakeful.evaluation.later_sinks import LaterSink, later_sinks
 from wakeful.finding import Advice
 from wakeful.loading.model import Model
 from wakeful.probes.attention import Entropy, Importance, KeyShares, Leading, Sinks, Values
-from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
+from wakeful.probes.base import SCHEMA, Frame, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.probes.running import first_target, num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, read_frame
-from wakeful.world import ALONE, World
 
 TOKENS, ATTENTION = "tokens.json", "attention.parquet"
 """Files of a diagnosis."""
@@ -76,15 +75,11 @@ def diagnose(
     rank_seconds: float = math.inf,
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
-    more: Callable[[], Iterable[MergeableProbe]] = tuple,
+    more: Iterable[Probe] = (),
     progress: Passed = unseen,
-    world: World = ALONE,
 ) -> Diagnosis:
     """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`
     probes of other kinds.
-
-    The sequences are dealt out among the processes of `world`, neighbors to one process; each
-    has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(
@@ -93,46 +88,33 @@ def diagnose(
     outside = [layer for layer in layers if not 0 <= layer < num_layers]
     if outside:
         raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
-
-    def fresh_probes() -> list[MergeableProbe]:
-        known = [
-            Sinks(),
-            Entropy(),
-            Importance(),
-            Leading(),
-            Ranks(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
-            Values(),
-            Outliers(),
-            OutlierChannels(),
-            Smoothing(),
-            BlockInfluence(),
-            AttentionPictures(layers=layers, heads=picture_heads, size=32),
-            MeanAttention(),
-            HiddenPicture(tokens=32, bins=192),
-            FirstAttention(tokens=_LABELLED),
-            KeyShares(),
-        ]
-        kinds = {type(probe) for probe in known}
-        return [*known, *(probe for probe in more() if type(probe) not in kinds)]
-
-    probes = fresh_probes()
+    probes: list[Probe] = [
+        Sinks(),
+        Entropy(),
+        Importance(),
+        Leading(),
+        Ranks(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
+        Values(),
+        Outliers(),
+        OutlierChannels(),
+        Smoothing(),
+        BlockInfluence(),
+        AttentionPictures(layers=layers, heads=picture_heads, size=32),
+        MeanAttention(),
+        HiddenPicture(tokens=32, bins=192),
+        FirstAttention(tokens=_LABELLED),
+        KeyShares(),
+    ]
+    kinds = {type(probe) for probe in probes}
+    probes += [probe for probe in more if type(probe) not in kinds]
     losses: list[float] = []
-    mine = sequences[world.part(len(sequences))]
     device = loaded.device
     with torch.inference_mode(), watch(loaded.module, *probes):
-        progress(0, len(mine))
-        for done, tokens in enumerate(mine, start=1):
+        progress(0, len(sequences))
+        for done, tokens in enumerate(sequences, start=1):
             ids = torch.tensor([list(tokens)], device=device)
             losses.append(_loss(loaded, ids))
-            progress(done, len(mine))
-    if world.size > 1:
-        world.meet()
-        parts = world.gather([losses, [probe.state() for probe in probes]])
-        losses = [loss for theirs, _ in parts for loss in theirs]
-        probes = fresh_probes()
-        for _, states in parts:  # in the order of the sequences
-            for probe, state in zip(probes, states, strict=True):
-                probe.merge(state)
+            progress(done, len(sequences))
     loss, error = mean_and_error(losses)
     keys = next(each for each in probes if isinstance(each, KeyShares))
     return Diagnosis(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
-from wakeful.evaluation.reading import Window, Words, check_length, check_text, words_in
+from wakeful.evaluation.reading import Window, Words, check_length, words_in
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -33,7 +33,6 @@ from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quant.linear import QuantizedLinear
-from wakeful.world import ALONE, World
 
 
 def perplexity(
@@ -46,11 +45,8 @@ def perplexity(
     bos: bool = False,
     batch_size: int = 4,
     progress: Passed = unseen,
-    world: World = ALONE,
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
-
-    Of several processes each takes its share of the batches, and returns the scores of all.
 
     `stride` is at most `length`; `num_sequences` windows at most are taken from the text's
     beginning, 0 for all. Bits per byte are left out where the tokenizer does not say which part of
@@ -68,15 +64,12 @@ def perplexity(
     words = words_in(text)
     cut = words.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
-    check_text(world, loaded, keys)
     nats = np.zeros(len(cut))
     progress(0, len(cut))
-    for start in range(0, len(cut), batch_size)[world.rank :: world.size]:
+    for start in range(0, len(cut), batch_size):
         batch = cut[start : start + batch_size]
         nats[start : start + len(batch)] = _nats(loaded, batch)
         progress(start + len(batch), len(cut))
-    world.meet()
-    nats = world.sum(torch.from_numpy(nats)).numpy()
     counts = np.array([each.counted for each in cut], float)
     scores = [
         Score(

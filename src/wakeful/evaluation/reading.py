@@ -16,7 +16,6 @@ from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
 from wakeful.runs.run import run_at
-from wakeful.world import World
 
 
 @dataclass(frozen=True)
@@ -228,15 +227,6 @@ def check_length(loaded: Model, length: int, *, bos: bool) -> None:
         )
     if bos and loaded.bos is None:
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
-
-
-def check_text(world: World, loaded: Model, read: object) -> None:
-    """Raise `WakefulError` unless all processes read the same for a model."""
-    world.check_same(
-        [loaded.name, read],
-        f"the processes read different text for {loaded.name}: give each machine the same text and "
-        "the same model",
-    )
 
 
 def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         Spectrum,
         Values,
     )  # fmt: skip
-    from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, MergeableProbe, Probe
+    from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, Probe
     from wakeful.probes.channels import ChannelOverlap, LargestWeights
     from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
     from wakeful.probes.mappings import Mappings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "ChannelOverlap", "Entropy",
     "HiddenEvent", "HiddenPicture", "Importance", "LargestWeights", "Leading", "Mappings",
-    "MeanAttention", "MeanProbe", "MergeableProbe", "OutlierChannels", "Outliers", "Positions",
+    "MeanAttention", "MeanProbe", "OutlierChannels", "Outliers", "Positions",
     "Probe", "Ranks", "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 

@@ -3,7 +3,6 @@ the start token has that the others lack.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import polars as pl
 import torch
@@ -11,14 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.probes import exact
-from wakeful.probes.base import (
-    SCHEMA,
-    AttentionEvent,
-    Frame,
-    HiddenEvent,
-    MeanProbe,
-    MergeableProbe,
-)
+from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, HiddenEvent, MeanProbe, Probe
 from wakeful.probes.streaming import first_column
 
 
@@ -52,7 +44,7 @@ class Sinks(MeanProbe):
                     self.put_heads(event.layer, name, each)
 
 
-class KeyShares(MergeableProbe):
+class KeyShares(Probe):
     """How much of the attention every key of every sequence takes, over all heads and layers.
 
     They are no metric: `shares` and `masses` have them. `wakeful.evaluation.later_sinks` sums them
@@ -90,12 +82,6 @@ class KeyShares(MergeableProbe):
     def masses(self) -> list[Float[Tensor, "L"]]:
         """For each sequence the mean weight on each key, row 0 left out."""
         return [both[1] / layers for layers, both in self._sums]
-
-    def state(self) -> Any:
-        return [[layers, both.tolist()] for layers, both in self._sums]
-
-    def merge(self, state: Any) -> None:
-        self._sums += [(layers, torch.tensor(both, dtype=torch.float64)) for layers, both in state]
 
     def rows(self) -> Frame:
         return pl.DataFrame(schema=SCHEMA)

@@ -3,7 +3,6 @@
 Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D model width.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -170,18 +169,6 @@ class Probe(ABC):
         """Return everything seen so far, mean ± standard error over sequences."""
 
 
-class MergeableProbe(Probe):
-    """A probe that can take in what another of its kind has seen, in another process too."""
-
-    @abstractmethod
-    def state(self) -> Any:
-        """Return everything seen so far as what JSON can hold, to the bit."""
-
-    @abstractmethod
-    def merge(self, state: Any) -> None:
-        """Take in the `state` of a probe with the same settings that saw later sequences."""
-
-
 @dataclass(frozen=True, order=True)
 class Key:
     """What a value is about; the columns of a row that are not numbers of the measurement."""
@@ -203,31 +190,15 @@ class Means:
         self._state: dict[Key, tuple[int, float, float]] = {}
         self._bounds: set[Key] = set()
 
-    def add(
-        self, key: Key, total: float, *, count: int = 1, squares: float = 0.0, bound: bool = False
-    ) -> None:
-        """Add one sequence's value, or the sum of `count` and that of their squared deviations; one
-        bound among them makes the mean a bound.
-        """
-        known, sum_, deviations = self._state.get(key, (0, 0.0, 0.0))
-        if known:
-            apart = total / count - sum_ / known
-            squares += apart * apart * known * count / (known + count)
-        self._state[key] = (known + count, sum_ + total, deviations + squares)
+    def add(self, key: Key, value: float, *, bound: bool = False) -> None:
+        """Add one sequence's value; one bound among the values makes the mean a bound."""
+        count, total, squares = self._state.get(key, (0, 0.0, 0.0))
+        if count:
+            difference = value - total / count
+            squares += difference * difference * count / (count + 1)
+        self._state[key] = (count + 1, total + value, squares)
         if bound:
             self._bounds.add(key)
-
-    def state(self) -> list[Any]:
-        """Return each key with its count, sum, sum of squared deviations and whether a bound."""
-        return [
-            [*dataclasses.astuple(key), *sums, key in self._bounds]
-            for key, sums in self._state.items()
-        ]
-
-    def merge(self, state: list[Any]) -> None:
-        """Take in the `state` of other means."""
-        for *key, count, total, squares, bound in state:
-            self.add(Key(*key), total, count=count, squares=squares, bound=bound)
 
     def rows(self) -> Frame:
         """Return a row for each key, sorted by layer, metric, variant, position and head."""
@@ -243,7 +214,7 @@ class Means:
         return frame.sort("layer", "metric", "variant", "position", "head", nulls_last=True)
 
 
-class MeanProbe(Means, MergeableProbe):
+class MeanProbe(Means, Probe):
     """A probe whose rows are means over sequences of numbers it computes an event at a time."""
 
     def put(
@@ -268,7 +239,7 @@ class MeanProbe(Means, MergeableProbe):
         self.put(layer, metric, float(each.mean()), **where)
 
 
-class SumProbe(MergeableProbe):
+class SumProbe(Probe):
     """A probe whose rows follow from sums over sequences."""
 
     def __init__(self) -> None:
@@ -281,13 +252,6 @@ class SumProbe(MergeableProbe):
         fresh = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (total, count))
         total, count = (more + sum_ for more, sum_ in zip(fresh, known, strict=True))
         self.sums[key] = total, count
-
-    def state(self) -> Any:
-        return [[key, *(each.tolist() for each in sums)] for key, sums in self.sums.items()]
-
-    def merge(self, state: Any) -> None:
-        for key, *sums in state:
-            self.add(tuple(key), *(torch.tensor(each, dtype=torch.float64) for each in sums))
 
 
 def exact_rows(rows: Iterable[tuple[int | None, int | None, str, str, str, float]]) -> Frame:

@@ -3,21 +3,12 @@
 Every metric is of block outputs, before the final norm; layer −1 is the embedding.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from wakeful.optim.rotations.base import haar_matrix
 from wakeful.probes import exact
-from wakeful.probes.base import (
-    Frame,
-    HiddenEvent,
-    MeanProbe,
-    MergeableProbe,
-    exact_rows,
-    first_and_rest,
-)
+from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows, first_and_rest
 
 
 class _Shape(MeanProbe):
@@ -110,7 +101,7 @@ class BlockInfluence(MeanProbe):
             self.put(event.layer, "angular_distance", angle.mean(), variant="all_tokens")
 
 
-class OutlierChannels(MergeableProbe):
+class OutlierChannels(Probe):
     """`outlier_channel`: the channels with the largest |x| of each layer over everything seen.
 
     `variant` names the channel, `position` the token in its sequence, `value` is max |x|.
@@ -123,20 +114,10 @@ class OutlierChannels(MergeableProbe):
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            self._take(event.layer, *h.abs().max(0))
-
-    def state(self) -> Any:
-        return [[layer, *(each.tolist() for each in peaks)] for layer, peaks in self.peaks.items()]
-
-    def merge(self, state: Any) -> None:
-        for layer, size, position in state:
-            self._take(layer, torch.tensor(size, dtype=torch.float64), torch.tensor(position))
-
-    def _take(self, layer: int, size: Tensor, position: Tensor) -> None:
-        size, position = size.cpu(), position.cpu()
-        known, place = self.peaks.get(layer, (size, position))
-        larger = size > known
-        self.peaks[layer] = torch.maximum(size, known), torch.where(larger, position, place)
+            size, position = (each.cpu() for each in h.abs().max(0))
+            known, place = self.peaks.get(event.layer, (size, position))
+            positions = torch.where(size > known, position, place)
+            self.peaks[event.layer] = torch.maximum(size, known), positions
 
     def rows(self) -> Frame:
         rows = []

@@ -18,7 +18,7 @@ from wakeful.probes.base import (
     AttentionEvent,
     Frame,
     HiddenEvent,
-    MergeableProbe,
+    Probe,
     SumProbe,
     exact_rows,
 )
@@ -130,7 +130,7 @@ class MeanAttention(SumProbe):
         )
 
 
-class FirstAttention(MergeableProbe):
+class FirstAttention(Probe):
     """Every head's weights among the first `tokens` positions of the first sequence alone, where
     each row and column is a token with a text. They are no metric: `frame()` has them.
     """
@@ -151,13 +151,6 @@ class FirstAttention(MergeableProbe):
         self.weights[event.layer] = [
             head_weights(first, head, self.tokens).tolist() for head in range(first.num_heads)
         ]
-
-    def state(self) -> Any:
-        return list(self.weights.items())
-
-    def merge(self, state: Any) -> None:
-        for layer, weights in state:
-            self.weights.setdefault(layer, weights)
 
     def frame(self) -> Frame:
         """Return a row a weight: layer, head, query, key, value; softmax over all keys."""

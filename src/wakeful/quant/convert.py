@@ -25,7 +25,6 @@ from wakeful.quant.observing import plain_linear
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
 from wakeful.switches import ordinary_switches
-from wakeful.world import ALONE, World
 
 
 @ordinary_switches()
@@ -37,7 +36,6 @@ def quantize(
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
     others: Mapping[str, Scheme | str] | None = None,
-    world: World = ALONE,
     passed: Passed = unseen,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
@@ -57,7 +55,6 @@ def quantize(
             the scheme quantizes the cache alone.
         others: schemes of weights and inputs for layers that match a pattern, the first of several,
             in place of `scheme`'s.
-        world: the processes that share the calibration; each has the model, and quantizes alike.
         passed: is told how many layers of how many are quantized.
 
     Raises:
@@ -86,15 +83,12 @@ def quantize(
         _refuse_quantized(model)
     model = prepared(model, ["*"] if scheme.weights is None else skip)
     layers = {} if scheme.weights is None else linear_layers(model, skip)
-    if len(calibration) < world.size:  # too little to share: everyone reads all
-        world = ALONE
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
     with evaluating(model):
         for each, part in _by_scheme(layers, scheme, by_pattern).items():
-            share = calibration[world.part(len(calibration))]
             exchange = Exchange(
-                model, part, each, arithmetic, share, world, replaced,
+                model, part, each, arithmetic, calibration, replaced,
                 lambda: passed(len(replaced), len(layers)),
             )  # fmt: skip
             exchange.run()

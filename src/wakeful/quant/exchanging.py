@@ -10,12 +10,11 @@ from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.experts import put
 from wakeful.quant.linear import QuantizedLinear, divisor_of, matrix, quantized
 from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.observing import merge, observe
+from wakeful.quant.observing import observe
 from wakeful.quant.schemes import Scheme
 from wakeful.quant.schemes.methods import Seen
 from wakeful.quant.walking import fit, portions
 from wakeful.quant.weighing import TokenWeights, token_weights
-from wakeful.world import World
 
 
 @dataclass(eq=False)
@@ -30,8 +29,6 @@ class Exchange:
     scheme: Scheme
     arithmetic: Arithmetic
     text: Sequence[Tensor]
-    """This process's share of it."""
-    world: World
     replaced: dict[int, QuantizedLinear]
     """By the ids of the layers in full precision."""
     passed: Callable[[], None]
@@ -86,16 +83,14 @@ class Exchange:
         self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None,
         *, weighs: bool = False,
     ) -> dict[str, Seen]:  # fmt: skip
-        """Return what all processes' text shows of some layers, where that is asked for."""
+        """Return what the text shows of some layers, where that is asked for."""
         method, static = self.scheme.rounding, self.scheme.scales == "static"
         if not static and self.scheme.method is None:
             return {}
-        seen = observe(
+        return observe(
             self.model, dict(part), self.text, weights=weights, weighs=weighs,
             products=method.needs_products, outputs=static and self.scheme.outputs is not None,
         )  # fmt: skip
-        merge(seen, self.world)
-        return seen
 
     def _largest(self, names: Sequence[str]) -> Tensor:
         """Return the largest |W| of layers that share a scale, (1, 1)."""

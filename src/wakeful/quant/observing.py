@@ -1,4 +1,4 @@
-"""What calibration text shows of linear layers, as hooks see it, in one process or several."""
+"""What calibration text shows of linear layers, as hooks see it."""
 
 import re
 import weakref
@@ -19,7 +19,6 @@ from wakeful.quant.linear import matrix
 from wakeful.quant.schemes.methods import Readers, Seen
 from wakeful.quant.walking import Enough
 from wakeful.quant.weighing import TokenWeights, listening
-from wakeful.world import World
 
 _EXPERT = re.compile(r"(?P<place>.+)\.experts\.(?:\w+\.)?(?P<number>\d+)(?:\..+)?")
 """The name of an expert's layer: the experts' place, then a projection's list or the expert."""
@@ -120,31 +119,6 @@ def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x Wᵀ + b, the product alone where the layer does more with it."""
     weight, bias = matrix(layer)
     return torch.nn.functional.linear(x, weight, bias)
-
-
-def merge(found: Mapping[str, Seen], world: World) -> None:
-    """Let every process have seen what all of them have: largest values, and sums in float64.
-
-    Raises:
-        WakefulError: one of them saw layers that another did not.
-    """
-    if world.size == 1:
-        return
-    world.check_same(
-        list(found),
-        "calibration text reaches other layers in one process than in another: give more "
-        "--calibration_sequences, or start fewer processes",
-    )
-    merged: set[int] = set()
-    for seen in found.values():
-        seen.outputs = float(world.most(torch.tensor(seen.outputs, dtype=torch.float64)))
-        # Layers that read one tensor share what is seen of it, but for products of their own.
-        if id(seen.channels) not in merged:
-            merged.add(id(seen.channels))
-            seen.channels.copy_(world.most(seen.channels))
-        if seen.products is not None and id(seen.products) not in merged:
-            merged.add(id(seen.products))
-            seen.products.copy_(world.sum(seen.products.double()))
 
 
 def numbered(names: Sequence[str]) -> str:

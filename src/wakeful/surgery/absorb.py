@@ -22,16 +22,13 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.prefix import store_prefix
-from wakeful.world import ALONE, World
 
 _SMALLEST = 1e-6
 """The least mean weight: that of none has no logarithm."""
 
 
 class SeenAttention(NamedTuple):
-    """One layer's attention over a text with the stored token as its first key: of this process's
-    share of `rows` sequences.
-    """
+    """One layer's attention over a text with the stored token as its first key."""
 
     layer: int
     x: Float[Tensor, "B L D"]
@@ -39,23 +36,21 @@ class SeenAttention(NamedTuple):
     q: Float[Tensor, "B L H d"]
     k: Float[Tensor, "B P G d"]
     scale: float
-    rows: int
-    world: World
 
     def ends(
         self, shift: "Float[Tensor, '#1 L G d'] | None" = None
     ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
         """Return of every query the first key's logit, and the log-sum-exp of all others it sees.
 
-        The others are less `shift`. Both are float64, N = rows · L queries, of all processes.
+        The others are less `shift`. Both are float64, of N = B · L queries.
         """
         both = ends_of(self.q, self.k, self.scale, shift)
-        first, rest = self.world.whole(both, self.rows).movedim(0, 2).flatten(2)
+        first, rest = both.movedim(0, 2).flatten(2)
         return first, rest
 
     def inputs(self) -> Float[Tensor, "N D"]:
-        """Return the inputs of all queries, of all processes, in float64."""
-        return self.world.whole(self.x, self.rows).flatten(0, 1).double()
+        """Return the inputs of all queries in float64."""
+        return self.x.flatten(0, 1).double()
 
 
 def ends_of(
@@ -111,16 +106,12 @@ def absorb(
     token: int,
     text: Int[Tensor, "B L"],
     learn: Learn,
-    world: World,
     **changes: str,
 ) -> Decoder:
     """Return a decoder with `changes` and a stored token's values in the attention's biases.
 
-    All other weights are shared with `decoder`, which stays as it is. Each process reads its share
-    of the text; where there are more of them than sequences, all of it.
+    All other weights are shared with `decoder`, which stays as it is.
     """
-    rows = len(text)
-    world = world if rows >= world.size else ALONE
     prefixed = store_prefix(decoder, [token])
     attentions = {n: block.attention for n, block in enumerate(prefixed.blocks)}
     shape = decoder.config.shape
@@ -134,7 +125,7 @@ def absorb(
         q, k, v = heads
         attention = attentions[layer]
         scale = attention.dot.scale
-        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, scale, rows, world))
+        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, scale))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         added = {"query": 0.0, "key": key, "value": -value.flatten()}
@@ -149,7 +140,7 @@ def absorb(
     queries = {n: each.query for n, each in attentions.items()}
     dots = {n: each.dot for n, each in attentions.items()}
     with hooked(queries, before=note), hooked(dots, before=see):
-        prefixed.hidden(text[world.part(rows)])
+        prefixed.hidden(text)
     if decoder.config.positions == "learned":
         new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
     return rebuilt(

@@ -20,7 +20,6 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
-from wakeful.world import ALONE, World
 
 ROUTE = "output_gate"
 _RIDGE = 0.1
@@ -30,9 +29,7 @@ _FURTHEST = 8.0
 
 
 @torch.no_grad()
-def learned_gates(
-    decoder: Decoder, token: int, text: Int[Tensor, "B L"], world: World = ALONE
-) -> Decoder:
+def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
     """Return a decoder with gates that reads a text nearly as `decoder` after `token`.
 
     All weights but those of the attention's biases are shared with `decoder`, which stays as it is.
@@ -41,7 +38,6 @@ def learned_gates(
         decoder: with the ordinary softmax over each layer's own keys and values.
         token: stands before every sequence in what the gates are made of.
         text: sequences to fit the gates on.
-        world: the processes that share the text.
 
     Raises:
         WakefulError: another normalizer or route, a stored prefix, or a token that is none.
@@ -62,7 +58,7 @@ def learned_gates(
         name = f"route.gates.{seen.layer}"
         return 0.0, {f"{name}.weight": weight, f"{name}.bias": bias}
 
-    return absorb(decoder, token, text, learn, world, route=ROUTE)
+    return absorb(decoder, token, text, learn, route=ROUTE)
 
 
 @torch.no_grad()

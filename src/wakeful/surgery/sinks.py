@@ -19,15 +19,12 @@ from torch import Tensor
 from wakeful.model.decoder import Decoder
 from wakeful.model.positions import turn_pairs
 from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
-from wakeful.world import ALONE, World
 
 NORMALIZER = "softmax1(learned=True)"
 
 
 @torch.no_grad()
-def learned_sinks(
-    decoder: Decoder, token: int, text: Int[Tensor, "B L"], world: World = ALONE
-) -> Decoder:
+def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
     """Return a decoder with learned sinks that reads a text nearly as `decoder` after `token`.
 
     Without rotary positions and normalized keys it is that function exactly. All weights but those
@@ -44,7 +41,7 @@ def learned_sinks(
         name = f"blocks.{seen.layer}.attention.dot.normalizer.log_sinks"
         return -shift.flatten(), {name: sink}
 
-    return absorb(decoder, token, text, learn, world, normalizer=NORMALIZER)
+    return absorb(decoder, token, text, learn, normalizer=NORMALIZER)
 
 
 def _shift(

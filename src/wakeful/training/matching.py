@@ -20,7 +20,6 @@ from wakeful.display import Passed, unseen
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
 from wakeful.training.distillation import distance, distillation_in_rows, stream_outputs
-from wakeful.world import ALONE, World
 
 MATCHING_PASSES = 4
 """Forward passes that a step is worth: the teacher's, and the student's with its backward."""
@@ -54,13 +53,11 @@ def match(
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
     progress: Passed = unseen,
-    world: World = ALONE,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
 
     `fast` are parameters that learn at `speed` times the rate. The student is left without
-    gradients, and both models in evaluation mode. The processes share every batch, whose size is a
-    multiple of their number, and end with the same weights.
+    gradients, and both models in evaluation mode.
     """
     slow = [p for p in student.parameters() if all(p is not each for each in fast)]
     student.train().requires_grad_(True)
@@ -86,16 +83,13 @@ def match(
             starts = torch.randint(
                 len(text) - length + 1, (plan.batch_size * parts, 1), generator=generator
             )
-            starts = starts[world.part(len(starts))]
             tokens = text[(starts + torch.arange(length)).to(text.device)]
             optimizer.zero_grad()
             loss = _loss(student, teacher, tokens)
             loss.backward()
-            for each in student.parameters() if world.size > 1 else ():
-                each.grad = None if each.grad is None else world.sum(each.grad) / world.size
             torch.nn.utils.clip_grad_norm_(student.parameters(), _LONGEST_GRADIENT)
             optimizer.step()
-            losses.append(world.sum(loss.detach()).item() / world.size)
+            losses.append(loss.item())
             progress(step + 1, plan.steps)
     finally:
         student.eval().requires_grad_(False).zero_grad()
@@ -111,15 +105,10 @@ def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def divergence(
-    student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"], world: World = ALONE
-) -> float:
-    """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions; the processes
-    share the text.
-    """
-    mine = text[world.part(len(text))]
-    found = [float(_divergence(student(row[None]), teacher(row[None]))) for row in mine]
-    return float(world.whole(torch.tensor(found, dtype=torch.float64), len(text)).mean())
+def divergence(student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"]) -> float:
+    """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions."""
+    found = [float(_divergence(student(row[None]), teacher(row[None]))) for row in text]
+    return float(torch.tensor(found, dtype=torch.float64).mean())
 
 
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:

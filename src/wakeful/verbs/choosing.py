@@ -35,7 +35,6 @@ from wakeful.quant import quantize
 from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
 from wakeful.quant.schemes.methods import Gptq
 from wakeful.reports.value import Cell, Section, Table, Text
-from wakeful.world import ALONE, World
 
 CHOOSING, PROVING = 8, 16
 """Sequences that candidates are measured on, and that the best one is proved on."""
@@ -75,9 +74,8 @@ class Candidate:
         return ", ".join(filter(None, parts)) or "no cure"
 
     def made(
-        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0,
-        world: World = ALONE,
-    ) -> Decoder:  # fmt: skip
+        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0
+    ) -> Decoder:
         """Return the cured decoder; the plain one where nothing is to be done.
 
         Args:
@@ -85,12 +83,11 @@ class Candidate:
             calibrating: sequences (B, L) that sinks are fitted on.
             token: what a prefix stores and sinks are fitted to.
             seed: of the rotations.
-            world: the processes that share those sequences.
         """
         made = plain
         if self.first == "sinks":
             assert token is not None
-            made = surgery.learned_sinks(made, token, calibrating, world)
+            made = surgery.learned_sinks(made, token, calibrating)
         if self.rotate or self.inner:
             made = surgery.rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
         if self.keys:
@@ -324,7 +321,6 @@ def choose(
     stock: bool = False,
     seed: int = 0,
     told: Callable[[str], None] = lambda _: None,
-    world: World = ALONE,
 ) -> Choice:
     """Return what is best done to a model before it is quantized by schemes, its head left alone.
 
@@ -336,9 +332,8 @@ def choose(
         stock: whether only cures are tried that leave one of Transformers' own architectures.
         seed: of the rotations.
         told: what each candidate is told to before it is measured.
-        world: the processes that share the sequences; each makes every candidate.
     """
-    return _Choosing(plain, tuple(schemes), texts, token, stock, seed, told, world).choose()
+    return _Choosing(plain, tuple(schemes), texts, token, stock, seed, told).choose()
 
 
 @dataclass
@@ -352,7 +347,6 @@ class _Choosing:
     stock: bool
     seed: int
     told: Callable[[str], None]
-    world: World
     trials: list[tuple[Trial, ...]] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
 
@@ -401,7 +395,7 @@ class _Choosing:
         return _best_of(self.trials)
 
     def _make(self, candidate: Candidate) -> Decoder:
-        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed, self.world)
+        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
@@ -421,14 +415,14 @@ class _Choosing:
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize(
             made, scheme, arithmetic="integer", skip=skip,
-            calibration=given if scheme.calibrated else (), world=self.world,
+            calibration=given if scheme.calibrated else (),
         )  # fmt: skip
         if id(text) not in self.full:
-            self.full[id(text)] = _losses(self.plain, text, self.texts.opening, self.world)
-        return (_losses(small, text, before, self.world) - self.full[id(text)]).cpu()
+            self.full[id(text)] = _losses(self.plain, text, self.texts.opening)
+        return (_losses(small, text, before) - self.full[id(text)]).cpu()
 
 
-def _losses(model: nn.Module, text: Tensor, opening: Sequence[int], world: World) -> Tensor:
+def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
     """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
-    mine = surgery.window_losses(model, text[world.part(len(text))], opening)
-    return world.whole(torch.tensor(mine, dtype=torch.float64, device=text.device), len(text))
+    losses = surgery.window_losses(model, text, opening)
+    return torch.tensor(losses, dtype=torch.float64, device=text.device)

@@ -22,7 +22,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange, finite
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
 from wakeful.evaluation.findings import findings
-from wakeful.evaluation.reading import TextWords, check_text
+from wakeful.evaluation.reading import TextWords
 from wakeful.finding import Advice
 from wakeful.hf.weights_out import describe, export, refuse_existing, save_stock, written_as
 from wakeful.hf.whole import is_hybrid
@@ -67,7 +67,6 @@ from wakeful.verbs.sink_choice import (
     windows_of,
 )
 from wakeful.verbs.sources import Source, as_ours, dtype_of, name_of
-from wakeful.world import World, joined
 
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
@@ -254,38 +253,37 @@ def cure(
     command = command_of("cure", wanted, name_of(model))
     for name in wanted.for_:
         format_of(name)
-    with joined() as world:
+    if wanted.out:
+        refuse_existing(Path(wanted.out))
+    with session("cure", wanted, [model], tokenizer, shown) as at:
+        learned = _learned(wanted)
+        most = (wanted.length or LENGTH) * wanted.num_sequences + learned
+        words = TextWords(beginning_of(wanted.source, most))
+        loaded = next(at.models())
+        if loaded.is_quantized:
+            raise WakefulError(
+                f"{loaded.name} is quantized: cure the model it was made from, then quantize"
+            )
+        event_source(loaded.module)  # refuses what cannot be diagnosed
         if wanted.out:
-            refuse_existing(Path(wanted.out))
-        with session("cure", wanted, [model], tokenizer, shown) as at:
-            learned = _learned(wanted)
-            most = (wanted.length or LENGTH) * wanted.num_sequences + learned
-            words = world.leader_first(lambda: TextWords(beginning_of(wanted.source, most)))
-            loaded = next(at.models())
-            if loaded.is_quantized:
-                raise WakefulError(
-                    f"{loaded.name} is quantized: cure the model it was made from, then quantize"
-                )
-            event_source(loaded.module)  # refuses what cannot be diagnosed
-            if wanted.out:
-                _ = loaded.own_tokenizer  # which is written
-            fused = any(map(is_fused, loaded.module.modules()))
-            make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-            made = make(_At(loaded, words, learned, wanted, at.show, world))
-        shared = ("bos", "device", "dtype", "num_sequences")
-        asks = {name: getattr(wanted, name) for name in shared}
-        asks["text"] = wanted.source  # both models read the text that is verified on
-        seen = diagnose(
-            loaded, made.model, shown=shown, length=made.length, no_advice=True, **asks
-        )  # fmt: skip
-        helped = wanted.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
-        advice = None if helped else _next(loaded, seen, words, wanted, made.length)
-        cure = Cure(
-            **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
-            figures=wanted.figures, out=wanted.out, advice=advice, reading=wanted.text_flags,
-        )  # fmt: skip
-        if wanted.out and world.first:
-            cure.save(wanted.out)
+            _ = loaded.own_tokenizer  # which is written
+        fused = any(map(is_fused, loaded.module.modules()))
+        make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
+        made = make(_At(loaded, words, learned, wanted, at.show))
+    shared = ("bos", "device", "dtype", "num_sequences")
+    asks = {name: getattr(wanted, name) for name in shared}
+    asks["text"] = wanted.source  # both models read the text that is verified on
+    seen = diagnose(
+        loaded, made.model, shown=shown, length=made.length, no_advice=True, **asks
+    )  # fmt: skip
+    helped = wanted.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
+    advice = None if helped else _next(loaded, seen, words, wanted, made.length)
+    cure = Cure(
+        **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
+        figures=wanted.figures, out=wanted.out, advice=advice, reading=wanted.text_flags,
+    )  # fmt: skip
+    if wanted.out:
+        cure.save(wanted.out)
     return cure
 
 
@@ -314,7 +312,7 @@ def _next(
 
 @dataclass(frozen=True)
 class _At:
-    """A model to cure, on every process that takes part."""
+    """A model to cure."""
 
     loaded: Model
     words: TextWords
@@ -322,7 +320,6 @@ class _At:
     """Tokens that choosing, fitting and training read, after those to verify on."""
     wanted: CureOptions
     show: Display
-    world: World
 
     @property
     def stored(self) -> torch.dtype | None:
@@ -348,10 +345,10 @@ class _At:
 
 def _cured_ours(at: _At) -> _Made:
     """Cure a model that our decoder can be."""
-    loaded, wanted, show, world = at.loaded, at.wanted, at.show, at.world
+    loaded, wanted, show = at.loaded, at.wanted, at.show
     ours = as_ours(loaded, show)
     plain, said = ours.decoder(), str(ours.agreement or "")
-    _check_possible(loaded, plain, wanted, world)
+    _check_possible(loaded, plain, wanted)
     text = _text(at)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
     foretell(
@@ -376,7 +373,7 @@ def _cured_ours(at: _At) -> _Made:
         assert sink is not None
         stands = [*sink.token.tokens]
         rest = _rest(at, text.numel()) if rest is None else rest
-        base, more = retrained(loaded, stands[0], text, rest, wanted, show, world)
+        base, more = retrained(loaded, stands[0], text, rest, wanted, show)
         done += more
     cured, more = _cured(at, base, prefix)
     done += more + stored + _rounded(cured, plain, at.stored)
@@ -384,7 +381,7 @@ def _cured_ours(at: _At) -> _Made:
     result = at.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
     stands, compared = prefix or stands, text[:, :COMPARED_TOKENS]
-    found = differences(loaded.module, plain, cured, compared, stands, world)
+    found = differences(loaded.module, plain, cured, compared, stands)
     done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
     told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
     show.note("comparing losses")
@@ -395,12 +392,12 @@ def _cured_ours(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions, world: World) -> None:
+def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions) -> None:
     """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
     if wanted.turning:
         surgery.check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
     if wanted.trains:
-        check_retrains(plain, wanted, world)
+        check_retrains(plain, wanted)
     if wanted.prefix:
         surgery.check_stores(plain, int(wanted.prefix) if wanted.prefix.isdecimal() else 1)
     if wanted.prefix == "bos" and loaded.bos is None:
@@ -411,7 +408,7 @@ def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions, world: W
 
 def _cured_experts(at: _At) -> _Made:
     """Cure a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
-    loaded, wanted, world = at.loaded, at.wanted, at.world
+    loaded, wanted = at.loaded, at.wanted
     refused = {name: why for name, why in _NOT_OF_EXPERTS.items() if getattr(wanted, name)}
     if wanted.sinks:
         try:
@@ -443,12 +440,12 @@ def _cured_experts(at: _At) -> _Made:
         done.append(_rotation(wanted))
     done += _rounded(cured, loaded.module, at.stored)
     at.show.note("comparing logits")
-    mine = text[world.part(len(text)), :COMPARED_TOKENS]
+    compared = text[:, :COMPARED_TOKENS]
     with torch.inference_mode():
-        before = surgery.opened(stands, mine)
+        before = surgery.opened(stands, compared)
         expected = [logits_of(loaded.module, row[None])[:, len(stands) :] for row in before]
-        found = [logits_of(cured, row[None]) for row in mine]
-        apart = difference(expected, found, len(text), world)
+        found = [logits_of(cured, row[None]) for row in compared]
+        apart = difference(expected, found)
     kind, result = dtype_of(loaded), at.cured(cured, **changes)
     loss = loss_change(loaded, result, text, wanted.bos)
     done = [("Loss on the text", str(loss)), *done, (f"Logits in {kind}", apart.said(stands))]
@@ -509,7 +506,6 @@ def _text(at: _At) -> Tensor:
         )
     length = min(wanted.length_for(loaded.context), loaded.context - room)
     found = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
-    check_text(at.world, loaded, [words.sha256, found])
     return torch.tensor(found, device=loaded.device)
 
 
@@ -614,7 +610,7 @@ def _choice(
     )  # fmt: skip
     choice = choose(
         plain, schemes, texts, token=token, stock=wanted.stock, seed=wanted.seed,
-        told=at.show.note, world=at.world,
+        told=at.show.note,
     )  # fmt: skip
     best = choice.best
     if best == Candidate():

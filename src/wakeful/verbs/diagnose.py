@@ -15,7 +15,7 @@ from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import summary
-from wakeful.evaluation.reading import Words, check_text, words_of
+from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.value import Report
@@ -25,7 +25,6 @@ from wakeful.verbs.advice import advise
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.verbs.sources import Source, name_of
-from wakeful.world import World
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -81,8 +80,7 @@ def diagnose(
         shown: how to show progress; None is a bar where there is a terminal.
         options: `DiagnoseOptions`, whose fields are keyword arguments too.
 
-    With `out` the run directory is written too, which must not exist; without it nothing is. Of
-    several processes each looks at its share of the sequences, and the first writes.
+    With `out` the run directory is written too, which must not exist; without it nothing is.
 
     Raises:
         WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
@@ -90,14 +88,13 @@ def diagnose(
     """
     wanted = options_from(DiagnoseOptions, given, options)
     with session("diagnose", wanted, models, tokenizer, shown) as at:
-        world, longest = at.world, wanted.length or LENGTH
-        words = world.leader_first(lambda: words_of(wanted.source, longest * wanted.num_sequences))
+        words = words_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences)
         found: list[Diagnosed] = []
         texts: dict[str, str] = {}
         for model in at.models():
             own = own_words(model, wanted, words)
             texts[model.name] = own.name or wanted.source
-            found.append(_diagnosed(model, own, wanted, at.show, world))
+            found.append(_diagnosed(model, own, wanted, at.show))
             del model
         lengths = {each.name: f"{each.length} tokens" for each in found}
         method = {
@@ -108,7 +105,7 @@ def diagnose(
             "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
             "Rank": f"τ = {wanted.tau:g}, mean over sequences, then the largest over heads; lazy "
             f"at or under {wanted.lazy_rank:g}; exact up to {wanted.rank_tokens} tokens and "
-            f"{wanted.rank_seconds:g} s" + ("" if world.size == 1 else " a process"),
+            f"{wanted.rank_seconds:g} s",
             "Entropy": "heads averaged first (the official code's); low is concentrated",
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
@@ -123,9 +120,7 @@ def diagnose(
     return result
 
 
-def _diagnosed(
-    model: Model, words: Words, wanted: DiagnoseOptions, show: Display, world: World
-) -> Diagnosed:
+def _diagnosed(model: Model, words: Words, wanted: DiagnoseOptions, show: Display) -> Diagnosed:
     heads = _heads(model)
     outside = [head for head in wanted.heads if not 0 <= head < heads]
     if outside:
@@ -136,7 +131,6 @@ def _diagnosed(
     sequences = words.sequences(
         model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
     )
-    check_text(world, model, sequences)
     found = diagnose_model(
         model,
         sequences,
@@ -149,7 +143,6 @@ def _diagnosed(
         progress=counting(
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
-        world=world,
     )
     found = replace(found, quantized=model.is_quantized)
     if wanted.no_advice:

@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.surgery import opened
-from wakeful.world import ALONE, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,27 +38,25 @@ class Difference:
 
 @torch.inference_mode()
 def differences(
-    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int],
-    world: World = ALONE,
-) -> dict[str, Difference]:  # fmt: skip
+    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
+) -> dict[str, Difference]:
     """Return how far the cured model is from the one before, which reads the prefix as text.
 
     In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
-    `plain` decoder, from the one before in its own. The processes share the text's rows.
+    `plain` decoder, from the one before in its own.
     """
-    rows, text = len(text), text[world.part(len(text))]
     after = [opened(prefix, row[None]) for row in text]
     expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")
-    found = {kind: difference(expected, (cured(row[None]) for row in text), rows, world)}
+    found = {kind: difference(expected, (cured(row[None]) for row in text))}
     if own != torch.bfloat16:
         rounded = _bfloat16(cured)
         short = (rounded(row[None]) for row in text)
-        found["bfloat16, cured"] = difference(expected, short, rows, world)
+        found["bfloat16, cured"] = difference(expected, short)
         rounded = _bfloat16(plain)
         long = (rounded(row)[:, len(prefix) :] for row in after)
-        found["bfloat16, not cured"] = difference(expected, long, rows, world)
+        found["bfloat16, not cured"] = difference(expected, long)
     return found
 
 
@@ -91,16 +88,14 @@ class Widened(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def difference(
-    expected: Sequence[Tensor], found: Iterable[Tensor], rows: int, world: World
-) -> Difference:
-    """Return how far logits are apart, given this process's of all rows."""
+def difference(expected: Sequence[Tensor], found: Iterable[Tensor]) -> Difference:
+    """Return how far logits are apart, given those of each row."""
     figures = torch.zeros(len(expected), 4, dtype=torch.float64)
     for each, one, other in zip(figures, expected, found, strict=True):
         apart = other.float() - one.float()
         p, q = one.float().log_softmax(-1), other.float().log_softmax(-1)
         kl = (p.exp() * (p - q)).sum(-1).mean()
         each[:] = torch.stack([apart.abs().max(), apart.square().mean(), one.float().var(), kl])
-    of_all = world.whole(figures, rows)
-    _, square, variance, kl = of_all.mean(0).tolist()
-    return Difference(largest=float(of_all[:, 0].max()), relative=(square / variance) ** 0.5, kl=kl)
+    _, square, variance, kl = figures.mean(0).tolist()
+    largest = float(figures[:, 0].max())
+    return Difference(largest=largest, relative=(square / variance) ** 0.5, kl=kl)

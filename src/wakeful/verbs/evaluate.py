@@ -31,7 +31,6 @@ from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import Measured, same_or_each
 from wakeful.verbs.session import counting, own_words, session
 from wakeful.verbs.sources import Source, name_of
-from wakeful.world import World
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -94,8 +93,7 @@ def evaluate(
         shown: how to show progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
 
-    With `out` the run directory is written too, which must not exist; without it nothing is. Of
-    several processes each takes its share of the windows and examples, and the first writes.
+    With `out` the run directory is written too, which must not exist; without it nothing is.
 
     Raises:
         WakefulError: a model, a text or a file of examples cannot be read, lm-eval is missing or
@@ -105,9 +103,7 @@ def evaluate(
     wanted = options_from(EvaluateOptions, given, options)
     sources = with_heirs(models)
     with session("evaluate", wanted, sources, tokenizer, shown) as at:
-        if wanted.speed and at.world.size > 1:
-            raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
-        material, tasks = at.world.leader_first(lambda: _read(wanted, at.show))
+        material, tasks = _read(wanted, at.show)
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
@@ -122,7 +118,7 @@ def evaluate(
             texts[model.name] = ", ".join(
                 text.name or wanted.source or wanted.sources[name] for name, text in words.items()
             )
-            scores += _measure(model, wanted, words, tasks, at.show, at.world)
+            scores += _measure(model, wanted, words, tasks, at.show)
             if wanted.speed:
                 scores += _costs(model, wanted, timed, at.show, ours=ours)
             del model
@@ -160,7 +156,6 @@ def _measure(
     texts: Mapping[str, Words],
     tasks: TaskSet,
     show: Display,
-    world: World,
 ) -> list[Score]:
     check_likelihoods(model.name, model.module)
     bos = model.begins(wanted.bos)
@@ -178,7 +173,6 @@ def _measure(
             bos=bos,
             batch_size=wanted.batch_size,
             progress=counting(show, f"{model.name}: windows", model, tokens=length),
-            world=world,
         )
         scores += [dataclasses.replace(score, task=name) for score in found]
     if tasks.tasks:

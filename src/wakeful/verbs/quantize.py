@@ -16,7 +16,7 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.evaluation.damage import Damage
-from wakeful.evaluation.reading import Words, check_text, words_in, words_of
+from wakeful.evaluation.reading import Words, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.quantized import state_bytes
 from wakeful.hf.whole import Shards
@@ -33,7 +33,6 @@ from wakeful.switches import ordinary_switches
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
 from wakeful.verbs.sources import Source, dtype_of, name_of
-from wakeful.world import World
 
 
 @overload
@@ -97,43 +96,37 @@ def quantize(
     count = wanted.num_sequences if measures else 0
     with session("quantize", wanted, models, tokenizer, shown) as at:
         _check(wanted, found, better, len(models))
-        world = at.world
-        world.gather("checked")
         length = wanted.length or LENGTH
         follow = 0 if texts else extra
         words = words_in("")
         if count + follow:
-            most = length * (count + follow)
-            words = world.leader_first(lambda: words_of(wanted.source, most))
-        calibration = world.leader_first(lambda: [words_of(one, length * extra) for one in texts])
+            words = words_of(wanted.source, length * (count + follow))
+        calibration = [words_of(one, length * extra) for one in texts]
         each = _Each(
             at.models(), wanted, found, others, better, words, count, extra, calibration, at
         )
         if several:
-            return _matrix(each.next, models or [""], wanted, world)
+            return _matrix(each.next, models or [""], wanted)
         result = each.next(models[0])
         try:
-            if wanted.save and world.first:
+            if wanted.save:
                 saved = result.save_model(wanted.save, save_as=wanted.save_as)
                 result = replace(result, saved=saved)
         finally:  # what was measured is written even where the model cannot be
-            if wanted.out and world.first:
+            if wanted.out:
                 result.save(wanted.out)
     return result
 
 
 def _matrix(
-    one: Callable[[Source], Quantization],
-    models: Sequence[Source],
-    wanted: QuantizeOptions,
-    world: World,
+    one: Callable[[Source], Quantization], models: Sequence[Source], wanted: QuantizeOptions
 ) -> QuantizationMatrix:
     """Measure models in turn; where one fails, what is known of those before it is written."""
     results: dict[str, Quantization] = {}
 
     def kept() -> QuantizationMatrix:
         matrix = QuantizationMatrix(each=results, figures=wanted.figures)
-        if wanted.out and results and world.first:
+        if wanted.out and results:
             matrix.save(wanted.out)
         return matrix
 
@@ -254,7 +247,6 @@ class _Each:
                 "calibration_text begins with the sequences that are measured: name another text, "
                 "or leave it out"
             )
-        check_text(self.at.world, loaded, found)
         if self.count:
             # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
             # and those over calibration text for each scheme that wants it.
@@ -278,7 +270,6 @@ class _Each:
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
             calibration=calibration if looks else (),
             skip=() if scheme.weights is None else self.wanted.skip, others=others,
-            world=self.at.world,
             passed=partial(self.at.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
         return replace(

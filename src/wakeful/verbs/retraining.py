@@ -14,7 +14,6 @@ from wakeful.model.decoder import Decoder
 from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
 from wakeful.training.matching import MATCHING_PASSES, Matching, divergence, match
 from wakeful.verbs.session import counting
-from wakeful.world import World
 
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
@@ -23,7 +22,7 @@ FITTED = 16
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
-def check_retrains(plain: Decoder, wanted: CureOptions, world: World) -> None:
+def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
     check_absorbs(plain, "sinks" if wanted.sinks else "gates")
     dtype = plain.embed.weight.dtype
@@ -32,20 +31,14 @@ def check_retrains(plain: Decoder, wanted: CureOptions, world: World) -> None:
             f"the model is in {str(dtype).removeprefix('torch.')}, too coarse to train sinks and "
             "gates: load it with dtype float32"
         )
-    if wanted.steps and wanted.batch_size % world.size:
-        raise WakefulError(
-            f"batch_size is {wanted.batch_size}: it must be a multiple of the {world.size} "
-            "processes"
-        )
 
 
 def retrained(
-    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display,
-    world: World,
+    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
 ) -> tuple[Decoder, list[tuple[str, str]]]:  # fmt: skip
     """Return the decoder with sinks or gates and what was done in words.
 
-    It learns on `rest` (N,); its divergence is measured on `text` (B, L). The processes share both.
+    It learns on `rest` (N,); its divergence is measured on `text` (B, L).
     """
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
@@ -53,11 +46,11 @@ def retrained(
     start = learned_sinks if wanted.sinks else learned_gates
     length = min(wanted.train_length, loaded.context - 1, len(rest))
     count = min(FITTED, len(rest) // length)
-    student = start(plain, token, rest[: count * length].view(count, length), world)
+    student = start(plain, token, rest[: count * length].view(count, length))
     if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
-    before = after = divergence(student, teacher, text, world)
+    before = after = divergence(student, teacher, text)
     plan = Matching(
         steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
         seed=wanted.seed,
@@ -69,8 +62,8 @@ def retrained(
         ]  # fmt: skip
         tokens = wanted.batch_size * length
         told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
-        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told, world=world)
-        after = divergence(student, teacher, text, world)
+        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
+        after = divergence(student, teacher, text)
         if not math.isfinite(after):
             raise Diverged(f"lr = {wanted.lr:g}: a loss is not finite: lower it")
     return student, _said(wanted, plan, token, before, after)

@@ -1,4 +1,4 @@
-"""How a verb that measures models begins and ends: processes, display, models in turn, a folder."""
+"""How a verb that measures models begins and ends: display, models in turn, a folder."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import torch
 from wakeful.config.verbs import SOURCES
 from wakeful.config.verbs.reading import Reading
 from wakeful.device import choose_device, rough_seconds
-from wakeful.display import LONG, Display, Shown, duration
+from wakeful.display import LONG, Display, Shown, duration, usual
 from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import Words, own_task
 from wakeful.hf.whole import unbarred
@@ -19,19 +19,17 @@ from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.result import Result, same_or_each, showing
+from wakeful.verbs.result import Result, same_or_each
 from wakeful.verbs.sources import Source, dtype_of, in_memory, name_of
-from wakeful.world import World, joined
 
 
 @dataclass
 class Session:
-    """One call of a verb, on every process that takes part."""
+    """One call of a verb."""
 
     wanted: Reading
     sources: Sequence[Source]
     tokenizer: AnyTokenizer | str | Path | None
-    world: World
     show: Display
     device: torch.device
     _bos: dict[str, str] = field(default_factory=dict)
@@ -40,9 +38,8 @@ class Session:
     def models(self) -> Iterator[Model]:
         """Load models in turn; who takes one must let go of it before asking for the next.
 
-        Of several processes the first loads before the others, so that what is fetched is fetched
-        once. A model whose name another has already, as two runs of one preset do, is called by its
-        path too.
+        A model whose name another has already, as two runs of one preset do, is called by its path
+        too.
 
         Raises:
             WakefulError: what `load` raises; or no model is named, or one of them twice.
@@ -55,15 +52,13 @@ class Session:
         named = [source for source in sources if isinstance(source, str | Path)]
         if twice := [name for n, name in enumerate(named) if name in named[:n]]:
             raise WakefulError(f"{twice[0]} is named twice: name each model once")
-        # Before the first one is measured.
-        self.world.leader_first(lambda: list(map(place_of, named)))
+        for name in named:  # before the first one is measured
+            _ = place_of(name)
         for source in sources:
             self.show.note(f"loading {name_of(source)}")
-            model = self.world.leader_first(
-                lambda source=source: load(
-                    source, tokenizer=self.tokenizer, device=self.device, dtype=wanted.dtype,
-                    trust_remote_code=wanted.trust_remote_code,
-                )
+            model = load(
+                source, tokenizer=self.tokenizer, device=self.device, dtype=wanted.dtype,
+                trust_remote_code=wanted.trust_remote_code,
             )  # fmt: skip
             if isinstance(source, str | Path) and model.name in self._bos:
                 model = dataclasses.replace(model, name=f"{model.name} ({source})")
@@ -76,8 +71,8 @@ class Session:
 
     @property
     def machine(self) -> Environment:
-        """The machine and its processes."""
-        return environment(self.device, self.world.size)
+        """The machine that the models run on."""
+        return environment(self.device)
 
     @property
     def bos(self) -> str:
@@ -90,8 +85,8 @@ class Session:
         return same_or_each(self._dtypes)
 
     def keep(self, result: Result) -> None:
-        """Write the folder that was asked for, if any; of several processes the first does."""
-        if self.wanted.out and self.world.first:
+        """Write the folder that was asked for, if any."""
+        if self.wanted.out:
             result.save(self.wanted.out)
 
 
@@ -105,11 +100,10 @@ def session(
 ) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
     modules = in_memory(sources)
-    with joined() as world, evaluating(*modules), unbarred(), showing(shown, verb, world) as show:
-        if wanted.out and world.first:
+    with evaluating(*modules), unbarred(), (shown or usual)(verb) as show:
+        if wanted.out:
             Run(wanted.out).refuse_existing(verb)
-        device = choose_device(wanted.device, world)
-        yield Session(wanted, sources, tokenizer, world, show, device)
+        yield Session(wanted, sources, tokenizer, show, choose_device(wanted.device))
 
 
 def counting(

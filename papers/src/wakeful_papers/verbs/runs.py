@@ -27,7 +27,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
-from wakeful.probes.base import SCHEMA, Frame, MergeableProbe
+from wakeful.probes.base import SCHEMA, Frame, Probe
 from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Turned
@@ -57,12 +57,12 @@ from wakeful_papers.verbs.generated import GeneratedValues
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""
-OF_DECODER: dict[str, Callable[[Decoder], MergeableProbe]] = {
+OF_DECODER: dict[str, Callable[[Decoder], Probe]] = {
     "generated": GeneratedValues,
     "weights": LargestWeights,
 }
 """Probes that read a trained model's own parts beside what passes through them."""
-PROBES: dict[str, Callable[[], MergeableProbe]] = {
+PROBES: dict[str, Callable[[], Probe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
     "channel_overlap": ChannelOverlap,
     "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
@@ -166,13 +166,11 @@ def _read_over(
             model, length=length, num_sequences=count * size, bos=model.begins()
         )
 
-        def more() -> list[MergeableProbe]:
-            return [PROBES[each]() for each in probes]
-
         folder.mkdir(parents=True, exist_ok=True)
         for n in range(count):
             if not (frames[n].is_file() and records[n].is_file()):
                 part = whole[n * size : (n + 1) * size]
+                more = [PROBES[each]() for each in probes]
                 rows, figures = look(model, part, plan.exhibit.schemes, more)
                 Run(folder).write_frame(frames[n].name, rows)
                 Run(folder).write_json(records[n].name, {"figures": figures})
@@ -187,7 +185,7 @@ def look(
     model: Model,
     sequences: Sequence[Sequence[int]],
     schemes: Sequence[str],
-    more: Callable[[], Iterable[MergeableProbe]],
+    more: Iterable[Probe],
 ) -> tuple[Frame, dict[str, float]]:
     """Run a model over sequences, and again with its linear layers quantized by each scheme.
 
