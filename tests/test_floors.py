@@ -23,7 +23,7 @@ FLOORS = (
         "switches",
     ),
     ("discovery", "plugins", "plain_text", "guard"),
-    ("display", "variants", "world", "families", "implementations", "paged"),
+    ("display", "variants", "families", "implementations", "paged"),
     ("config", "device"),
     (
         "routes",

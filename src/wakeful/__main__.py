@@ -7,7 +7,7 @@ from wakeful.cli import main
 
 status = main()
 if "WORLD_SIZE" in os.environ:
-    from wakeful.world import leave  # imports torch, which `--help` does without
+    from wakeful.runs.distributed import leave  # imports torch, which `--help` does without
 
     leave(status)
 sys.exit(status)

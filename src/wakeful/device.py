@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.world import ALONE, World
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64,
@@ -25,21 +24,12 @@ H100 = PEAKS["H100"] * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
 
 
-def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> torch.device:
-    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU.
-
-    Of several processes each has the GPU of its number on its machine. `field` is what errors call
-    the option.
+def choose_device(name: str, *, field: str = "device") -> torch.device:
+    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU. `field`
+    is what errors call the option.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if world.size > 1 and name.startswith("cuda"):
-        if name != "cuda":
-            raise WakefulError(
-                f"{field} = {name!r} names one GPU, and there are {world.size} processes: "
-                'with "cuda" each takes its own'
-            )
-        name = f"cuda:{world.local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -53,13 +43,9 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WakefulError(f"{field} = {name!r}, but torch sees no CUDA device here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
         raise WakefulError(
-            f"{field} = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
-            f"here{more}"
+            f"{field} = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here"
         )
-    if world.size > 1 and device.type == "cuda":
-        torch.cuda.set_device(device)
     return device
 
 

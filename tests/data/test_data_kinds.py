@@ -16,7 +16,6 @@ from wakeful.data.order import Tokens
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.heirs.plan import _more
-from wakeful.world import World
 
 KINDS = ("text", "folder", "mixture", "task")
 
@@ -45,7 +44,7 @@ def test_batches_and_windows_are_those_of_the_kinds_order(
     data = load_data(config.data)
     data.check(config.data)
     begin = data.tokenizer.begin if bos or kind == "task" else None
-    ours = data.batches(config, World(rank=1, size=2))
+    ours = data.batches(config, rank=1, world_size=2)
     options = {"length": 16, "batch_size": 4, "seed": 0, "rank": 1, "world_size": 2, "bos": begin}
     windows = {"length": 16, "batch_size": config.train.eval_batch_size, "bos": begin}
     if isinstance(data.train, MixedTokens):

@@ -106,7 +106,7 @@ def bad_batch(step: int, rank: int) -> Iterator[None]:
     import torch
 
     from wakeful.model.decoder import Decoder
-    from wakeful.world import started_as
+    from wakeful.runs.distributed import started_as
 
     real, calls = Decoder.loss, []
 
@@ -129,11 +129,13 @@ def main(job: Path) -> None:
     A job is {"out", "config", "resume", "initial" (a run), "stop" (a step), "nan" (a step and a
     rank)}; an error that all processes raise alike is written to OUT.error.
     """
+    import torch
+
     from wakeful.config.schema import Config, config_from_table
     from wakeful.errors import WakefulError
     from wakeful.loading.load import read_decoder
+    from wakeful.runs.distributed import joined
     from wakeful.training.loop import Initial, train
-    from wakeful.world import joined
 
     with joined() as world:
         for one in json.loads(job.read_text()):
@@ -146,6 +148,9 @@ def main(job: Path) -> None:
                 initial = None
                 if one["initial"]:
                     decoder = read_decoder(one["initial"], dtype="auto").decoder()
+                    if not world.first:  # the first one's weights are those that count
+                        state = decoder.state_dict()
+                        decoder.load_state_dict({k: torch.zeros_like(t) for k, t in state.items()})
                     initial = Initial(decoder, {"from": one["initial"]})
                 try:
                     train(config, one["out"], resume=one["resume"], initial=initial)
@@ -156,7 +161,7 @@ def main(job: Path) -> None:
 
 
 if __name__ == "__main__":
-    from wakeful.world import leave
+    from wakeful.runs.distributed import leave
 
     main(Path(sys.argv[1]))
     leave(0)

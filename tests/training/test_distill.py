@@ -12,10 +12,10 @@ from wakeful.config.schema import DistillConfig, config_from_table
 from wakeful.config.tables import merged
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import World
 from wakeful.training import objective
 from wakeful.training.distillation import Distillation, Over, distillation_loss
 from wakeful.training.objective import check_distill, make_loss
-from wakeful.world import World
 
 TOKENS = some_tokens(2, 9)
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [1] * 2])

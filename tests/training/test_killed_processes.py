@@ -14,10 +14,10 @@ from wakeful.cli import main
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
+from wakeful.runs.distributed import World, started_as
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.parallel import check_shares
-from wakeful.world import World, started_as
 
 
 def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:

@@ -31,13 +31,13 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
+from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.training.comparison import train_variants
 from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train
 from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolved
 from wakeful.training.validation import mean_loss, window_losses
-from wakeful.world import World
 
 
 @contextlib.contextmanager

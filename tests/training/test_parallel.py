@@ -1,7 +1,14 @@
-"""How a decoder is laid out over processes."""
+"""How a decoder is laid out over processes, and which device is each one's."""
 
 import subprocess
 import sys
+
+import pytest
+import torch
+
+from wakeful.errors import WakefulError
+from wakeful.runs.distributed import ALONE, World
+from wakeful.training.parallel import choose_own_device
 
 # The shape checks of these tests cannot be compiled: hence a process of its own.
 COMPILED = """
@@ -28,3 +35,25 @@ for variant in ({"route": "xsa"}, {"depth": "attention_residuals"}):
 
 def test_every_block_is_compiled_though_each_has_its_number() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=120)
+
+
+def test_each_process_has_the_gpu_of_its_number_on_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    fourth = World(rank=3, size=4, local_rank=1, local_size=2)
+    own = torch.device("cuda", 1)
+    assert choose_own_device("auto", fourth) == choose_own_device("cuda", fourth) == own
+    assert chosen == [own, own]
+    assert choose_own_device("cpu", fourth) == torch.device("cpu")
+    assert choose_own_device("cuda:1", ALONE) == own
+    with pytest.raises(WakefulError, match="'cuda:1' names one GPU, and there are 4 processes"):
+        choose_own_device("cuda:1", fourth)
+    with pytest.raises(
+        WakefulError, match=r"^device = 'cuda'.* 2 CUDA devices here: start no more"
+    ):
+        choose_own_device("cuda", World(rank=2, size=3, local_rank=2), field="device")
+    assert len(chosen) == 2

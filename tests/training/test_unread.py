@@ -17,13 +17,13 @@ from wakeful.data.order import Batches
 from wakeful.device import peak_operations
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.deferred import Unread, read_ahead
 from wakeful.training.loop import fastest_tokens, train
 from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
-from wakeful.world import World
 
 
 def item(tensor: Tensor) -> Any:

@@ -50,13 +50,13 @@ from wakeful.reports import inheritance
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report, verdicts
 from wakeful.runs import checkpoint
+from wakeful.runs.distributed import World
 from wakeful.runs.run import Run, read_windows
 from wakeful.training.loop import train
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit
 from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.quantize import quantize
-from wakeful.world import World
 
 __all__ = ["reference", "text", "trained"]
 

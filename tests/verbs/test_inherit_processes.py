@@ -11,15 +11,9 @@ from heirs.references import SMALL, reference, text, trained
 from training import processes
 from training.test_loop import weights
 from wakeful.cli import main
-from wakeful.config.schema import BridgeConfig
-from wakeful.heirs.bridge import bridge
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import LayerMap
 from wakeful.heirs.outcome import read_inheritance
-from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, is_done
-from wakeful.world import World
 
 __all__ = ["reference", "text", "trained"]
 
@@ -103,31 +97,3 @@ def test_several_processes_need_a_number_of_steps(
     assert status == 1
     (line,) = processes.said(errors, "inherit")
     assert "give --steps" in line
-
-
-@pytest.mark.parametrize("solved", ["down", "output"])
-def test_sums_of_parts_are_the_whole_bridge(
-    reference: Run, solved: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two processes, one after the other: the first's sums wait for the second's."""
-    decoder = read_decoder(reference.path, dtype="auto").decoder().double()
-    layers, options = LayerMap((0, 3), "given"), BridgeConfig(map=solved)  # pyright: ignore
-    tokens = torch.randint(decoder.config.vocab_size, (7, 16))
-    whole, parts = inherit(decoder, layers), inherit(decoder, layers)
-    expected = bridge(whole, decoder, layers, tokens, options)
-    waiting: list[torch.Tensor] = []
-    monkeypatch.setattr(World, "meet", lambda _: None)
-
-    def left(_: World, tensor: torch.Tensor) -> torch.Tensor:
-        waiting.append(tensor.clone())
-        return tensor
-
-    with monkeypatch.context() as patch:
-        patch.setattr(World, "sum", left)
-        bridge(inherit(decoder, layers), decoder, layers, tokens, options, world=World(1, 2))
-    monkeypatch.setattr(World, "sum", lambda _, tensor: tensor + waiting.pop(0))
-    found = bridge(parts, decoder, layers, tokens, options, world=World(0, 2))
-    assert found[0].error == pytest.approx(expected[0].error, rel=1e-9)
-    assert found[0].plain == pytest.approx(expected[0].plain, rel=1e-12)
-    for name, parameter in parts.named_parameters():
-        torch.testing.assert_close(parameter, whole.get_parameter(name), rtol=0, atol=1e-8)

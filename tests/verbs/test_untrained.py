@@ -24,9 +24,9 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import weighted_mean
 from wakeful.loading.load import read_decoder
 from wakeful.paged import Paged
+from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.verbs.untrained import HEIR, PLAIN, REFERENCE, UntrainedHeir
-from wakeful.world import World
 
 __all__ = ["reference", "text", "trained"]
 loading = importlib.import_module("wakeful.loading.load")  # whose name a function has, too

@@ -193,13 +193,13 @@ def _complain(verb: str, message: str) -> None:
 
 @contextlib.contextmanager
 def _processes(verb: str) -> Iterator[None]:
-    """Make one error of many where there are several processes, as `world.joined` does; refuse them
-    where the verb takes one, and let the first alone say so.
+    """Make one error of many where there are several processes, as `joined` does; refuse them where
+    the verb takes one, and let the first alone say so.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
     elif verb in SPREAD:
-        from wakeful.world import joined
+        from wakeful.runs.distributed import joined
 
         with joined():
             yield

@@ -7,7 +7,6 @@ from wakeful.config.schema import Config, DataConfig
 from wakeful.data.order import Batches, Tokens, ValidationWindows
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.world import ALONE, World
 
 
 class Data:
@@ -42,13 +41,13 @@ class Data:
         """Return the parts of a mixture; anything else is its only part."""
         return [self]
 
-    def batches(self, config: Config, world: World = ALONE) -> Batches:
-        """Return this process's training batches; raise what `Batches` and `first` raise."""
+    def batches(self, config: Config, *, rank: int = 0, world_size: int = 1) -> Batches:
+        """Return a process's training batches; raise what `Batches` and `first` raise."""
         data, train = config.data, config.train
         return self.batches_type(
             self.first(data, train.length) if data.max_tokens else self.train,
-            length=train.length, batch_size=train.batch_size, seed=train.seed, rank=world.rank,
-            world_size=world.size, bos=self.begin(data),
+            length=train.length, batch_size=train.batch_size, seed=train.seed, rank=rank,
+            world_size=world_size, bos=self.begin(data),
             first=data.first_batch,
         )  # fmt: skip
 

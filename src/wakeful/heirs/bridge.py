@@ -50,7 +50,6 @@ from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
 from wakeful.paged import put
 from wakeful.training.setup import AS_IT_IS
-from wakeful.world import ALONE, World
 
 _HELD = 3**0.5 / 2
 """Cosine of the mean first token to the reference's from which no constraint is needed."""
@@ -129,7 +128,6 @@ def bridge(
     only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: Passed = unseen,
-    world: World = ALONE,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
 
@@ -149,7 +147,6 @@ def bridge(
         only: the gaps to bridge; by default all.
         autocast: the context that both models run in.
         progress: hears of every layer that the reference has gone through.
-        world: the processes that share the sequences; each has both models and solves alike.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
@@ -160,10 +157,6 @@ def bridge(
         return []
     check_bridge(heir)
     check_bridge(reference)
-    if len(tokens) < world.size:  # too few to share: everyone reads all
-        world = ALONE
-    mine = world.part(len(tokens))
-    tokens, documents = tokens[mine], None if documents is None else documents[mine]
     ours, theirs = (TextStream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
     last = wanted[-1].last + 1
@@ -173,8 +166,7 @@ def bridge(
         for layer in range(theirs.layer, gap.last + 1):
             theirs.through(layer + 1)
             progress(layer + 1, last)
-        world.meet()  # collectives alone give up where one process takes long
-        found.append(solve(ours, theirs, gap, options, world))
+        found.append(solve(ours, theirs, gap, options))
     return found
 
 
@@ -234,9 +226,7 @@ def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bri
     ]
 
 
-def solve(
-    ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig, world: World = ALONE
-) -> Bridged:
+def solve(ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
     block = ours.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
@@ -266,17 +256,12 @@ def solve(
         total += float((weights * lengths).sum())
         plain += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
-    equations.merge(world)
-    first.merge(world)
-    total, plain = world.sums(total, plain)
     solution = _solved(equations, size, options, first, scale)
     new = solution[:size].T
     put(down, "weight", new @ weight.double() if through else new)
     if bias is not None:
         put(down, "bias", solution[size] + (new @ bias.double() if through else 0))
-    left = (
-        equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options, world)
-    )
+    left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
     return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
 
 
@@ -294,9 +279,7 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
     return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
 
 
-def _rescaled(
-    norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig, world: World
-) -> float:
+def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig) -> float:
     """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
     _, shift = _affine(norm)
     nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
@@ -311,7 +294,6 @@ def _rescaled(
             total.to(z.device) + (weights * a * b).sum(0)
             for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))
         )
-    nn_, nz, zz = map(world.sum, (nn_, nz, zz))
     if not norm.scales_channels:
         nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
     by = nz / nn_
@@ -335,10 +317,6 @@ class _Mean:
         sums = [part.sum(0, dtype=torch.float64) for part in parts]
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
         self.count += len(parts[0])
-
-    def merge(self, world: World) -> None:
-        self.sums = [world.sum(total) for total in self.sums]
-        self.count = int(world.sums(self.count)[0])
 
     @property
     def means(self) -> list[Tensor]:

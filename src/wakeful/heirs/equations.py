@@ -9,7 +9,6 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.world import World
 
 
 class Equations:
@@ -29,11 +28,6 @@ class Equations:
             self.ff += weighted @ f
             self.fz += weighted @ z
         self.zz += float((z.square().sum(1) * weights).sum())
-
-    def merge(self, world: World) -> None:
-        """Add up what the processes of a run summed, each over its share of the tokens."""
-        self.ff, self.fz = world.sum(self.ff), world.sum(self.fz)
-        (self.zz,) = world.sums(self.zz)
 
     def error(self, solution: Tensor) -> float:
         """Return Σ w ‖S f − z‖², of a solution Sᵀ."""

@@ -30,9 +30,9 @@ from wakeful.heirs.stages import (
 )
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import is_lost, joined, lost
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
 from wakeful.training.loop import Initial, resume_command, train
-from wakeful.world import is_lost, joined, lost
 
 
 @dataclass(frozen=True)

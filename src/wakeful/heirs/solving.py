@@ -18,7 +18,6 @@ from wakeful.heirs.narrow import narrow
 from wakeful.heirs.recipe import Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import autocast
-from wakeful.world import joined
 
 
 def narrowed_reference(
@@ -104,12 +103,10 @@ def bridges(
     device, total = choose_device(recipe.train.device), reference.config.num_layers
     reference.to(device)
     heir.to(device)
-    with joined() as world:
-        found = rebridge(
-            heir, reference, layers, had or first(total, of=total), tokens, recipe.bridge,
-            documents=numbers, autocast=autocast(recipe.train, device), progress=progress,
-            world=world,
-        )  # fmt: skip
+    found = rebridge(
+        heir, reference, layers, had or first(total, of=total), tokens, recipe.bridge,
+        documents=numbers, autocast=autocast(recipe.train, device), progress=progress,
+    )  # fmt: skip
     reference.to("cpu")
     heir.to("cpu")
     return sorted([*found, *stayed(kept, layers, total)], key=lambda one: one.first)

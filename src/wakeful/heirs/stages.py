@@ -17,10 +17,10 @@ from wakeful.heirs.narrow import narrow_config
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import narrowed_reference
 from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.run import Run
 from wakeful.training.records import Summary
 from wakeful.training.setup import check_parts
-from wakeful.world import ALONE, World
 
 
 def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:

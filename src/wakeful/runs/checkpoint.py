@@ -45,8 +45,8 @@ from wakeful.optim.saved import (
 )
 from wakeful.paths import part_beside
 from wakeful.runs import shards
+from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.run import disk_errors, read_record, save_tensors
-from wakeful.world import ALONE, World
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")

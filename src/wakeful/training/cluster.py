@@ -26,12 +26,12 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.plugins import optional
+from wakeful.runs.distributed import on_signal
 from wakeful.runs.run import await_release, disk_errors, held, is_done, refuse_link
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
-from wakeful.world import on_signal
 
 TRIES = 3
 """Jobs of one run that may end one after another without having saved a step."""

@@ -18,7 +18,7 @@ from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import choose_device, peak_operations, rough_seconds
+from wakeful.device import peak_operations, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
@@ -27,19 +27,20 @@ from wakeful.optim.judged import judged, switch
 from wakeful.optim.sharding import whole
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
+from wakeful.runs.distributed import World, is_lost, joined, lost, on_signal, started_as
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.training.deferred import Fault, Unread, read_ahead
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.objective import loss_name
+from wakeful.training.parallel import choose_own_device
 from wakeful.training.records import check_rows, check_same_data, data_facts
 from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
 from wakeful.variants import modules_named
-from wakeful.world import World, is_lost, joined, lost, on_signal, started_as
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -105,7 +106,7 @@ def _train(
             Run(path).refuse_existing("train")
         if initial is None:
             admit_parts(config)
-    device = choose_device(config.train.device, world, field="train.device")
+    device = choose_own_device(config.train.device, world)
     check_parts(config, world)
     begun_in = Run.open(path).header.folder if resume else ""
     imports = initial is None and not resume

@@ -12,9 +12,9 @@ from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import ALONE, World
 from wakeful.training.distillation import Distillation
 from wakeful.training.parallel import in_shares
-from wakeful.world import ALONE, World
 
 if TYPE_CHECKING:
     from wakeful.loading.model import Model

@@ -17,11 +17,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from wakeful.config.schema import Config
+from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim import Learned, OrthoAdam, rotation_of
 from wakeful.optim.build import optimizer_of
-from wakeful.world import ALONE, World
+from wakeful.runs.distributed import ALONE, World
 
 
 class Parallel:
@@ -131,6 +132,28 @@ class FullyShard(Parallel):
         for module in self._entry.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def choose_own_device(name: str, world: World, *, field: str = "train.device") -> torch.device:
+    """Return the device called `name`, as `choose_device` does; of several processes each has the
+    GPU of its number on its machine.
+    """
+    device = choose_device(name, field=field)
+    if world.size == 1 or device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise WakefulError(
+            f"{field} = {name!r} names one GPU, and there are {world.size} processes: with "
+            '"cuda" each takes its own'
+        )
+    if world.local_rank >= torch.cuda.device_count():
+        raise WakefulError(
+            f"{field} = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
+            "here: start no more processes on a machine than it has GPUs"
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:

@@ -20,12 +20,12 @@ from wakeful.model.outside import check_outside
 from wakeful.optim.build import check_step, configured, optimizer_of
 from wakeful.paged import bring
 from wakeful.quant.schemes import parse_scheme
+from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.run import Run
 from wakeful.training.events import Write, wanted_packages
 from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 from wakeful.training.records import Evaluation, Step, record
-from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
 """Torch's messages, in errors of no special type, about a tensor larger than memory or numbers."""
@@ -136,7 +136,8 @@ class Training:
         `make_loss`.
         """
         self.config, self.data, self.device, self.world = config, data, device, world
-        self.batches, self.windows = data.batches(config, world), data.windows(config)
+        self.batches = data.batches(config, rank=world.rank, world_size=world.size)
+        self.windows = data.windows(config)
         here = device if world.size == 1 else torch.device("cpu")
         self.decoder = make_decoder(config, here, given)
         self.parallel = Parallel(self.decoder)
@@ -148,7 +149,10 @@ class Training:
         self.mixed = autocast(config.train, device)
 
     def lay_out(self) -> None:
-        """Lay the model over the processes, which all call it, and make the optimizer of that."""
+        """Lay the first process's model over all of them, which all call it, and make the optimizer
+        of that.
+        """
+        self.world.share_weights(self.decoder)
         self.parallel = distribute(self.config, self.decoder, self.device, self.world)
         if self.world.size > 1:
             self.optimizer = make_optimizer(self.config, self.decoder)

@@ -20,11 +20,11 @@ from wakeful.probes.hidden import Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
+from wakeful.runs.distributed import World
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
 from wakeful.training.records import HeadWeights, record
 from wakeful.training.setup import AS_IT_IS, Training
-from wakeful.world import World
 
 WATCHED = {
     **{

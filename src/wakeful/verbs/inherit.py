@@ -43,8 +43,10 @@ from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
+from wakeful.runs.distributed import World, joined
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import ordinary_switches
+from wakeful.training.parallel import choose_own_device
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build, modules_named
@@ -53,7 +55,6 @@ from wakeful.verbs.inherited import Inheritance
 from wakeful.verbs.result import showing
 from wakeful.verbs.sources import Source, as_ours, name_of
 from wakeful.verbs.untrained import UntrainedHeir
-from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
 
@@ -110,7 +111,7 @@ def inherit(
         raise WakefulError(f"name one reference: {REFERENCES}")
     with joined() as world:
         shown = partial(showing, shown, world=world)
-        choose_device(wanted.train.device, world)
+        choose_own_device(wanted.train.device, world, field="device")
         if reference is not None:
             _check_names(wanted)
         _check_world(wanted, world)

@@ -18,8 +18,8 @@ from wakeful.reports.html import notebook, write
 from wakeful.reports.results import save_results
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
+from wakeful.runs.distributed import World
 from wakeful.runs.run import Environment, Run, disk_errors
-from wakeful.world import World
 
 
 class Result(ABC):

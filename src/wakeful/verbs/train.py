@@ -14,11 +14,11 @@ from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.value import Report
+from wakeful.runs.distributed import joined
 from wakeful.runs.run import Run as Directory
 from wakeful.switches import ordinary_switches
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing
-from wakeful.world import joined
 
 if TYPE_CHECKING:
     from wakeful.loading.model import Model

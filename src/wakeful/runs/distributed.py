@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from wakeful.digests import json_digest
 from wakeful.errors import WakefulError
@@ -65,31 +65,11 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def most(self, tensor: Tensor) -> Tensor:
-        """Return the largest of each number over processes, which all must call it."""
+    def share_weights(self, model: nn.Module) -> None:
+        """Give a model on every process the first one's weights; all must call it."""
         if self.size > 1:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor
-
-    def sums(self, *values: float) -> list[float]:
-        """Return numbers, each summed over processes, which all must call it."""
-        return self.sum(torch.tensor(values, dtype=torch.float64)).tolist()
-
-    def part(self, rows: int) -> slice:
-        """Return which of so many rows, or whatever is in order, are this process's."""
-        return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
-
-    def whole(self, part: Tensor, rows: int) -> Tensor:
-        """Return of so many rows what all processes have, in order, to the bit; `part` is this
-        one's. All must call it, however long each has worked.
-        """
-        if self.size == 1:
-            return part
-        self.meet()
-        found = part.new_zeros(rows, *part.shape[1:])
-        found[self.part(rows)] = part
-        return self.sum(found)
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, 0)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value, in order; values are what JSON can hold.
