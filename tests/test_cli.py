@@ -13,7 +13,7 @@ import pytest
 
 from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
-from wakeful.cli.parsing import with_out
+from wakeful.cli.command import with_out
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_to_toml
 from wakeful.config.verbs import EvaluateOptions

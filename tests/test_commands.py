@@ -16,7 +16,6 @@ import pytest
 
 import wakeful
 from wakeful.cli import all_verbs, verbs
-from wakeful.plugins import verb_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -84,7 +83,6 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     preparing = ModuleType("wakeful.data.preparing")
     preparing.prepare, preparing.preparation = taken, lambda _options: {}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, preparing.__name__, preparing)
-    monkeypatch.setattr(verbs, "_new_length", taken)
     monkeypatch.chdir(tmp_path)
 
 
@@ -105,8 +103,8 @@ def problem(command: list[str]) -> str:
             tables = "".join(f"[variants.{row}]\n" for row in rows)
             Path(word).write_text(f'preset = "cpu-tiny"\n{tables}', "utf-8")
     try:
-        other = verb_of(verb)
-        (other.run if other else getattr(verbs, verb))(rest)
+        _, found, rest = verbs.find_verb(command)
+        found.run(rest)
     except Parsed:
         return ""
     except SystemExit as ended:

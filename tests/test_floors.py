@@ -22,7 +22,7 @@ FLOORS = (
         "tracing",
         "switches",
     ),
-    ("discovery", "plugins", "plain_text", "guard"),
+    ("catalog", "discovery", "plugins", "plain_text", "guard"),
     ("display", "variants", "families", "implementations", "paged"),
     ("config", "device"),
     (

@@ -1,14 +1,10 @@
-"""Other packages: what they add to this one by their entry points, and those that may be missing.
+"""Verbs of the command line, and what installed packages add by their entry points.
 
-    wakeful.verbs     a `Verb`, by the verb's name
-    wakeful.layouts   a mapping of names to `reports.layouts.Layout`s
-    wakeful.presets   a package whose TOML files are presets
-
-What there is stands in metadata, and what it is about in files: a package is imported once
-something of it is used.
+wakeful.verbs     a `Verb`, by the verb's name
+wakeful.layouts   a mapping of names to `reports.layouts.Layout`s
+wakeful.presets   a package whose TOML files are presets
 """
 
-import ast
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,46 +19,44 @@ from wakeful.errors import WakefulError
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A verb of the command line. The first line of its module's docstring is its summary."""
+    """A verb of the command line."""
 
-    run: Callable[[list[str]], None]
-    """Takes the arguments after its name."""
+    summary: str
+    """One sentence for the overview and the top of its help."""
+    usage: str
+    """Its names after the verb, such as "MODEL..." or "[PRESET]"; "" for none."""
     options: type
-    examples: Sequence[tuple[str, str]]
-    """Commands and what each does."""
+    """Dataclass of its options."""
+    run: Callable[[list[str]], None]
+    """Takes the arguments after the verb."""
+    examples: Sequence[tuple[str, str]] = ()
+    """Commands and the effect of each."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Meanings of the words of its usage line."""
+    """Meanings of the words of its usage."""
     names: Callable[[], Iterable[str]] = tuple
-    """Its possible arguments, for completion."""
+    """Possible names, listed at the end of its help."""
     report: Callable[..., Any] | None = None
     """Writes the page of run directories of the verb's kind, called as `verbs.report.report`."""
 
 
 @cache
-def added(group: str) -> Mapping[str, EntryPoint]:
+def entries(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of `wakeful.GROUP` by their names."""
     return {point.name: point for point in entry_points(group=f"wakeful.{group}")}
 
 
 def verb_of(name: str) -> Verb | None:
     """Return a verb that an installed package adds, if one adds any of that name."""
-    point = added("verbs").get(name)
+    point = entries("verbs").get(name)
     return point.load() if point else None
 
 
-def source_of(point: EntryPoint) -> Path:
-    """Return where the module or package of an entry point lies, without importing it."""
-    top, *inner = point.module.split(".")
-    found = importlib.util.find_spec(top)
-    folders = (found.submodule_search_locations if found else None) or [top]
-    path = Path(folders[0], *inner)
-    return path if path.is_dir() else path.with_suffix(".py")
-
-
-def summary_of(point: EntryPoint) -> str:
-    """Return the first line of what an entry point's module says of itself."""
-    words = ast.get_docstring(ast.parse(source_of(point).read_text("utf-8")))
-    return (words or "").partition("\n")[0]
+def preset_folders() -> list[Path]:
+    """Return the folders of presets of installed packages, none of which is imported."""
+    specs = (importlib.util.find_spec(point.module) for point in entries("presets").values())
+    return [
+        Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()
+    ]
 
 
 def optional(package: str, *, extra: str, wants: str, module: str = "", otherwise: str = "") -> Any:

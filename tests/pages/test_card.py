@@ -12,10 +12,11 @@ import yaml
 
 import wakeful
 from training.runs import tiny, write_text
-from wakeful.cli.parsing import parse
+from wakeful.cli.command import parse
+from wakeful.cli.verbs import VERBS
 from wakeful.config.schema import BridgeConfig, DataConfig, SampleConfig, WidthConfig
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions
+from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions, filled
 from wakeful.estimates import with_interval
 from wakeful.heirs.baselines import BASELINES
 from wakeful.heirs.narrow import Kept
@@ -156,9 +157,8 @@ INHERITED = [
 @pytest.mark.parametrize("options", INHERITED, ids=range(len(INHERITED)))
 def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions) -> None:
     flags = " ".join(_flags(to_table(options), to_table(InheritOptions())))
-    assert parse(InheritOptions, shlex.split(flags), "inherit REFERENCE", InheritOptions()) == (
-        options
-    )
+    _, table = parse("inherit", VERBS["inherit"], shlex.split(flags))
+    assert filled(InheritOptions, table) == options
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,5 @@ def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions
 def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> None:
     command, name, *flags = shlex.split(command_of(verb, options, "a model"))[1:]
     assert (command, name) == (verb, "a model")
-    assert parse(type(options), flags, f"{verb} MODEL") == options
+    names, table = parse(verb, VERBS[verb], [name, *flags])
+    assert (names, filled(type(options), table)) == ([name], options)

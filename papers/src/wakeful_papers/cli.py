@@ -1,10 +1,10 @@
-"""Run a paper's figure or table and judge its claims; list them all."""
+"""The verb `wakeful reproduce`."""
 
 from pathlib import Path
 from typing import Any
 
 from wakeful.cli.console import OUT, display, finish
-from wakeful.cli.parsing import read
+from wakeful.cli.verbs import read
 from wakeful.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
 
@@ -16,7 +16,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _run(arguments: list[str]) -> None:
-    names, options = read(ReproduceOptions, arguments, "reproduce [PAPER/EXHIBIT...]")
+    names, options = read("reproduce", arguments)
 
     from wakeful_papers.verbs.reproduce import exhibit_listing, reproduce
 
@@ -34,6 +34,8 @@ def _report(*folders: Path, **given: Any) -> Any:
 
 
 REPRODUCE = Verb(
+    summary="Run a paper's figure or table and judge its claims; list them all.",
+    usage="[PAPER/EXHIBIT...]",
     run=_run,
     options=ReproduceOptions,
     examples=(

@@ -14,36 +14,13 @@ from functools import partial
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table as Grid
 
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
 from wakeful.discovery import trusting
-from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line, nearest
+from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line
 from wakeful.guard import lacks_memory
-from wakeful.plugins import added, summary_of, verb_of
 
-VERBS = {
-    "demo": "Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
-    "train": "Train one model from a TOML file or a preset.",
-    "compare": "Train variants with several seeds; report paired differences.",
-    "generate": "Continue a prompt with a trained, pretrained or quantized model.",
-    "diagnose": "Measure where a model wastes its attention and channels.",
-    "inherit": "Turn a pretrained model into a smaller one that matches it.",
-    "cure": "Remove a model's outliers and sinks, with little or no training.",
-    "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
-    "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
-    "data": "Prepare text as memory-mapped tokens; generate: let a model write it.",
-    "report": "Write one offline HTML page about runs.",
-    "export": "Write a model as a folder that Transformers loads, or as one GGUF file.",
-    "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
-    "completion": "Print a shell completion script for bash, zsh or fish.",
-}
-"""In the order a newcomer reads them; each is a function of `cli.verbs`. Packages add others."""
-SUMMARIES = VERBS | {
-    "data generate": "Let a model write text, as memory-mapped tokens to train on."
-}
-"""Of verbs of two words too."""
 SPREAD = ("train", "inherit")
 """Those that train, on all processes of torchrun."""
 INTERRUPTED = 130
@@ -60,11 +37,6 @@ _FOR_THE_USER = frozenset(
 """Errors of the system that no code can prevent."""
 _CHATTY = ("torchao", "torch.utils._pytree")
 """Loggers that complain of torchao, which Transformers imports wherever it is installed."""
-
-
-def all_verbs() -> dict[str, str]:
-    """Return the summary of each verb, of those that installed packages add too."""
-    return VERBS | {verb: summary_of(point) for verb, point in added("verbs").items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,26 +97,24 @@ def _ended(verb: str, rest: list[str]) -> int:
 
 
 def _run(verb: str, rest: list[str]) -> None:
-    if verb in ("-h", "--help", "--help-all", "help"):
-        _overview()
-        return
     if verb in ("--version", "-V"):
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return
     _check_text([verb, *rest])
-    known = [*VERBS, *added("verbs")]
-    if verb not in known:
-        raise WakefulError(
-            f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
-        )
-    from wakeful.cli.parsing import trusted_modules
+    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, overview, trusted_modules
+    from wakeful.cli.verbs import all_verbs, find_verb
 
+    verbs = all_verbs()
+    group = any(name.startswith(f"{verb} ") for name in verbs)
+    if verb in (*HELP, *HELP_ALL, "help") or (group and asks_for_help(rest[:1])):
+        summary = (wakeful.__doc__ or "").split("\n", 1)[0]
+        app = overview(verbs, wakeful.__version__, summary)
+        app.help_print([verb] if group else [], console=OUT)
+        return
+    _, chosen, rest = find_verb([verb, *rest])
     rest, modules = trusted_modules(rest)
     with _ended_in_order(), trusting(modules), _processes(verb):
-        from wakeful.cli import verbs
-
-        other = None if verb in VERBS else verb_of(verb)
-        (other.run if other else getattr(verbs, verb))(rest)
+        chosen.run(rest)
 
 
 def _drop_output() -> None:
@@ -219,16 +189,3 @@ def _check_text(arguments: list[str]) -> None:
             argument.encode("utf-8")
         except UnicodeEncodeError:
             raise WakefulError(f"an argument is not UTF-8: {argument!a}") from None
-
-
-def _overview() -> None:
-    summary = (wakeful.__doc__ or "").split("\n", 1)[0]
-    OUT.print(f"wakeful {wakeful.__version__}: {summary}\n", highlight=False)
-    grid = Grid.grid(padding=(0, 2))
-    for verb, summary in all_verbs().items():
-        grid.add_row(f"  wakeful {verb}", summary)
-    OUT.print(grid)
-    OUT.print(
-        "\nwakeful VERB --help: examples, the usual options; --help-all: every option.",
-        highlight=False,
-    )

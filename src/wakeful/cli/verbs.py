@@ -6,20 +6,23 @@ A verb's function takes the arguments after its name.
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import wakeful
-from wakeful.cli.console import OUT, display, finish, standard_input, tell, write
-from wakeful.cli.help import asks_for_help
-from wakeful.cli.parsing import SOURCES, leading, named_rows, parse, read, with_out
+from wakeful.cli.command import asks_for_help, overview, parse, print_help, split_rows, with_out
+from wakeful.cli.console import OUT, another_speaks, display, finish, standard_input, tell, write
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.rows import rescaled, rows_of
 from wakeful.config.schema import Config, chosen_variants, config_from
-from wakeful.config.tables import preset_text
+from wakeful.config.tables import on_preset, own_table, preset_text
+from wakeful.config.tables import presets as preset_names
 from wakeful.config.verbs import (
     REFERENCES,
+    SOURCES,
     CureOptions,
     DiagnoseOptions,
     Drawn,
@@ -32,9 +35,12 @@ from wakeful.config.verbs import (
     QuantizeOptions,
     ReportOptions,
     SampleOptions,
+    filled,
 )
 from wakeful.errors import WakefulError, nearest
-from wakeful.plugins import added, verb_of
+from wakeful.plugins import Verb, entries, verb_of
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ class PromptOptions(GenerateOptions):
 
 
 def demo(arguments: list[str]) -> None:
-    options = parse(DemoOptions, arguments, "demo")
+    _, options = read("demo", arguments)
 
     from wakeful.verbs.demo import demonstrate
 
@@ -113,61 +119,64 @@ def demo(arguments: list[str]) -> None:
 
 
 def train(arguments: list[str]) -> None:
-    sources, rest = leading(arguments)
+    if asks_for_help(arguments):
+        show_help("train", arguments, TrainOptions(**vars(config_from(_preset(arguments) or {}))))
+    sources, table = parse("train", VERBS["train"], arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
-    default = TrainOptions(**vars(config_from(sources[0] if sources else {})))
-    options = parse(TrainOptions, rest, "train CONFIG", default)
-    if not sources and not options.resume:
+    if not sources and "resume" not in table:
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-    shared = {"figures": options.figures, "shown": display}
-    if options.resume:
-        steps = _new_length(sources, rest, options.resume)
-        finish(wakeful.train(resume=options.resume, steps=steps, **shared))
-    else:
-        finish(wakeful.train(options.config, out=options.out, **shared))
-
-
-def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
-    """Return the steps that --train.steps gives the run at `path`, beside which nothing may be."""
-    from wakeful.runs.run import Run
-
-    own = TrainOptions(**vars(Run.open(path).config), resume=path)
-    asked = parse(TrainOptions, arguments, "train --resume RUN", own)
-    steps = asked.train.steps
-    train = dataclasses.replace(own.train, steps=steps)
-    if sources or asked != dataclasses.replace(own, train=train, figures=asked.figures):
+    options = filled(
+        TrainOptions, table, TrainOptions(**vars(config_from(sources[0] if sources else {})))
+    )
+    if not options.resume:
+        shared = {"out": options.out, "figures": options.figures, "shown": display}
+        finish(wakeful.train(options.config, **shared))
+        return
+    if (
+        sources
+        or table.keys() - {"resume", "train", "figures"}
+        or {*table.get("train", {})} > {"steps"}
+    ):
         raise WakefulError(
             "--resume takes the run's own configuration and no other option but --train.steps, "
             "which lengthens the run, and --figures"
         )
-    return steps
+    steps = table.get("train", {}).get("steps", 0)
+    finish(
+        wakeful.train(resume=options.resume, steps=steps, figures=options.figures, shown=display)
+    )
 
 
 def compare(arguments: list[str]) -> None:
-    sources, rest = leading(arguments)
-    if not sources:
-        if asks_for_help(rest):
-            parse(CompareOptions, rest, "compare CONFIG...", CompareOptions())
+    if asks_for_help(arguments):
+        first = _preset(arguments)
+        base = next(iter(rows_of([first]).variants.values())) if first else Config()
+        show_help("compare", arguments, CompareOptions(**vars(base)))
+    verb = VERBS["compare"]
+    place = next((n for n, text in enumerate(arguments) if text.startswith("-")), len(arguments))
+    if not place:
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows = rows_of(sources)
-    shared, own = named_rows(rest, list(rows.variants))
-    prog = "compare CONFIG..."
+    rows = rows_of(arguments[:place])
+    shared, by_row = split_rows(arguments[place:], list(rows.variants))
     base = next(iter(rows.variants.values()))
-    options = parse(CompareOptions, shared, prog, CompareOptions(**vars(base)))
+    sources, table = parse("compare", verb, shared)
+    if sources:
+        raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
+    options = filled(CompareOptions, table, CompareOptions(**vars(base)))
     seeds = rows.seeds(options.seeds)
     variants = rescaled(rows.variants, base, options.config, strict=True)
-    for name, asked_of_one in own.items():
-        if not asked_of_one:
-            continue
-        _check_of_one(name, asked_of_one)
-        default = CompareOptions(**vars(variants[name]))
-        variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
+    for name, given in by_row.items():
+        if given:
+            _check_row_options(name, given)
+            _, changes = parse("compare", verb, given)
+            default = CompareOptions(**vars(variants[name]))
+            variants[name] = filled(CompareOptions, changes, default).config
     variants = chosen_variants(variants, options.only)
-    if left := [name for name, given in own.items() if given and name not in variants]:
-        raise WakefulError(f"--variants.{left[0]} is of a variant that --only leaves out")
+    if unused := [name for name, given in by_row.items() if given and name not in variants]:
+        raise WakefulError(f"--variants.{unused[0]} is of a variant that --only leaves out")
 
     from wakeful.verbs.compare import compare
 
@@ -179,7 +188,12 @@ def compare(arguments: list[str]) -> None:
     finish(done, done.page)
 
 
-def _check_of_one(row: str, arguments: list[str]) -> None:
+def _preset(arguments: list[str]) -> str:
+    """Return the configuration that arguments begin with; "" for none."""
+    return arguments[0] if not arguments[0].startswith("-") else ""
+
+
+def _check_row_options(row: str, arguments: list[str]) -> None:
     """Raise `WakefulError` where an option that is of the whole comparison is given for one row."""
     whole = vars(CompareOptions()).keys() - vars(Config()).keys()
     for argument in arguments:
@@ -191,7 +205,7 @@ def _check_of_one(row: str, arguments: list[str]) -> None:
 
 
 def generate(arguments: list[str]) -> None:
-    models, options = read(PromptOptions, arguments, "generate MODEL")
+    models, options = read("generate", arguments)
     model = _one(models)
     prompt = standard_input() if options.prompt == "-" else options.prompt
 
@@ -210,13 +224,13 @@ def generate(arguments: list[str]) -> None:
 
 
 def diagnose(arguments: list[str]) -> None:
-    models, options = _several("diagnose", DiagnoseOptions, arguments)
+    models, options = _several("diagnose", arguments)
     found = wakeful.diagnose(*models, options=options, shown=display)
     finish(found, Path(options.out) / "report.html")
 
 
 def inherit(arguments: list[str]) -> None:
-    sources, options = read(InheritOptions, arguments, "inherit REFERENCE")
+    sources, options = read("inherit", arguments)
     if options.resume:
         alone = InheritOptions(resume=options.resume, figures=options.figures)
         if sources or options != alone:
@@ -230,7 +244,7 @@ def inherit(arguments: list[str]) -> None:
 
 
 def cure(arguments: list[str]) -> None:
-    models, options = read(CureOptions, arguments, "cure MODEL")
+    models, options = read("cure", arguments)
     options = with_out("cure", [_one(models)], options)
     done = wakeful.cure(*models, options=options, shown=display)
     tell(f"cured model ({done.stock}): {options.out}")
@@ -238,13 +252,13 @@ def cure(arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    models, options = _several("evaluate", EvaluateOptions, arguments)
+    models, options = _several("evaluate", arguments)
     found = wakeful.evaluate(*models, options=options, shown=display)
     finish(found, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
-    models, options = _several("quantize", QuantizeOptions, arguments)
+    models, options = _several("quantize", arguments)
     given = models if len(models) > 1 else models[0]
     done = wakeful.quantize(given, options=options, shown=display)
     if options.save:
@@ -252,64 +266,51 @@ def quantize(arguments: list[str]) -> None:
     finish(done, Path(options.out) / "report.html")
 
 
-def _several(verb: str, kind: type, arguments: list[str]) -> tuple[list[str], Any]:
+def _several(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
     """Return the models of a verb that takes several, and its options."""
-    models, options = read(kind, arguments, f"{verb} MODEL...")
+    models, options = read(verb, arguments)
     return models, with_out(verb, models, options)
 
 
-def data(arguments: list[str]) -> None:
-    parts = {"prepare": _prepare, "generate": _generate_data}
-    if asks_for_help(arguments[:1]):
-        arguments = ["prepare", *arguments]
-    if not arguments or arguments[0] not in parts:
-        hint = nearest(arguments[0], parts) if arguments else ""
-        raise WakefulError(
-            "write: wakeful data prepare SOURCE... --out DIR, or wakeful data generate MODEL "
-            f"--out DIR{hint}"
-        )
-    parts[arguments[0]](arguments[1:])
-
-
-def _prepare(arguments: list[str]) -> None:
-    sources, options = read(PrepareOptions, arguments, "data prepare SOURCE...")
+def prepare_data(arguments: list[str]) -> None:
+    sources, options = read("data prepare", arguments)
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
     from wakeful.data.preparing import preparation, prepare
 
     with display("prepare") as show:
-        made = prepare(sources, options.out, progress=show.stage, **preparation(options))
-    _tell_of(made, f"of a vocabulary of {made.vocab_size:,}", options.out)
+        data = prepare(sources, options.out, progress=show.stage, **preparation(options))
+    _report_data(data, f"of a vocabulary of {data.vocab_size:,}", options.out)
 
 
-def _generate_data(arguments: list[str]) -> None:
-    models, options = read(SampleOptions, arguments, "data generate MODEL")
+def generate_data(arguments: list[str]) -> None:
+    models, options = read("data generate", arguments)
     model = _one(models)
 
     from wakeful.verbs.sample import sample_data
 
-    made = sample_data(model, options=options, shown=display)
-    _tell_of(made, f"that {model} wrote", options.out)
+    data = sample_data(model, options=options, shown=display)
+    _report_data(data, f"that {model} wrote", options.out)
 
 
-def _tell_of(made: Any, which: str, out: str) -> None:
-    if made.warning:
-        tell(made.warning)
+def _report_data(data: Any, origin: str, out: str) -> None:
+    if data.warning:
+        tell(data.warning)
     tell(
-        f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
-        f"{which} are in {out}; use them with --data.source {out}"
+        f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
+        f"{origin} are in {out}; use them with --data.source {out}"
     )
 
 
 def report(arguments: list[str]) -> None:
-    folders, options = read(ReportOptions, arguments, "report RUN...")
+    folders, options = read("report", arguments)
     done = wakeful.report(*folders, **vars(options))
     finish(done, done.page)
 
 
 def export(arguments: list[str]) -> None:
-    paths, options = read(ExportOptions, arguments, "export MODEL DIR")
+    paths, options = read("export", arguments)
     if len(paths) != 2:
         raise WakefulError(
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
@@ -324,7 +325,7 @@ def export(arguments: list[str]) -> None:
 
 
 def presets(arguments: list[str]) -> None:
-    names, _ = read(NoOptions, arguments, "presets [PRESET]")
+    names, _ = read("presets", arguments)
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
     if names:
@@ -337,25 +338,221 @@ def presets(arguments: list[str]) -> None:
 
 
 def completion(arguments: list[str]) -> None:
-    shells, _ = read(NoOptions, arguments, "completion SHELL")
-    if len(shells) != 1:
-        raise WakefulError("name one shell: wakeful completion bash, zsh or fish")
-
-    from wakeful.cli import all_verbs
-    from wakeful.cli.completion import script
-
-    others = {name: verb.options for name in added("verbs") if (verb := verb_of(name))}
-    sys.stdout.write(script(shells[0], all_verbs(), KINDS | others))
+    shells, _ = read("completion", arguments)
+    if len(shells) != 1 or shells[0] not in SHELLS:
+        hint = nearest(shells[0], SHELLS) if shells else ""
+        raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
+    app = overview(all_verbs(), wakeful.__version__, "")
+    sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
 
 
-KINDS: dict[str, type] = {
-    "demo": DemoOptions, "train": TrainOptions, "compare": CompareOptions,
-    "generate": PromptOptions, "diagnose": DiagnoseOptions, "inherit": InheritOptions,
-    "cure": CureOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
-    "data": PrepareOptions, "data generate": SampleOptions,
-    "report": ReportOptions, "export": ExportOptions, "presets": NoOptions, "completion": NoOptions,
+def presets_for(*, several: bool) -> list[str]:
+    """Return the presets of one run, or those of several variants, for `compare`."""
+    tables = {name: on_preset(own_table(name), name) for name in preset_names()}
+    return [name for name, table in tables.items() if ("variants" in table) == several]
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Return every verb by name, those of installed packages too."""
+    return VERBS | {name: verb for name in entries("verbs") if (verb := verb_of(name))}
+
+
+def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
+    """Return the verb that arguments begin with, its name and the arguments after it.
+
+    Raises:
+        WakefulError: there is none of that name.
+    """
+    verbs = all_verbs()
+    first, rest = arguments[0], list(arguments[1:])
+    parts = [name for name in verbs if name.startswith(f"{first} ")]
+    name = " ".join(arguments[:2]) if parts else first
+    if name in verbs:
+        return name, verbs[name], rest[1:] if parts else rest
+    hint = nearest(name, verbs)
+    if parts:
+        raise WakefulError(f"write wakeful {' or wakeful '.join(parts)}{hint}")
+    raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")
+
+
+def read(name: str, arguments: list[str]) -> tuple[list[str], Any]:
+    """Return the names and the options of a verb."""
+    if asks_for_help(arguments):
+        show_help(name, arguments)
+    verb = all_verbs()[name]
+    names, table = parse(name, verb, arguments)
+    return names, filled(verb.options, table)
+
+
+def show_help(name: str, arguments: list[str], default: Any = None) -> NoReturn:
+    """Print a verb's help, with the values of `default` as defaults, and end."""
+    if not another_speaks():
+        print_help(name, all_verbs()[name], arguments, default)
+    sys.exit(0)
+
+
+VERBS: dict[str, Verb] = {
+    "demo": Verb(
+        summary="Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
+        usage="", options=DemoOptions, run=demo,
+        examples=(
+            ("wakeful demo",
+             "Tell the whole story in minutes, on one page: runs/demo/demo.html."),
+            ("wakeful demo --resume",
+             "Resume an interrupted demonstration."),
+        ),
+    ),
+    "train": Verb(
+        summary="Train one model from a TOML file or a preset.",
+        usage="CONFIG", options=TrainOptions, run=train, names=partial(presets_for, several=False),
+        examples=(
+            ("wakeful train cpu-tiny --out runs/first",
+             "Train a small Llama-like model on the Python standard library, in minutes."),
+            ("wakeful train cpu-tiny --model.route resformer --train.steps 1000",
+             "The same preset with ResFormer's value route, for 1,000 steps."),
+        ),
+    ),
+    "compare": Verb(
+        summary="Train variants with several seeds; report paired differences.",
+        usage="CONFIG...", options=CompareOptions, run=compare,
+        names=partial(presets_for, several=True),
+        examples=(
+            ("wakeful compare patient --seeds 0 --only vanilla large-sink",
+             "Watch a one-layer model grow an attention sink, and its twin grow none."),
+            ("wakeful compare demo --seeds 0 1 2 --variants.softmax1.optimizer.lr 1e-3",
+             "Train four variants with three seeds each, one of them with a rate of its own."),
+        ),
+    ),
+    "generate": Verb(
+        summary="Continue a prompt with a trained, pretrained or quantized model.",
+        usage="MODEL", options=PromptOptions, run=generate,
+        examples=(
+            ('wakeful generate smollm2 --prompt "Once upon a time"',
+             "Stream a continuation by a pretrained model."),
+            ('wakeful generate runs/first --prompt "def main(" --temperature 0',
+             "Continue with a model of your own, always with the likeliest token."),
+            ('wakeful generate smollm2 --chat --prompt "What is gravity?"',
+             "Answer what a user says, by the model's chat template."),
+        ),
+    ),
+    "diagnose": Verb(
+        summary="Measure where a model wastes its attention and channels.",
+        usage="MODEL...", options=DiagnoseOptions, run=diagnose,
+        examples=(
+            ("wakeful diagnose smollm2 --text book.txt",
+             "Find the lazy layers, sinks and outliers of a model; the page says where they are."),
+            ("wakeful diagnose runs/first runs/second --figures svg",
+             "Compare two models side by side and write the charts for a paper."),
+        ),
+    ),
+    "inherit": Verb(
+        summary="Turn a pretrained model into a smaller one that matches it.",
+        usage="REFERENCE", options=InheritOptions, run=inherit,
+        examples=(
+            ("wakeful inherit smollm2 --keep 0.5 --minutes 30",
+             "Keep half the layers of a model and heal what is left for half an hour."),
+            ("wakeful inherit runs/first --layers 4 --steps 50 --baseline random",
+             "Take four layers of a run of your own, and train a random start beside them."),
+            ("wakeful inherit runs/first --recipe inheritune --minutes 30",
+             "Inheritune, as its paper has it: the first half, trained and grown until parity."),
+        ),
+    ),
+    "cure": Verb(
+        summary="Remove a model's outliers and sinks, with little or no training.",
+        usage="MODEL", options=CureOptions, run=cure, words={"MODEL": REFERENCES},
+        examples=(
+            ("wakeful cure smollm2 --rotate hadamard --prefix auto",
+             "Rotate outliers away and store the sink's token, without training."),
+            ("wakeful cure runs/first --sinks --steps 100",
+             "Give every head a learned sink and train for 100 steps."),
+        ),
+    ),
+    "evaluate": Verb(
+        summary="Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
+        usage="MODEL...", options=EvaluateOptions, run=evaluate,
+        examples=(
+            ("wakeful evaluate runs/first runs/second --text book.txt",
+             "Compare the perplexity of two models on the same text."),
+            ("wakeful evaluate smollm2 --lambada lambada.jsonl --limit 200",
+             "Predict the last word of 200 passages."),
+            ("wakeful evaluate smollm2 heir --texts wiki.txt code.txt --speed 128 1024",
+             "Compare perplexity on two texts, and what each model costs to serve."),
+        ),
+    ),
+    "quantize": Verb(
+        summary="Quantize a model's linear layers; measure the damage; save it smaller.",
+        usage="MODEL...", options=QuantizeOptions, run=quantize, words={"MODEL": REFERENCES},
+        examples=(
+            ("wakeful quantize smollm2 --scheme fine w4",
+             "Measure what 8 and 4 bits cost."),
+            ("wakeful quantize runs/first --scheme w4 --save runs/first-w4",
+             "Write a model of 4 bits, which every verb loads."),
+        ),
+    ),
+    "data prepare": Verb(
+        summary="Prepare text as memory-mapped tokens to train on.",
+        usage="SOURCE...", options=PrepareOptions, run=prepare_data,
+        examples=(
+            ("wakeful data prepare notes/*.txt --out data/notes --vocab_size 8000",
+             "Turn text files into tokens, with a tokenizer trained on them."),
+            ("wakeful data prepare hf:roneneldan/TinyStories --out data/stories",
+             "Do the same with a dataset of the Hugging Face hub."),
+        ),
+    ),
+    "data generate": Verb(
+        summary="Let a model write text, as memory-mapped tokens to train on.",
+        usage="MODEL", options=SampleOptions, run=generate_data,
+        examples=(
+            ("wakeful data generate smollm2 --out data/own --tokens 200000",
+             "Let a model write training data: questions and answers, by its chat template."),
+            ("wakeful data generate runs/first --out data/own --prompts prompts.txt --length 128",
+             "Continue one prompt per line; a run without a chat template writes plain text."),
+        ),
+    ),
+    "report": Verb(
+        summary="Write one offline HTML page about runs.",
+        usage="RUN...", options=ReportOptions, run=report,
+        examples=(
+            ("wakeful report runs/compare-patient",
+             "Write the page of a comparison again."),
+            ("wakeful report runs/first runs/second --out both.html",
+             "Set two runs side by side on one page."),
+        ),
+    ),
+    "export": Verb(
+        summary="Write a model as a folder that Transformers loads, or as one GGUF file.",
+        usage="MODEL DIR", options=ExportOptions, run=export, words={"MODEL": REFERENCES},
+        examples=(
+            ("wakeful export runs/first first-for-everybody",
+             "Write a folder for AutoModelForCausalLM.from_pretrained."),
+            ("wakeful export runs/first first.gguf --gguf q8_0",
+             "Write one file for llama.cpp, with matrices of 8 bits."),
+            ("wakeful export openai/gpt-oss-20b shorter --layers 0-14 19-23",
+             "Leave layers out of any Transformers model."),
+        ),
+    ),
+    "presets": Verb(
+        summary="List the configurations that come with wakeful: size, tokens, memory, time.",
+        usage="[PRESET]", options=NoOptions, run=presets, names=preset_names,
+        examples=(
+            ("wakeful presets",
+             "List what comes with wakeful, with sizes and times."),
+            ("wakeful presets cpu-tiny",
+             "Print one, as a starting point for a file of your own."),
+        ),
+    ),
+    "completion": Verb(
+        summary="Print a shell completion script for bash, zsh or fish.",
+        usage="SHELL", options=NoOptions, run=completion, names=lambda: SHELLS,
+        examples=(
+            ("wakeful completion bash > ~/.local/share/bash-completion/completions/wakeful",
+             "Complete verbs and options with the tab key, from the next shell on."),
+            ("wakeful completion fish > ~/.config/fish/completions/wakeful.fish",
+             "The same for fish."),
+        ),
+    ),
 }  # fmt: skip
-"""The options of each verb, and of what is a verb of two words."""
+"""In the order a newcomer reads them. Packages add others."""
 
 
 def _one(models: list[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from wakeful.config.options import Elsewhere
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.plain_text import decoded
-from wakeful.plugins import added, source_of
+from wakeful.plugins import preset_folders
 
 Table = dict[str, Any]
 _LARGEST = 2**18
@@ -35,7 +35,7 @@ def presets() -> list[str]:
 @functools.cache
 def _preset_files() -> dict[str, Path]:
     own = Path(__file__).parents[1] / "presets"
-    folders = (*map(source_of, added("presets").values()), own)
+    folders = (*preset_folders(), own)
     return {file.stem: file for folder in folders for file in folder.glob("*.toml")}
 
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from wakeful.comparison.reading import Comparison
 from wakeful.errors import WakefulError, nearest
-from wakeful.plugins import added
+from wakeful.plugins import entries
 from wakeful.reports.value import Section
 
 
@@ -38,7 +38,7 @@ class Layout(Protocol):
 
 def layouts() -> Mapping[str, Layout]:
     """Return every layout of the installed packages, by name."""
-    return ChainMap(*(point.load() for point in added("layouts").values()))
+    return ChainMap(*(point.load() for point in entries("layouts").values()))
 
 
 def layout_of(name: str) -> Layout:

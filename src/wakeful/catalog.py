@@ -1,0 +1,62 @@
+"""Names of variants, schemes and optimizers: known to the command line before torch is imported.
+
+A test compares every list with the classes that the folder defines.
+"""
+
+from wakeful.errors import WakefulError, nearest
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "routes": (
+        "own", "attention_residual", "cla", "crosslayer", "dense", "differential", "gated",
+        "head_norm", "identity_mapping", "key_residual", "neutreno", "on_layers", "output_gate",
+        "previous_value", "query_residual", "resformer", "shared_keys", "shared_queries",
+        "svformer", "then", "value_embedding", "value_norm", "value_scale", "xsa",
+    ),
+    "depth": (
+        "residual", "attention_residuals", "denseformer", "embedding_residual",
+        "hyper_connections", "mhc", "mudd", "oasis", "residual_gate", "x0_lambdas",
+    ),
+    "normalizers": (
+        "softmax", "clipped_softmax", "query_sink", "relu", "sigmoid", "softcap", "softmax1",
+        "softpick",
+    ),
+    "norms": (
+        "rmsnorm", "rmsnorm_single", "layernorm", "gated_norm", "layernorm_scaling", "pre_affine",
+    ),
+    "placements": ("pre", "mixed", "peri", "post", "reordered"),
+    "ropes": ("plain", "linear", "llama3"),
+    "embeddings": ("plain", "projected", "scaled"),
+    "optim.rotations": (
+        "hadamard", "haar", "block_diagonal", "eigenbasis", "identity", "signed_permutation",
+    ),
+    "quant.schemes": (
+        "fine", "moderate", "coarse", "w4", "w4g128", "w4g128_gptq", "smoothquant", "w8a8",
+        "w4a16", "w4a8", "w4a4", "fp8", "mxfp4", "nvfp4", "nvfp4_4over6", "kv8", "kv4", "scheme",
+    ),
+    "optim": ("adamw", "orthoadam", "muon"),
+}  # fmt: skip
+"""By folder; of quant.schemes whole schemes, without grids and methods."""
+FOLDERS = {
+    "model.route": "routes", "model.depth": "depth", "model.normalizer": "normalizers",
+    "model.norm": "norms", "model.placement": "placements", "model.rope": "ropes",
+    "model.embedding": "embeddings", "rotate": "optim.rotations",
+    "optimizer.rotation": "optim.rotations", "optimizer.name": "optim",
+    "scheme": "quant.schemes", "train.quantize.schemes": "quant.schemes",
+}  # fmt: skip
+"""Options whose values are expressions, and the folder that each names a class of."""
+
+
+def check_names(option: str, values: object) -> None:
+    """Refuse an expression that names no variant of the option's folder.
+
+    Raises:
+        WakefulError: the name before the parenthesis is not one of the folder's.
+    """
+    if option not in FOLDERS:
+        return
+    known = NAMES[FOLDERS[option]]
+    for value in [values] if isinstance(values, str) else list(values):  # pyright: ignore
+        name = value.partition("(")[0].strip()
+        if name.isidentifier() and name not in known:
+            listed = ", ".join(entry for entry in known if entry != "scheme")
+            raise WakefulError(f"{option}={name!r} is not one of {listed}{nearest(name, known)}")

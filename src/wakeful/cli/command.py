@@ -1,0 +1,263 @@
+"""A verb's options as a command of cyclopts: it parses arguments, prints help and completes words.
+
+Every option is a field of the verb's dataclass. A field of a part is written with dots,
+`--train.steps`; `_` and `-` are the same in a name.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from inspect import Parameter as Argument
+from inspect import Signature
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+
+from wakeful.catalog import FOLDERS, NAMES, check_names
+from wakeful.cli.console import OUT, Printer
+from wakeful.config.options import Heading, Option, options_of
+from wakeful.config.refusals import forbidden
+from wakeful.config.tables import Table
+from wakeful.config.verbs import REFERENCES, SHORT, SOURCES, InheritOptions
+from wakeful.errors import WakefulError, nearest
+from wakeful.paths import free_folder
+from wakeful.plugins import Verb
+
+HELP, HELP_ALL = ("--help", "-h"), ("--help-all", "--help_all")
+"""Flags that ask for the usual options, and for all of them."""
+IMPORT = "--import"
+"""The option of every verb that lets modules which a folder names be imported."""
+USAGE_WORDS = {
+    "MODEL": SOURCES,
+    "REFERENCE": REFERENCES,
+    "RUN": "the folder of a run, a comparison or an inheritance",
+    "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
+    "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
+    "DIR": "a folder to create, or a file NAME.gguf",
+    "PRESET": "a preset to print, as a starting point for a TOML file of your own",
+    "SHELL": "bash, zsh or fish",
+}
+"""Meanings of the words of a usage line."""
+_WIDEST = 100
+"""Columns of help at most: longer lines are hard to read."""
+_GROUPS = {heading: Group(heading.value, sort_key=n) for n, heading in enumerate(Heading)}
+_IMPORTED = Option(
+    "import", tuple[str, ...], "Modules of your own that a run or a model names, or their files: "
+    "ramp.py. Each is imported only if you name it here.", (), None,
+)  # fmt: skip
+_ROW = "--variants."
+"""Prefix of an option for one row of a comparison."""
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Tell whether arguments ask for a page of help."""
+    return bool({*HELP, *HELP_ALL} & set(arguments))
+
+
+def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Table]:
+    """Return the names and the table of the options that arguments describe.
+
+    Raises:
+        WakefulError: an option does not exist, or a value is missing or not of its type.
+    """
+    try:
+        return command(name, verb)(arguments, result_action="return_value")
+    except CycloptsError as error:
+        error.verbose = False
+        unknown = isinstance(error, UnknownOptionError)
+        more = f" (wakeful {name} --help-all lists the options)" * unknown
+        raise WakefulError(f"{error}{more}") from None
+
+
+def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -> App:
+    """Return a verb as a command that returns its names and the table of the options given.
+
+    `rare` shows the options that are seldom needed too.
+    """
+
+    def read(*names: str, **given: Any) -> tuple[list[str], Table]:
+        table: Table = {}
+        for option in options:
+            value = given.get(_key(option))
+            if value is not None:
+                check_names(option.name, value)
+                *parts, last = option.name.split(".")
+                reduce(lambda part, name: part.setdefault(name, {}), parts, table)[last] = value
+        return list(names), table
+
+    options = options_for(verb.options, default)
+    arguments = [_argument(name, verb, option, rare) for option in options]
+    if verb.usage:
+        arguments.insert(0, Argument("names", Argument.VAR_POSITIONAL, annotation=str))
+    read.__signature__ = Signature(arguments)
+    return App(
+        name=f"wakeful {name}",
+        help=_introduction(verb),
+        help_format="plaintext",
+        help_flags=(),
+        version_flags=(),
+        console=OUT,
+        default_command=read,
+        group_arguments=Group("Names", show=False),
+        usage=f"Usage: wakeful {' '.join(filter(None, [name, verb.usage]))}"
+        + " [options]" * bool(options),
+        exit_on_error=False,
+        print_error=False,
+    )
+
+
+def options_for(kind: type, default: Any = None) -> list[Option]:
+    """Return the options of a dataclass but those that its rules always refuse."""
+    refused = forbidden(kind)
+    options = [option for option in options_of(kind, default) if option.name not in refused]
+    return [*options, _IMPORTED] if options else []
+
+
+def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = None) -> None:
+    """Print a verb's help: examples, then the usual options, or all where `--help-all` asks."""
+    rare = bool({*HELP_ALL} & {*arguments})
+    console = Printer(width=min(OUT.width, _WIDEST))
+    app = command(name, verb, rare=rare, default=default)
+    app.help_epilogue = _epilogue(name, verb, rare)
+    app.help_print([], console=console)
+
+
+def overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
+    """Return the whole command line, each verb a command of it."""
+    app = App(
+        name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
+        help_epilogue="wakeful VERB --help: examples, the usual options; --help-all: every option.",
+        help_flags=(), version_flags=(), console=OUT, usage="",
+    )  # fmt: skip
+    for number, (name, verb) in enumerate(verbs.items()):
+        group, _, last = name.rpartition(" ")
+        if group and group not in app:
+            words = " ".join(verbs[part].summary for part in verbs if part.startswith(f"{group} "))
+            part = App(name=group, help=words, help_flags=(), version_flags=(), sort_key=number)
+            app.command(part)
+        place = app[group] if group else app
+        part = command(name, verb)
+        part.sort_key = number
+        place.command(part, name=last)
+    return app
+
+
+def with_out(verb: str, models: list[str], options: Any) -> Any:
+    """Return a verb's options with the folder that it writes, a free one where none is named."""
+    if not models:
+        raise WakefulError(f"name a model: {SOURCES}")
+    out = options.out or str(
+        free_folder(f"runs/{verb}-{os.path.basename(os.path.abspath(models[0]))}")
+    )
+    return dataclasses.replace(options, out=out)
+
+
+def trusted_modules(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the values of `--import`, which every verb takes, from the other arguments.
+
+    Raises:
+        WakefulError: it has no value.
+    """
+    rest: list[str] = []
+    modules: list[str] = []
+    target = rest
+    for argument in arguments:
+        flag, _, value = argument.partition("=")
+        if argument.startswith("-"):
+            target = modules if flag == IMPORT else rest
+        target += [value] * bool(value) if flag == IMPORT else [argument]
+    if not modules and any(argument.partition("=")[0] == IMPORT for argument in arguments):
+        raise WakefulError(f"{IMPORT} takes modules or files: {_IMPORTED.words}")
+    return rest, modules
+
+
+def split_rows(
+    arguments: Sequence[str], rows: Sequence[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Split the options for all rows from those of one, `--variants.NAME.FIELD value`.
+
+    Raises:
+        WakefulError: there is no row of that name.
+    """
+    shared: list[str] = []
+    by_row: dict[str, list[str]] = {name: [] for name in rows}
+    target = shared
+    for argument in arguments:
+        if not argument.startswith(_ROW):
+            target = shared if argument.startswith("--") else target
+            target.append(argument)
+            continue
+        rest = argument.removeprefix(_ROW)
+        name = max((row for row in rows if rest.startswith(f"{row}.")), key=len, default="")
+        if not name:
+            raise WakefulError(
+                f"{argument.partition('=')[0]} names no row"
+                f"{nearest(rest.partition('.')[0], rows)}; there are {', '.join(rows)}"
+            )
+        target = by_row[name]
+        target.append(f"--{rest.removeprefix(f'{name}.')}")
+    return shared, by_row
+
+
+def _key(option: Option) -> str:
+    """Return the keyword that holds an option's value: without dots, and no word of Python's."""
+    return f"option_{option.name.replace('.', '__')}"
+
+
+def _argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
+    title = f"Rarely needed: {option.section}" if option.section else "Rarely needed"
+    flags = [option.flag]
+    if verb.options is InheritOptions:
+        flags = [*(f"--{short}" for short, long in SHORT.items() if long == option.name), *flags]
+    shown = Parameter(
+        name=flags,
+        help=option.words.replace("runs/VERB-", f"runs/{name}-"),
+        group=_GROUPS[option.group] if option.group else Group(title, sort_key=9),
+        show=bool(option.group) or rare,
+        show_default=_shown_default(option),
+        negative=option.negative if option.default is True else "",
+        consume_multiple=True,
+    )
+    required = option.default is dataclasses.MISSING
+    return Argument(
+        _key(option), Argument.KEYWORD_ONLY, default=Argument.empty if required else None,
+        annotation=Annotated[option.kind if required else option.kind | None, shown],
+    )  # fmt: skip
+
+
+def _shown_default(option: Option) -> Any:
+    value = option.default
+    if value in ("", (), False) or value is dataclasses.MISSING:
+        return False
+    if isinstance(value, tuple):
+        value = " ".join(map(repr, value)) if "" in value else " ".join(map(str, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return lambda _: text
+
+
+def _introduction(verb: Verb) -> str:
+    lines = [verb.summary, ""]
+    for line, effect in verb.examples:
+        lines += [line, f"    {effect}"]
+    meanings = USAGE_WORDS | dict(verb.words)
+    words = [word.strip("[].") for word in verb.usage.split()]
+    return "\n".join([*lines, "", *(f"{word}: {meanings[word]}" for word in words)]).rstrip()
+
+
+def _epilogue(name: str, verb: Verb, rare: bool) -> str:
+    options = options_for(verb.options)
+    notes = (verb.options.__doc__ or "").split("\n\n")[1:]
+    hidden = 0 if rare else sum(option.group is None for option in options)
+    more = f"{hidden} more option{'s' * (hidden > 1)}: wakeful {name} --help-all" * bool(hidden)
+    paragraphs = [*(" ".join(note.split()) for note in notes), *_listed(verb, options, rare), more]
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def _listed(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
+    """Yield the names that may be written: those of the verb, then variants by option."""
+    if names := ", ".join(verb.names()):
+        yield f"{verb.usage.strip('[].').title()}s: {names}"
+    for option in options:
+        if option.name in FOLDERS and (option.group or rare):
+            yield f"{option.flag}: {', '.join(NAMES[FOLDERS[option.name]])}"
