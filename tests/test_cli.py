@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,22 +161,22 @@ def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
     for wrong, hint in (
-        (["--train.stepz", "3"], "did you mean '--train.steps'"),
-        (["--steps=3"], "did you mean --train.steps?"),
-        (["--num-sequences", "3"], "--train.diagnose.num_sequences or --train.quantize.num_seq"),
-        (["--train.dtype", "float32x"], "bfloat16, float64, got 'float32x' (did you mean 'float32"),
+        (["--train.stepz", "3"], "Did you mean --train.steps?"),
+        (["--steps=3"], "Did you mean --train.steps?"),
+        (["--num-sequences", "3"], "Did you mean --train.quantize.num_sequences?"),
+        (["--train.dtype", "float32x"], 'Choose from: "float32", "bfloat16", "float64". Did you'),
     ):
         assert hint in fails(capsys, "train", config, *out, *wrong)
     for wrong, said in (
-        (["--train.steps", "many"], "train.steps must be a whole number, got 'many'"),
-        (["--optimizer.lr=1e-3x"], "optimizer.lr must be a number, got '1e-3x'"),
-        (["--train.steps"], "--train.steps takes one value, got none"),
-        (["--train.steps", "3", "4"], "--train.steps takes one value, got 3 4"),
-        (["--train.compile", "yes"], "--train.compile is a switch and takes no value, got 'yes'"),
+        (["--train.steps", "many"], 'for --train.steps: unable to convert "many" into int'),
+        (["--optimizer.lr=1e-3x"], 'for --optimizer.lr: unable to convert "1e-3x" into float'),
+        (["--train.steps"], "--train.steps requires an argument"),
+        (["--train.steps", "3", "4"], "takes one configuration, not 2"),
+        (["--train.compile", "yes"], "takes one configuration, not 2"),
+        (["-x"], "Unknown option: -x"),
     ):
-        assert fails(capsys, "train", config, *out, *wrong) == f"wakeful train: {said}"
-    assert fails(capsys, "train", config, "-x") == "wakeful train: '-x' follows no option"
-    assert "--prompt is missing" in fails(capsys, "generate", "smollm2")
+        assert said in fails(capsys, "train", config, *out, *wrong)
+    assert "--prompt requires an argument" in fails(capsys, "generate", "smollm2")
     assert "at least 1" in fails(capsys, "train", config, *out, "--train.steps", "0")
     assert "finite" in fails(capsys, "train", config, *out, "--optimizer.lr", "inf")
     assert "does not divide" in fails(capsys, "train", config, *out, "--model.num_heads", "3")
@@ -200,7 +201,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
     assert "wakeful data prepare" in fails(capsys, "data")
-    assert "did you mean 'prepare'" in fails(capsys, "data", "prepared")
+    assert "did you mean 'data prepare'" in fails(capsys, "data", "prepared")
     assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))
     assert "one configuration, not 2" in fails(capsys, "train", config, config, *out)
     assert "use wakeful compare" in fails(capsys, "train", "demo", *out)
@@ -358,8 +359,7 @@ def test_two_texts_are_refused(
     out = ["--out", str(tmp_path / "out")]
     for verb, other in (("evaluate", "--texts"), ("inherit", "--data.source")):
         said = fails(capsys, verb, run, "--text", str(text), other, "python-stdlib", *out)
-        assert "give one" in said or "leave out one of the two" in said
-        assert "text" in said
+        assert "leave out one of the two" in said or "specified multiple times" in said
         assert other.removeprefix("--") in said
     assert not (tmp_path / "out").exists()
 
@@ -443,14 +443,14 @@ def test_interruptions_have_the_shells_status(
     def interrupted(_: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verbs, "train", interrupted)
+    monkeypatch.setitem(verbs.VERBS, "train", replace(verbs.VERBS["train"], run=interrupted))
     assert main(["train", config]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
     def saved(_: list[str]) -> None:
         raise Interrupted("stopped by SIGINT after step 3, which is saved", "continue with: x")
 
-    monkeypatch.setattr(verbs, "train", saved)
+    monkeypatch.setitem(verbs.VERBS, "train", replace(verbs.VERBS["train"], run=saved))
     assert main(["train", config]) == 130
     assert "which is saved; continue with" in capsys.readouterr().err
 
@@ -459,7 +459,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     def broken(_: list[str]) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(verbs, "train", broken)
+    monkeypatch.setitem(verbs.VERBS, "train", replace(verbs.VERBS["train"], run=broken))
     with pytest.raises(ZeroDivisionError):
         main(["train", "x"])
 

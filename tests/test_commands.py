@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import wakeful
-from wakeful.cli import all_verbs, verbs
+from wakeful.cli import verbs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -56,7 +56,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             form = command[:1] == ["data"] and len(command) < 3
             if (
                 command
-                and command[0] in all_verbs()
+                and any(name.partition(" ")[0] == command[0] for name in verbs.all_verbs())
                 and not form
                 and not PLACEHOLDER.search(" ".join(command))
             ):
@@ -129,6 +129,6 @@ def test_commands_are_found() -> None:
 
 
 def test_a_wrong_option_is_seen() -> None:
-    assert "did you mean" in problem(["quantize", "smollm2", "--schemes", "w4"])
+    assert "Did you mean --scheme?" in problem(["quantize", "smollm2", "--schemes", "w4"])
     assert problem(["train", "no-such-preset"])
     assert not problem(["train", "cpu-tiny", "--train.steps", "5"])

@@ -315,6 +315,7 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
 
 WORKS = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from wakeful.cli import main, verbs
 from wakeful.hf.weights_out import created
@@ -325,7 +326,7 @@ def works(arguments):
         print("half", flush=True)
         time.sleep(60)
 
-verbs.presets = works
+verbs.VERBS["presets"] = replace(verbs.VERBS["presets"], run=works)
 sys.exit(main(["presets", sys.argv[1]]))
 """
 

@@ -9,12 +9,6 @@ from wakeful.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
 
 
-def _names() -> tuple[str, ...]:
-    from wakeful_papers.exhibits.exhibit import exhibit_names
-
-    return exhibit_names()
-
-
 def _run(arguments: list[str]) -> None:
     names, options = read("reproduce", arguments)
 
@@ -46,6 +40,5 @@ REPRODUCE = Verb(
         ),
     ),
     words={"PAPER/EXHIBIT": "a figure or table, or PAPER for all of its; without one, a list"},
-    names=_names,
     report=_report,
 )

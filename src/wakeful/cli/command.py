@@ -6,6 +6,7 @@ Every option is a field of the verb's dataclass. A field of a part is written wi
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from inspect import Parameter as Argument
@@ -46,6 +47,8 @@ _IMPORTED = Option(
     "import", tuple[str, ...], "Modules of your own that a run or a model names, or their files: "
     "ramp.py. Each is imported only if you name it here.", (), None,
 )  # fmt: skip
+_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)")
+"""The form of an option's name, with a value or without."""
 _ROW = "--variants."
 """Prefix of an option for one row of a comparison."""
 
@@ -61,8 +64,15 @@ def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], T
     Raises:
         WakefulError: an option does not exist, or a value is missing or not of its type.
     """
+    joined: list[str] = []
+    for argument in arguments:  # a value such as - or "-5 degrees" is no flag
+        follows = bool(joined) and _FLAG.match(joined[-1])
+        if follows and argument.startswith("-") and not _FLAG.match(argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
     try:
-        return command(name, verb)(arguments, result_action="return_value")
+        return command(name, verb)(joined, result_action="return_value")
     except CycloptsError as error:
         error.verbose = False
         unknown = isinstance(error, UnknownOptionError)
@@ -80,7 +90,7 @@ def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -
         table: Table = {}
         for option in options:
             value = given.get(_key(option))
-            if value is not None:
+            if value is not None and option is not _IMPORTED:
                 check_names(option.name, value)
                 *parts, last = option.name.split(".")
                 reduce(lambda part, name: part.setdefault(name, {}), parts, table)[last] = value

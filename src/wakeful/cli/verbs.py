@@ -124,7 +124,7 @@ def train(arguments: list[str]) -> None:
     sources, table = parse("train", VERBS["train"], arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
-    if not sources and "resume" not in table:
+    if not sources and not table.get("resume"):
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
