@@ -44,7 +44,7 @@ from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
-from wakeful.loading.load import fetched, read_decoder
+from wakeful.loading.load import fetched, place_of, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.watch import DecoderSource
@@ -194,6 +194,17 @@ def random_model(config: PreTrainedConfig, *, std: float = 0.3) -> PreTrainedMod
         for parameter in model.parameters():
             parameter.normal_(std=std)
     return model
+
+
+def test_a_folder_has_the_name_that_it_is_asked_for_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert place_of(tmp_path / "link").name == "link"
+    monkeypatch.chdir(tmp_path / "real")
+    assert place_of(".").name == "real"
 
 
 @pytest.mark.parametrize("name", MODELS)

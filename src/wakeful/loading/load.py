@@ -78,7 +78,7 @@ def place_of(source: str | Path) -> Place:
         if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
             raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
         return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
-    name = path.resolve().name
+    name = Path(os.path.abspath(path)).name  # of a link, its own
     if is_quantized_folder(path):
         return Place("quantized", path, name)
     if (path / "run.json").is_file():

@@ -7,6 +7,7 @@ remains, then the outliers. Where no cure that was tried helps at no loss, that 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from wakeful import surgery
 from wakeful.config.verbs.reading import Bos
+from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.evaluation.diagnosis import Diagnosis
@@ -38,6 +40,7 @@ KURTOSIS = 5.0
 """Mean kurtosis up to which nothing is rotated: a Gaussian has 3."""
 LARGE = 2_000_000_000
 """Parameters of a mixture of experts past which no rotation of it is tried: it is another copy."""
+SILENT = Display()
 _SINK = "a sink that no cure removes at no loss"
 
 
@@ -80,7 +83,7 @@ def advise(
     sequences: Sequence[Sequence[int]],
     *,
     bos: Bos = "auto",
-    on_progress: Callable[[str], None] = lambda note: None,
+    show: Display = SILENT,
 ) -> Advice | None:
     """Return what to do about what a model showed, tried on windows of the same text.
 
@@ -91,7 +94,7 @@ def advise(
         found: what it showed.
         sequences: tokens of the text.
         bos: whether BOS stands before every sequence.
-        on_progress: called with what is tried.
+        show: shows what is tried.
     """
     levels = {each.title: each.level for each in findings(found)}
     sunk = levels["Attention sinks"] != "good"
@@ -99,7 +102,7 @@ def advise(
         return None
     if loaded.is_quantized:
         return Advice(words=f"{loaded.name} is quantized: cure the model that it was made from")
-    on_progress("trying cures on the text")
+    show.note("trying cures on the text")
     tokens = torch.tensor([token for row in sequences for token in row], device=loaded.device)
     room = loaded.context - max(1, len(loaded.begin(bos)))
     windows = windows_of(tokens, room)
@@ -109,7 +112,7 @@ def advise(
         decoder = loaded.decoder()
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
-    tried = _Trials(loaded, decoder, windows, bos)
+    tried = _Trials(loaded, decoder, windows, bos, show)
     trials: list[Trial] = []
     for attempt in (tried.prefix, tried.sinks) if sunk else ():
         trial = attempt()
@@ -143,6 +146,7 @@ class _Trials:
     decoder: Decoder
     windows: Int[Tensor, "B L"]
     bos: Bos
+    show: Display = SILENT
 
     def __post_init__(self) -> None:
         self.opening = self.loaded.begin(self.bos)
@@ -154,6 +158,14 @@ class _Trials:
             self.fixed = str(error).split("; ")[0]
         self.plain = self._measure((), "as it is", self.decoder, self.opening, self.losses)
         self.good_share = FREED + float(even_shares(self.windows.shape[1])[0])
+
+    @cached_property
+    def choice(self) -> surgery.SinkChoice:
+        """The token that is best stored, of all that the model may park on."""
+        return choose_prefix(
+            self.loaded, self.decoder, self.windows, bos=self.bos,
+            on_progress=partial(self.show.count, "tokens that may take the sink"),
+        )  # fmt: skip
 
     def helps(self, trial: Trial) -> bool:
         """Whether a trial removes the sink at no loss."""
@@ -184,8 +196,7 @@ class _Trials:
             )
             if not choice.best.tokens or (choice.best.share or 0.0) > self.good_share:
                 choice = None
-        if choice is None:
-            choice = choose_prefix(self.loaded, self.decoder, self.windows, bos=self.bos)
+        choice = choice or self.choice
         made = surgery.store_prefix(self.decoder, choice.token.tokens)
         options, words = ("--prefix", "auto"), "store a token before every text"
         return self._cured(options, words, made, choice.token.losses)
@@ -198,8 +209,7 @@ class _Trials:
             surgery.check_absorbs(self.decoder, "sinks")
         except WakefulError:
             return None
-        choice = choose_prefix(self.loaded, self.decoder, self.windows, bos=self.bos)
-        made = surgery.learned_sinks(self.decoder, choice.token.tokens[0], self.windows)
+        made = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
         losses = surgery.window_losses(made, self.windows)
         return self._cured(("--sinks",), "put a learned sink into every head", made, losses)
 

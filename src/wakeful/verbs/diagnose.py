@@ -148,7 +148,7 @@ def _diagnosed(model: Model, words: Words, wanted: DiagnoseOptions, show: Displa
     if wanted.no_advice:
         return found
     text = [row[model.begins(wanted.bos) :] for row in sequences]
-    advice = advise(model, found, text, bos=wanted.bos, on_progress=show.note)
+    advice = advise(model, found, text, bos=wanted.bos, show=show)
     if advice is not None and advice.arguments:
         arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
         advice = replace(advice, arguments=arguments)
