@@ -59,7 +59,7 @@ def test_a_name_that_is_not_in_the_cache_has_not_the_weights_of_this_folder(
 ) -> None:
     save_llama(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    assert _stored(Place("hub", Path("nobody/tiny"), "nobody/tiny")) is None
+    assert _stored(Place("hub", Path("nobody/tiny"), "nobody/tiny")) == (None, {})
 
 
 @pytest.mark.parametrize("way", ["address", "proxy", "told"])

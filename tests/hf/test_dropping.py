@@ -345,13 +345,14 @@ def whole_of(name: str, folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize(
+    ("name", "older"), [("Gemma3", False), ("Gemma3", True), ("Qwen3_5", False)]
+)
 def test_layers_of_the_text_part_of_a_model_that_sees(
     name: str, older: bool, tmp_path: Path
 ) -> None:
     """The other part's layers stay, though they are named alike; `older`: as checkpoints named
-    the text part before it moved under `model`.
+    the text part before it moved under `model`, which no checkpoint of Qwen3.5 did.
     """
     model = whole_of(name, tmp_path / "whole")
     table = json.loads((tmp_path / "whole/config.json").read_text())

@@ -23,6 +23,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded_config
 from wakeful.model.generate import generate
+from wakeful.plain_text import visible
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
 GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
@@ -309,7 +310,8 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
     ids = tokenizer.encode("ab")
     expected = generate(decoder, ids, num_tokens=6, temperature=0, stop={tokenizer.end_of_text})
-    assert capsys.readouterr().out == "ab" + tokenizer.decode(list(expected)) + "\n"
+    text = visible(tokenizer.decode(list(expected)), keep="\n\t")
+    assert capsys.readouterr().out == f"ab{text}\n"
     assert main([*arguments, "--step", "3"]) == 1
     assert "step = 3" in capsys.readouterr().err
     # A folder that holds no model is named as what it should be.

@@ -226,8 +226,10 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
     assert parse_scheme(given.definition) == given
     _, w, b = tensors()
     assert quantized(linear_of(w, b), given, "integer").operands.integers.abs().max() == 5
-    with pytest.raises(WakefulError, match="Path must be a subclass of Scheme or Grid or Method"):
+    with pytest.raises(WakefulError, match="pathlib:Path is not part of wakeful"):
         parse_scheme("pathlib:Path")
+    with pytest.raises(WakefulError, match="Path must be a subclass of Scheme or Grid or Method"):
+        parse_scheme("pathlib:Path", imports=True)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ def export_gguf(
         path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replaced(path) as part:
         writer = GGUFWriter(part, architecture(kind))
-        writer.add_name(name or path.stem)
+        # Transformers takes "mistral", and no other name, for an architecture of its own.
+        title = name or path.stem
+        writer.add_name(title.title() if title == "mistral" else title)
         writer.add_description(f"{lineage} Written by wakeful {__version__}.".lstrip())
         writer.add_tags(["wakeful", "text-generation"])
         if origin:

@@ -23,7 +23,7 @@ def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes
     with torch.device("meta"):
         made = Decoder(dataclasses.replace(decoder.config, **changes))
     known = made.state_dict().keys()
-    kept = {name: tensor for name, tensor in state.items() if name in known}
+    kept = {name: _ordinary(tensor) for name, tensor in state.items() if name in known}
     for name, parameter in made.named_parameters():
         if name in kept:  # or loading would thaw a frozen one, which is the caller's too
             parameter.requires_grad_(kept[name].requires_grad)
@@ -31,3 +31,12 @@ def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes
     if made.config.tied:
         made.head.weight = made.embed.weight
     return made.to(decoder.embed.weight.device).train(decoder.training)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """Return a tensor, or a copy of one that was made in inference mode, which no parameter of
+    another mode can be.
+    """
+    if not tensor.is_inference() or torch.is_inference_mode_enabled():
+        return tensor
+    return nn.Parameter(tensor.clone(), requires_grad=False)
