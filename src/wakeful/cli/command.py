@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from inspect import Parameter as Argument
 from inspect import Signature
-from typing import Annotated, Any
+from itertools import zip_longest
+from typing import Annotated, Any, get_args
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
@@ -20,7 +21,7 @@ from wakeful.cli.console import OUT, Printer
 from wakeful.config.options import Heading, Option, options_of
 from wakeful.config.refusals import forbidden
 from wakeful.config.tables import Table
-from wakeful.config.verbs import REFERENCES, SHORT, SOURCES, InheritOptions
+from wakeful.config.verbs import REFERENCES, SHORT, SOURCES, Bos, InheritOptions
 from wakeful.errors import WakefulError, nearest
 from wakeful.paths import free_folder
 from wakeful.plugins import Verb
@@ -64,20 +65,30 @@ def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], T
     Raises:
         WakefulError: an option does not exist, or a value is missing or not of its type.
     """
-    joined: list[str] = []
-    for argument in arguments:  # a value such as - or "-5 degrees" is no flag
-        follows = bool(joined) and _FLAG.match(joined[-1])
-        if follows and argument.startswith("-") and not _FLAG.match(argument):
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
     try:
-        return command(name, verb)(joined, result_action="return_value")
+        return command(name, verb)(_joined(verb, arguments), result_action="return_value")
     except CycloptsError as error:
         error.verbose = False
         unknown = isinstance(error, UnknownOptionError)
         more = f" (wakeful {name} --help-all lists the options)" * unknown
         raise WakefulError(f"{error}{more}") from None
+
+
+def _joined(verb: Verb, arguments: Sequence[str]) -> list[str]:
+    """Return arguments with = between an option and what cyclopts would not take for its value: a
+    text that begins with a dash, such as - alone, and the "on" that --bos alone means.
+    """
+    switches = {each.flag for each in options_for(verb.options) if each.choices == get_args(Bos)}
+    joined: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        follows = bool(joined) and _FLAG.match(joined[-1])
+        if follows and argument.startswith("-") and not _FLAG.match(argument):
+            joined[-1] += f"={argument}"
+        elif argument in switches and following not in get_args(Bos):
+            joined.append(f"{argument}=on")
+        else:
+            joined.append(argument)
+    return joined
 
 
 def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -> App:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wakeful import surgery
-from wakeful.config.verbs import LENGTH, CureOptions, options_from
+from wakeful.config.verbs import LENGTH, CureOptions, options_from, takes
 from wakeful.data.sources import beginning_of
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -220,6 +220,7 @@ _SHOWN = {
 }
 
 
+@takes(CureOptions)
 @ordinary_switches()
 def cure(
     model: Source,

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions, options_from
+from wakeful.config.verbs import LENGTH, DiagnoseOptions, options_from, takes
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, token_files
@@ -62,6 +62,7 @@ class Diagnosis(Measured):
         )  # fmt: skip
 
 
+@takes(DiagnoseOptions)
 @ordinary_switches()
 def diagnose(
     *models: Source,

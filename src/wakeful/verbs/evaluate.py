@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from wakeful.config.verbs import LENGTH, EvaluateOptions, options_from
+from wakeful.config.verbs import LENGTH, EvaluateOptions, options_from, takes
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
@@ -72,6 +72,7 @@ class Evaluation(Measured):
         )  # fmt: skip
 
 
+@takes(EvaluateOptions)
 @ordinary_switches()
 def evaluate(
     *models: Source,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from wakeful.config.refusals import check_rules
-from wakeful.config.verbs import ExportOptions, options_from
+from wakeful.config.verbs import ExportOptions, options_from, takes
 from wakeful.config.verbs.export import COPIED_RULES, FILE_RULES, FOLDER_RULES, MEMORY_RULES
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
@@ -25,6 +25,7 @@ from wakeful.switches import ordinary_switches
 from wakeful.verbs.sources import Source, as_ours, name_of
 
 
+@takes(ExportOptions)
 @ordinary_switches()
 def export(
     model: Source,

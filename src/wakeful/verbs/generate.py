@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import GenerateOptions, options_from
+from wakeful.config.verbs import GenerateOptions, options_from, takes
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
 from wakeful.switches import ordinary_switches
 from wakeful.verbs.sources import Source
 
 
+@takes(GenerateOptions)
 def generate(
     model: Source,
     prompt: str,

@@ -18,7 +18,14 @@ import torch
 
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, REFERENCES, FigureFormat, InheritOptions, options_from
+from wakeful.config.verbs import (
+    LENGTH,
+    REFERENCES,
+    FigureFormat,
+    InheritOptions,
+    options_from,
+    takes,
+)
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
@@ -73,6 +80,7 @@ class InheritancePlan:
     """Those of every layer that were looked at."""
 
 
+@takes(InheritOptions)
 @ordinary_switches()
 def inherit(
     reference: Source | None = None,

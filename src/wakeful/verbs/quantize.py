@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from
+from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from, takes
 from wakeful.device import wait_for
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -41,6 +41,7 @@ def quantize(model: Source, *schemes: str | Scheme, **given: Any) -> Quantizatio
 def quantize(
     model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **given: Any
 ) -> QuantizationMatrix: ...
+@takes(QuantizeOptions)
 @ordinary_switches()
 def quantize(
     model: Source | list[Any] | tuple[Any, ...],

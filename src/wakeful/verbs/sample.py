@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import SampleOptions, options_from
+from wakeful.config.verbs import SampleOptions, options_from, takes
 from wakeful.data.order import key64
 from wakeful.data.sampled import Documents, sampled
 from wakeful.data.tokens import PreparedData
@@ -42,6 +42,7 @@ class _Beginnings:
     """Tokens that all of them begin with."""
 
 
+@takes(SampleOptions)
 @ordinary_switches()
 def sample_data(
     model: Source,

@@ -9,7 +9,7 @@ from wakeful.config.verbs.diagnose import DiagnoseOptions
 from wakeful.config.verbs.evaluate import EvaluateOptions, with_shots
 from wakeful.config.verbs.export import ExportOptions
 from wakeful.config.verbs.generate import GenerateOptions
-from wakeful.config.verbs.given import NoOptions, filled, options_from
+from wakeful.config.verbs.given import NoOptions, filled, options_from, takes
 from wakeful.config.verbs.inherit import SHORT, Copy, GrowFrom, InheritOptions, Until
 from wakeful.config.verbs.quantize import QuantizeOptions, SavedAs
 from wakeful.config.verbs.reading import (
@@ -27,5 +27,6 @@ __all__ = [
     "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Bos", "Copy", "CureOptions", "DiagnoseOptions",
     "Drawn", "EvaluateOptions", "ExportOptions", "FigureFormat", "GenerateOptions", "GrowFrom",
     "InheritOptions", "NoOptions", "PrepareOptions", "QuantizeOptions", "ReportOptions",
-    "SampleOptions", "SavedAs", "TableFormat", "Until", "filled", "options_from", "with_shots",
+    "SampleOptions", "SavedAs", "TableFormat", "Until", "filled", "options_from", "takes",
+    "with_shots",
 ]  # fmt: skip

@@ -1,15 +1,18 @@
 """A verb's options from keyword arguments."""
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from wakeful.config.options import default_of, options_of
 from wakeful.config.tables import from_table, merged, to_table
 from wakeful.config.verbs.inherit import SHORT, InheritOptions, inherit_table
 from wakeful.errors import WakefulError, nearest
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +55,32 @@ def _plain(kind: type, name: str, value: Any) -> Any:
     if hasattr(value, "__fspath__"):
         return str(value)
     return list(value) if isinstance(value, range) else value
+
+
+def takes(kind: type) -> Callable[[F], F]:
+    """Return a decorator: the fields of these options are keyword arguments of a function too.
+
+    It changes the function's signature alone, which notebooks complete from. What an editor and a
+    type checker read is `__init__.pyi`, written from the same fields.
+    """
+    hints = get_type_hints(kind)
+    names = [entry.name for entry in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    fields = [(name, default_of(kind.__dataclass_fields__[name]), hints[name]) for name in names]  # pyright: ignore[reportAttributeAccessIssue]
+    if kind is InheritOptions:
+        kinds = {option.name: option.kind for option in options_of(kind)}
+        fields += [(name, None, kinds[target] | None) for name, target in SHORT.items()]
+
+    def signed(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        known = {each.name for each in own}
+        function.__signature__ = signature.replace(parameters=[*own, *(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=hint,
+                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+            )
+            for name, default, hint in fields if name not in known
+        )])  # fmt: skip
+        return function
+
+    return signed

@@ -1,0 +1,639 @@
+"""The public functions with their options as keyword arguments.
+
+python tools/signatures.py writes this file from the dataclasses of options.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, overload
+
+from wakeful.config.schema import (
+    BridgeConfig,
+    DataConfig,
+    HealConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+)
+from wakeful.config.verbs import (
+    CureOptions,
+    DiagnoseOptions,
+    EvaluateOptions,
+    ExportOptions,
+    GenerateOptions,
+    InheritOptions,
+    QuantizeOptions,
+)
+from wakeful.display import Shown
+from wakeful.errors import WakefulError as WakefulError
+from wakeful.loading.load import load as load
+from wakeful.loading.model import AnyTokenizer
+from wakeful.probes.watch import watch as watch
+from wakeful.quant.schemes import Scheme
+from wakeful.verbs.compare import compare as compare
+from wakeful.verbs.cure import Cure
+from wakeful.verbs.diagnose import Diagnosis
+from wakeful.verbs.evaluate import Evaluation
+from wakeful.verbs.inherited import Inheritance
+from wakeful.verbs.quantization import Quantization, QuantizationMatrix
+from wakeful.verbs.report import report as report
+from wakeful.verbs.sources import Source
+from wakeful.verbs.train import train as train
+from wakeful.verbs.untrained import UntrainedHeir
+from wakeful.version import __version__ as __version__
+
+__all__: Sequence[str]
+Tokenizer = AnyTokenizer | str | PathLike[str] | None
+
+def diagnose(
+    *models: Source,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: DiagnoseOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    text: str | PathLike[str] = "",
+    length: int = 0,
+    bos: Literal["auto", "on", "off"] = "auto",
+    out: str | PathLike[str] = "",
+    device: str = "auto",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    num_sequences: int = 4,
+    tau: float = 0.9,
+    lazy_rank: float = 2.0,
+    rank_tokens: int = 2048,
+    rank_seconds: float = 600.0,
+    layers: Iterable[int] | int = (),
+    heads: Iterable[int] | int = (),
+    no_advice: bool = False,
+) -> Diagnosis:
+    """Measure where models waste attention and channels, by the metrics of docs/metrics.md.
+
+        wakeful.diagnose("smollm2", text="book.txt", length=256)
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
+            Empty: a run's own task, or python-stdlib.
+        length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
+        bos: BOS before every sequence: as the model's own tokenizer does (auto), on, or off.
+        out: Folder to create. Empty: runs/VERB-MODEL, numbered where that exists.
+        device: auto, cpu, cuda ...
+        dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
+        trust_remote_code: Run code that comes with the model. Leave it out for models you do
+            not trust.
+        num_sequences: Sequences, one after another from the text's beginning.
+        tau: Share of a head's energy that its rank holds.
+        lazy_rank: A layer is lazy when no head's rank is above this.
+        rank_tokens: Longest sequence whose ranks are settled exactly; past it they may be
+            bounds.
+        rank_seconds: Seconds for exact ranks; ranks not settled by then are reported as bounds.
+        layers: Layers whose attention is pictured. Empty: four, spread over the depth.
+        heads: Heads whose attention is pictured. Empty: the first four.
+        no_advice: Leave out trying cures of what is found on 8 windows of the text, and so
+            naming one.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is.
+
+    Raises:
+        WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
+            option is out of its range, or `out` exists. Nothing is written.
+    """
+
+def cure(
+    model: Source,
+    *,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: CureOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    text: str | PathLike[str] = "",
+    length: int = 0,
+    bos: Literal["auto", "on", "off"] = "auto",
+    out: str | PathLike[str] = "",
+    device: str = "auto",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    for_: Iterable[str] | str = (),
+    stock: bool = False,
+    rotate: str = "",
+    rotate_values: bool = False,
+    rotate_inner: bool = False,
+    rotate_keys: bool = False,
+    prefix: str = "",
+    sinks: bool = False,
+    gates: bool = False,
+    steps: int = 0,
+    batch_size: int = 4,
+    train_length: int = 256,
+    lr: float = 0.0001,
+    seed: int = 0,
+    num_sequences: int = 2,
+    stored: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+) -> Cure:
+    """Take a model's outliers and sinks away, without training unless `steps` are asked for.
+
+        cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
+
+    The model itself stays as it is.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
+            Empty: a run's own task, or python-stdlib.
+        length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
+        bos: BOS before every sequence: as the model's own tokenizer does (auto), on, or off.
+        out: Folder to create. Empty: runs/VERB-MODEL, numbered where that exists.
+        device: auto, cpu, cuda ...
+        dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
+        trust_remote_code: Run code that comes with the model. Leave it out for models you do
+            not trust.
+        for_: Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4,
+            w4a16, kv4, or any scheme of quantize.
+        stock: Choose among cures that leave one of Transformers' own architectures, which
+            engines and --save_as compressed-tensors want.
+        rotate: Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8
+            bits and int4 inputs, and hurts NVFP4: see --for. Empty: leave it.
+        rotate_values: Rotate every head's values alone, by Hadamard: exact wherever a model's
+            norms stand.
+        rotate_inner: Rotate what the feed-forward networks' last projections read too, as the
+            model runs.
+        rotate_keys: Rotate queries and keys after RoPE, as the model runs, for a cache of 4
+            bits.
+        prefix: Store a prefix: auto, the token that takes the sink at no loss on the text, BOS
+            if it is as good; bos; or a number of tokens to choose (1, 2 ...). Empty: none.
+        sinks: Put a learned sink into every head, fitted to the model's own statistics.
+        gates: Put a gate on every head's output, fitted likewise; beside sinks it needs
+            --steps.
+        steps: Steps to train a model with sinks or gates. 0: none, they stay as they were
+            fitted.
+        batch_size: Sequences per training step.
+        train_length: Tokens of a training sequence, or the model's context where that is
+            shorter.
+        lr: Peak learning rate of the training of sinks and gates.
+        seed: Seed of the rotation and of the order of training.
+        num_sequences: Sequences to verify on, one after another from the text's beginning.
+        stored: Type of the weights written, which the cured ones are rounded to. auto: as the
+            model's files have it.
+
+    With `out` the cured model is written to a folder that Transformers loads, which must not exist.
+
+    Raises:
+        WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
+            forbids it is named); nothing is written.
+    """
+
+def evaluate(
+    *models: Source,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: EvaluateOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    text: str | PathLike[str] = "",
+    length: int = 0,
+    bos: Literal["auto", "on", "off"] = "auto",
+    out: str | PathLike[str] = "",
+    device: str = "auto",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    texts: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
+    speed: Iterable[int] | int = (),
+    stride: int = 0,
+    num_sequences: int = 0,
+    lambada: str = "",
+    choices: str = "",
+    labels: str = "",
+    tasks: Iterable[str] | str = (),
+    shots: int = 0,
+    limit: int = 0,
+    batch_size: int = 4,
+) -> Evaluation:
+    """Measure how well models predict, and what they cost: perplexity of texts, LAMBADA, multiple
+    choice, tasks of lm-eval, size and speed.
+
+        wakeful.evaluate("smollm2", "heir", text="book.txt", num_sequences=64)
+        wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
+            inheritance stands for its reference, its last heirs and its baselines.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
+            Empty: a run's own task, or python-stdlib.
+        length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
+        bos: BOS before every sequence: as the model's own tokenizer does (auto), on, or off.
+        out: Folder to create. Empty: runs/VERB-MODEL, numbered where that exists.
+        device: auto, cpu, cuda ...
+        dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
+        trust_remote_code: Run code that comes with the model. Leave it out for models you do
+            not trust.
+        texts: Several texts in place of one, each with figures of its own: files, folders,
+            globs.
+        speed: Lengths of a prompt at which reading and writing are timed, e.g. 128 1024 4096;
+            the model's size is reported too.
+        stride: Tokens from one window to the next. 0: the length, so that windows do not
+            overlap.
+        num_sequences: Windows at most, from the text's beginning. 0: all of a text that is
+            named, else 64.
+        lambada: JSON lines {"text": ...}: predict the last word.
+        choices: JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal",
+            "sol1", "sol2"}: choose the answer.
+        labels: The answers to choices, one number a line from 0, where they are in a file of
+            their own.
+        tasks: Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each
+            question; their data comes from the Hugging Face hub.
+        shots: Solved examples before each question of tasks that are named without.
+        limit: Examples at most of each task. 0: all.
+        batch_size: Windows or examples per forward pass.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is.
+
+    Raises:
+        WakefulError: a model, a text or a file of examples cannot be read, lm-eval is missing or
+            does not know a task, an option is out of its range, or `out` exists. Nothing is
+            written.
+    """
+
+@overload
+def quantize(
+    model: Source,
+    *schemes: str | Scheme,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: QuantizeOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    text: str | PathLike[str] = "",
+    length: int = 0,
+    bos: Literal["auto", "on", "off"] = "auto",
+    out: str | PathLike[str] = "",
+    device: str = "auto",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    scheme: Iterable[str] | str = (),
+    scales: Iterable[Literal["dynamic", "static"]] | Literal["dynamic", "static"] = ("dynamic",),
+    num_sequences: int = 8,
+    calibration_sequences: int = 16,
+    calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
+    save: str | PathLike[str] = "",
+    save_as: Literal["wakeful", "compressed-tensors"] = "wakeful",
+    arithmetic: Literal["reference", "integer", "torchao"] = "integer",
+    skip: Iterable[str] | str = (),
+    others: Iterable[str] | str = (),
+    sensitivity: bool = False,
+    budget: int = 0,
+    better: str = "",
+) -> Quantization:
+    """Quantize models' linear layers and caches, and measure on a text what that costs.
+
+        small = wakeful.quantize("smollm2", "coarse").model
+        wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
+        wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
+
+    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
+    measured.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
+            them in a list, which are measured one after another and make one matrix.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
+            Empty: a run's own task, or python-stdlib.
+        length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
+        bos: BOS before every sequence: as the model's own tokenizer does (auto), on, or off.
+        out: Folder to create. Empty: runs/VERB-MODEL, numbered where that exists.
+        device: auto, cpu, cuda ...
+        dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
+        trust_remote_code: Run code that comes with the model. Leave it out for models you do
+            not trust.
+        scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
+            per="channel")). None: fine, moderate, coarse, w4.
+        scales: Activation scales: of the text at hand, or calibrated once; both measure each
+            that can be.
+        num_sequences: Sequences to measure on, one after another from the text's beginning.
+        calibration_sequences: Sequences for static scales, methods and caches that need them.
+        calibration_text: Texts to calibrate on, with equally many sequences of each, named as
+            for --text. None: the sequences that follow the measured ones.
+        save: Folder to create with the quantized model, to load and generate from. Takes one
+            scheme.
+        save_as: Format that --save writes: our own, or compressed-tensors, which stock
+            Transformers and vLLM load.
+        arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
+            rounding.
+        skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
+        others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
+        sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
+            one scheme.
+        budget: Bytes that the model may take: the layers that cost most take --better. 0: none
+            do.
+        better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
+
+    With `out` the run directory is written, with `save` the model; neither may exist.
+
+    Raises:
+        WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
+            width or needs a text to calibrate on, or `out` or `save` exists. What
+            was measured of the models before is written to `out`.
+    """
+
+@overload
+def quantize(
+    model: Sequence[Source],
+    *schemes: str | Scheme,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: QuantizeOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    text: str | PathLike[str] = "",
+    length: int = 0,
+    bos: Literal["auto", "on", "off"] = "auto",
+    out: str | PathLike[str] = "",
+    device: str = "auto",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+    scheme: Iterable[str] | str = (),
+    scales: Iterable[Literal["dynamic", "static"]] | Literal["dynamic", "static"] = ("dynamic",),
+    num_sequences: int = 8,
+    calibration_sequences: int = 16,
+    calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
+    save: str | PathLike[str] = "",
+    save_as: Literal["wakeful", "compressed-tensors"] = "wakeful",
+    arithmetic: Literal["reference", "integer", "torchao"] = "integer",
+    skip: Iterable[str] | str = (),
+    others: Iterable[str] | str = (),
+    sensitivity: bool = False,
+    budget: int = 0,
+    better: str = "",
+) -> QuantizationMatrix:
+    """Quantize models' linear layers and caches, and measure on a text what that costs.
+
+        small = wakeful.quantize("smollm2", "coarse").model
+        wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
+        wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
+
+    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
+    measured.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
+            them in a list, which are measured one after another and make one matrix.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
+            Empty: a run's own task, or python-stdlib.
+        length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
+        bos: BOS before every sequence: as the model's own tokenizer does (auto), on, or off.
+        out: Folder to create. Empty: runs/VERB-MODEL, numbered where that exists.
+        device: auto, cpu, cuda ...
+        dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
+        trust_remote_code: Run code that comes with the model. Leave it out for models you do
+            not trust.
+        scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
+            per="channel")). None: fine, moderate, coarse, w4.
+        scales: Activation scales: of the text at hand, or calibrated once; both measure each
+            that can be.
+        num_sequences: Sequences to measure on, one after another from the text's beginning.
+        calibration_sequences: Sequences for static scales, methods and caches that need them.
+        calibration_text: Texts to calibrate on, with equally many sequences of each, named as
+            for --text. None: the sequences that follow the measured ones.
+        save: Folder to create with the quantized model, to load and generate from. Takes one
+            scheme.
+        save_as: Format that --save writes: our own, or compressed-tensors, which stock
+            Transformers and vLLM load.
+        arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
+            rounding.
+        skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
+        others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
+        sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
+            one scheme.
+        budget: Bytes that the model may take: the layers that cost most take --better. 0: none
+            do.
+        better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
+
+    With `out` the run directory is written, with `save` the model; neither may exist.
+
+    Raises:
+        WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
+            width or needs a text to calibrate on, or `out` or `save` exists. What
+            was measured of the models before is written to `out`.
+    """
+
+def inherit(
+    reference: Source | None = None,
+    *,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: InheritOptions | None = None,
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
+    out: str | PathLike[str] = "",
+    resume: str | PathLike[str] = "",
+    layers: int = 0,
+    keep: float = 0.0,
+    choose: Literal["first", "middle", "last", "alternate", "stacked", "rank", "mass", "influence", "angle", "bridge", "lazy"] = "angle",
+    gaps: int = 1,
+    blocks: Iterable[int] | int = (),
+    pinned: int = 1,
+    copy: Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"] = "all",
+    bridge: BridgeConfig | Mapping[str, Any] = ...,
+    heal: HealConfig | Mapping[str, Any] = ...,
+    width: WidthConfig | Mapping[str, Any] = ...,
+    bos: Literal["auto", "on", "off"] = "auto",
+    drops: int = 1,
+    route: str = "",
+    normalizer: str = "",
+    grow: int = 0,
+    until: Literal["parity", "budget"] = "parity",
+    rounds: int = 0,
+    grow_from: Literal["reference", "student"] = "reference",
+    baseline: Iterable[str] | str = (),
+    seeds: Iterable[int] | int = (),
+    recipe: Literal["wakeful", "inheritune"] = "wakeful",
+    minutes: float = 0.0,
+    warmup: float = 0.05,
+    diagnose_length: int = 0,
+    diagnose_sequences: int = 4,
+    data: DataConfig | Mapping[str, Any] = ...,
+    optimizer: OptimizerConfig | Mapping[str, Any] = ...,
+    train: TrainConfig | Mapping[str, Any] = ...,
+    sample: SampleConfig | Mapping[str, Any] = ...,
+    text: str | PathLike[str] = ...,
+    validation_text: str | PathLike[str] = ...,
+    validation_fraction: float = ...,
+    steps: int = ...,
+    batch_size: int = ...,
+    length: int = ...,
+    eval_every: int = ...,
+    seed: int = ...,
+    device: str = ...,
+    dtype: Literal["float32", "bfloat16", "float64"] = ...,
+    lr: float = ...,
+) -> Inheritance | UntrainedHeir:
+    """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
+
+        wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
+
+    Args:
+        reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
+            exported into the folder so that the work can be resumed.
+        tokenizer: in place of the reference's own, or a module's; a path of one, too.
+        shown: how to show progress; None is a bar where there is a terminal.
+        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        out: Folder to create. Empty: runs/inherit-REFERENCE.
+        resume: Continue the inheritance in this folder; it takes no other option but figures.
+        layers: Layers of the heir. 0: as many as keep says, half of the reference's, or all
+            with width.
+        keep: Share of the reference's layers to keep, instead of layers.
+        choose: Which layers: all but the neighbors over which the stream turns least (angle),
+            or without which, bridged, the loss is least (bridge); those with the highest rank,
+            mass or influence; or a range: first is the paper's.
+        gaps: Runs of neighbors that angle may leave out.
+        blocks: The layers themselves, counted from 0, instead of layers, keep and choose.
+        pinned: First layers that stay whatever a diagnosis says of them.
+        copy: Inherited parts; the rest starts at random. The paper's text copies all; its code
+            leaves positions and final norm at random.
+        bridge: Fields of `BridgeConfig`, or a table of them.
+        heal: Fields of `HealConfig`, or a table of them.
+        width: Fields of `WidthConfig`, or a table of them.
+        bos: BOS before every window that heirs and reference read: as the reference's own
+            tokenizer does (auto), on, or off.
+        drops: Drop the layers in this many parts, healing after each for its share of the
+            steps.
+        route: Value route to switch on, e.g. resformer(mode="learnable"). Empty: the
+            reference's.
+        normalizer: Normalizer to switch on, e.g. softmax1. Empty: the reference's.
+        grow: Layers that each round adds, 2 in the paper; the last takes what is left. 0: one
+            round.
+        until: Grow until the reference's loss is reached, or through all rounds.
+        rounds: Maximum rounds. 0: until the heir is as deep as the reference.
+        grow_from: A round begins from the reference's blocks, or keeps the student's and adds
+            to them.
+        baseline: Other starts to train alike, by name: random, stacking, half_width ...
+        seeds: Train everything with each of these seeds, for errors over seeds. Empty: with
+            seed alone.
+        recipe: Defaults: our own, or a paper's. inheritune copies the first layers, trains on
+            the text, and adds two layers of the reference a round until its loss is reached.
+            What else is given counts more.
+        minutes: Time for everything; with steps, no new round begins after it. 0 without steps:
+            30.
+        warmup: Share of the steps in which the learning rate rises, unless
+            optimizer.warmup_steps says.
+        diagnose_length: Tokens per sequence of the diagnosis that layers are chosen by. 0: 512,
+            or the context.
+        diagnose_sequences: Sequences of that diagnosis, from all over the training text.
+        data: Fields of `DataConfig`, or a table of them.
+        optimizer: Fields of `OptimizerConfig`, or a table of them.
+        train: Fields of `TrainConfig`, or a table of them.
+        sample: Fields of `SampleConfig`, or a table of them.
+        text: python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared
+            data, a task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT),
+            ...]).
+        validation_text: Text to validate on. Empty: validation_fraction of the documents of the
+            source.
+        validation_fraction: Share of documents held out, chosen by a hash of their text.
+        steps: Optimizer steps of each round. 0: as many as minutes allow.
+        batch_size: Sequences per step.
+        length: Tokens per sequence. 0: 256, or the reference's context where it is shorter.
+        eval_every: Steps between validations on all the text. 0: a fifth of the steps.
+        seed: Seed of the initial weights and of the data order.
+        device: auto (a GPU where there is one), cpu, cuda, cuda:1 ...
+        dtype: Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights.
+        lr: Peak learning rate.
+        given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+
+    The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
+    reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
+    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html.
+    Nothing is written before everything that can be checked has been.
+
+    Raises:
+        WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
+            from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
+            Whatever was there before is kept.
+    """
+
+def generate(
+    model: Source,
+    prompt: str,
+    *,
+    tokenizer: Tokenizer = None,
+    options: GenerateOptions | None = None,
+    num_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    seed: int = 0,
+    chat: bool = False,
+    bos: Literal["auto", "on", "off"] = "auto",
+    step: int = 0,
+    device: str = "auto",
+) -> str:
+    """Return the text that continues a prompt.
+
+        wakeful.generate("runs/first", "def main(", temperature=0.7)
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        prompt: an empty one begins as a document does.
+        tokenizer: of a module in memory.
+        num_tokens: Maximum number of tokens to generate.
+        temperature: Divides the logits; 0 takes the likeliest token every time.
+        top_k: Sample from this many of the likeliest tokens; 0 means all.
+        top_p: Choose among the likeliest tokens that together reach this probability.
+        seed: Seed of the choice.
+        chat: The prompt is what a user says, and the model answers, by its chat template.
+        bos: BOS before the prompt: as the model's own tokenizer does (auto), on, or off.
+        step: Checkpoint of a run to use, by its step. 0 means the newest.
+        device: auto, cpu, cuda ...
+
+    Raises:
+        WakefulError: an option is out of its range, the context too short, or the chat template
+            cannot be used.
+    """
+
+def export(
+    model: Source,
+    folder: str | PathLike[str],
+    *,
+    tokenizer: Tokenizer = None,
+    shown: Shown | None = None,
+    options: ExportOptions | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    gguf: Literal["auto", "f32", "f16", "q8_0", "q4_0"] = "auto",
+    step: int = 0,
+    layers: Iterable[str] | str = (),
+) -> str:
+    """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
+
+        wakeful.export("runs/first", "first-for-everybody")
+        wakeful.export("smollm2", "smollm2.gguf", gguf="q8_0")
+        wakeful.export("openai/gpt-oss-20b", "smaller", layers=["0-11", "20-23"])
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
+            architectures.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        shown: how to show progress; None is a bar where there is a terminal.
+        dtype: Type of the weights written to a folder. auto: as they are stored, a run's in
+            float32.
+        gguf: Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types
+            of it.
+        step: Checkpoint of the run to write, by its step. 0 means the newest.
+        layers: Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers,
+            experts too.
+
+    Raises:
+        WakefulError: the model cannot be read, or the folder exists or cannot be written.
+    """
