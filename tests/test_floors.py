@@ -16,7 +16,6 @@ FLOORS = (
         "digests",
         "estimates",
         "roles",
-        "lazy",
         "hub",
         "finding",
         "tracing",

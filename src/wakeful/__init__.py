@@ -9,8 +9,9 @@ name costs its imports when it is first used.
 
 from typing import TYPE_CHECKING
 
+from lazy_loader import attach
+
 from wakeful.errors import WakefulError
-from wakeful.lazy import lazily
 from wakeful.version import __version__
 
 if TYPE_CHECKING:
@@ -32,4 +33,24 @@ __all__ = [
     "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazily(__name__)
+__getattr__, _, _ = attach(
+    __name__,
+    submod_attrs={
+        "loading.load": ["load"],
+        "probes.watch": ["watch"],
+        "verbs.compare": ["compare"],
+        "verbs.cure": ["cure"],
+        "verbs.diagnose": ["diagnose"],
+        "verbs.evaluate": ["evaluate"],
+        "verbs.export": ["export"],
+        "verbs.generate": ["generate"],
+        "verbs.inherit": ["inherit"],
+        "verbs.quantize": ["quantize"],
+        "verbs.report": ["report"],
+        "verbs.train": ["train"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

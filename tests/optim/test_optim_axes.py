@@ -189,7 +189,7 @@ def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()
     rooms = {name.split(".")[1] for name in loaded if name.startswith("wakeful.")}
-    below = {"variants", "discovery", "roles", "families", "errors", "lazy", "version"}
+    below = {"variants", "discovery", "roles", "families", "errors", "version"}
     below |= {"device", "digests", "plugins"}
     assert rooms <= {"optim", *below}
     assert "transformers" not in loaded

@@ -9,11 +9,11 @@ their entry points and knows nothing else of it.
 
 from typing import TYPE_CHECKING
 
-from wakeful.lazy import lazily
+from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful_papers.verbs.reproduce import Reproduction, reproduce
 
 __all__ = ["Reproduction", "reproduce"]
 
-__getattr__, __dir__ = lazily(__name__)
+__getattr__, __dir__, _ = attach(__name__, submod_attrs={"verbs.reproduce": __all__})

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from wakeful.lazy import lazily
+from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.probes.attention import (
@@ -33,4 +33,25 @@ __all__ = [
     "Probe", "Ranks", "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazily(__name__)
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "attention": [
+            "BosMass",
+            "Entropy",
+            "Importance",
+            "Leading",
+            "Positions",
+            "Sinks",
+            "Spectrum",
+            "Values",
+        ],
+        "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"],
+        "channels": ["ChannelOverlap", "LargestWeights"],
+        "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"],
+        "mappings": ["Mappings"],
+        "patterns": ["AttentionPictures", "HiddenPicture", "MeanAttention"],
+        "rank": ["Ranks"],
+        "watch": ["Watch"],
+    },
+)  # fmt: skip

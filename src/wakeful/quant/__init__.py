@@ -6,7 +6,7 @@ small = quantize(model, "fine", arithmetic="integer")
 
 from typing import TYPE_CHECKING
 
-from wakeful.lazy import lazily
+from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.quant.convert import quantize, quantized_layers
@@ -24,4 +24,10 @@ __all__ = [
     "quantized_layers",
 ]
 
-__getattr__, __dir__ = lazily(__name__)
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "convert": ["quantize", "quantized_layers"],
+        "schemes": ["NAMED", "SCHEMES", "Absmax", "Grid", "Scheme", "Zeropoint", "parse_scheme"],
+    },
+)

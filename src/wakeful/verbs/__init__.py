@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from wakeful.lazy import lazily
+from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.verbs.compare import Comparison
@@ -20,4 +20,17 @@ __all__ = [
     "QuantizationMatrix", "Result", "Run", "Stored", "UntrainedHeir",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazily(__name__)
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "compare": ["Comparison"],
+        "cure": ["Cure"],
+        "diagnose": ["Diagnosis"],
+        "evaluate": ["Evaluation"],
+        "inherited": ["Inheritance"],
+        "quantization": ["Quantization", "QuantizationMatrix"],
+        "result": ["Result", "Stored"],
+        "train": ["Run"],
+        "untrained": ["UntrainedHeir"],
+    },
+)
