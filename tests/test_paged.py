@@ -232,13 +232,12 @@ def test_verbs_give_the_same(folder: Path, tmp_path: Path, no_room: pytest.Monke
         wakeful.quantize(
             model,
             "w4a16(weights=absmax(bits=4, per='channel', group=32))",
-            save_as="compressed-tensors",
             save=str(place / "small"),
             out=str(place / "damage"),
             **read,
         )
-        wakeful.quantize(model, "fine", save=str(place / "own"))
-    for kind in ("cured", "small", "own"):
+        wakeful.quantize(model, "fine", save=str(place / "fine"))
+    for kind in ("cured", "small", "fine"):
         files = [tmp_path / name / kind / "model.safetensors" for name in ("inside", "found")]
         assert files[0].read_bytes() == files[1].read_bytes(), kind
     frames = [wakeful.diagnose(model, **read).frame for model in (inside, found)]

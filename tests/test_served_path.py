@@ -16,7 +16,7 @@ import pytest
 
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.hf.quantized import file_bytes
+from wakeful.hf.compressed import file_bytes
 from wakeful.hf.whole import smollm2_folder
 
 README = Path(__file__).parents[1] / "README.md"

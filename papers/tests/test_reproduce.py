@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from training.test_cluster import stand_in
 from wakeful.cli import main
@@ -449,7 +451,9 @@ def test_a_model_is_refused_by_what_lies_there(
     assert "describes no model" in refused(folder)
     (tmp_path / "cut.gguf").write_bytes(b"GGUF")
     assert "cut.gguf" in refused(tmp_path / "cut.gguf")
-    (folder / "quantized.json").write_text("{}")
+    stored = {"quant_method": "compressed-tensors"}
+    LlamaConfig(quantization_config=stored).save_pretrained(folder)
+    save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
     assert "quantized, and heirs have whole weights" in refused(folder, "lazy/fig20")
 
 

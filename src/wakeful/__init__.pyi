@@ -157,7 +157,7 @@ def cure(
         for_: Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4,
             w4a16, kv4, or any scheme of quantize.
         stock: Choose among cures that leave one of Transformers' own architectures, which
-            engines and --save_as compressed-tensors want.
+            engines and quantize --save want.
         rotate: Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8
             bits and int4 inputs, and hurts NVFP4: see --for. Empty: leave it.
         rotate_values: Rotate every head's values alone, by Hadamard: exact wherever a model's
@@ -283,7 +283,6 @@ def quantize(
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    save_as: Literal["wakeful", "compressed-tensors"] = "wakeful",
     arithmetic: Literal["reference", "integer", "torchao"] = "integer",
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
@@ -324,10 +323,8 @@ def quantize(
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as
             for --text. None: the sequences that follow the measured ones.
-        save: Folder to create with the quantized model, to load and generate from. Takes one
-            scheme.
-        save_as: Format that --save writes: our own, or compressed-tensors, which stock
-            Transformers and vLLM load.
+        save: Folder to create with the quantized model, as compressed-tensors, which
+            Transformers and vLLM load. Takes one scheme that the format has.
         arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
             rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
@@ -338,12 +335,14 @@ def quantize(
             do.
         better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
 
-    With `out` the run directory is written, with `save` the model; neither may exist.
+    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
+    may exist. A scheme that the format lacks is measured only.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, or `out` or `save` exists. What
-            was measured of the models before is written to `out`.
+            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
+            lacks, or `out` or `save` exists. What was measured of the models before is written to
+            `out`.
     """
 
 @overload
@@ -367,7 +366,6 @@ def quantize(
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    save_as: Literal["wakeful", "compressed-tensors"] = "wakeful",
     arithmetic: Literal["reference", "integer", "torchao"] = "integer",
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
@@ -408,10 +406,8 @@ def quantize(
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as
             for --text. None: the sequences that follow the measured ones.
-        save: Folder to create with the quantized model, to load and generate from. Takes one
-            scheme.
-        save_as: Format that --save writes: our own, or compressed-tensors, which stock
-            Transformers and vLLM load.
+        save: Folder to create with the quantized model, as compressed-tensors, which
+            Transformers and vLLM load. Takes one scheme that the format has.
         arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
             rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
@@ -422,12 +418,14 @@ def quantize(
             do.
         better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
 
-    With `out` the run directory is written, with `save` the model; neither may exist.
+    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
+    may exist. A scheme that the format lacks is measured only.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, or `out` or `save` exists. What
-            was measured of the models before is written to `out`.
+            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
+            lacks, or `out` or `save` exists. What was measured of the models before is written to
+            `out`.
     """
 
 def inherit(

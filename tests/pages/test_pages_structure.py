@@ -115,9 +115,7 @@ KINDS = {
     "cure": _cure,
     "inheritance": lambda folder, out: write(inheritance_report(inheritance(folder / "i")), out),
     "quantization": _quantization,
-    "saved quantization": partial(
-        _quantization, saved={"folder": "small", "bytes": 2, "stock": False}
-    ),
+    "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
     "matrix": _matrix,
     "demonstration": _demonstration,
 }

@@ -22,8 +22,9 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
         found.measurement, schemes={name: found.measurement.schemes["fine"]}
     )
     found = dataclasses.replace(
-        found, measurement=measurement, schemes={name: static}, bytes={name: 2}, seconds={name: 1.0}
-    )
+        found, measurement=measurement, schemes={name: static}, bytes={name: 2},
+        seconds={name: 1.0}, savable=(name,),
+    )  # fmt: skip
     words = shlex.split(next_step(found, "my models/a/").command)
     assert words[:3] == ["wakeful", "quantize", "my models/a/"]
     assert parse_scheme(words[words.index("--scheme") + 1]) == static
@@ -33,7 +34,7 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
 def test_speed_is_asked_for_where_the_context_has_room() -> None:
     contexts = {4096: " --speed 512", 128: " --speed 95", 34: " --speed 1", 33: ""}
     for context, speed in contexts.items():
-        compare, write = after_saving("a", "b", context, stock=False)
+        _, compare, write = after_saving("a", "b", context)
         assert compare.command == f"wakeful evaluate a b{speed}"
         fewer = {4096: "", 128: " --num_tokens 64"}.get(context, " --num_tokens ")
         assert write.command.partition('time"')[2].startswith(fewer)
@@ -41,12 +42,12 @@ def test_speed_is_asked_for_where_the_context_has_room() -> None:
 
 def test_the_same_text_is_read_after_saving() -> None:
     flags = QuantizeOptions(text="a book.txt").text_flags
-    compare = after_saving("a", "b", 4096, stock=False, reading=flags)[0]
+    compare = after_saving("a", "b", 4096, reading=flags)[1]
     assert compare.command == "wakeful evaluate a b --text 'a book.txt' --speed 512"
 
 
-def test_a_stock_folder_is_served() -> None:
-    first, second, *_ = after_saving("a", "b c", 4096, stock=True)
+def test_what_is_saved_is_served() -> None:
+    first, second, *_ = after_saving("a", "b c", 4096)
     assert first.command == "vllm serve 'b c'"
     assert second.command.startswith("wakeful evaluate a 'b c'")
 
@@ -122,7 +123,17 @@ def test_a_command_asks_for_all_that_was_asked_for_but_the_folder() -> None:
     assert shlex.split(unsure.command) == [*begin, *end]  # 8, the usual number, and not 2
 
 
-def test_the_mixed_model_is_saved_as_it_was_measured() -> None:
+def test_what_no_folder_holds_is_not_to_be_saved() -> None:
+    options = QuantizeOptions(scheme=("w4",), text="my.txt", others=("*head=w8a8",))
+    found = dataclasses.replace(damage("a", lost=0.0, schemes=["w4"]), savable=("w8a8",))
+    step = next_step(found, "my a", options)
+    assert step.words == "no folder holds what is harmless here: measure what one does"
+    assert step.command == "wakeful quantize 'my a' --text my.txt --scheme w8a8"
+    none = next_step(dataclasses.replace(found, savable=()), "my a", options)
+    assert none.command == "wakeful evaluate 'my a' --text my.txt"
+
+
+def test_the_mixed_model_is_measured_and_the_plain_one_saved() -> None:
     options = QuantizeOptions(scheme=("w4a16",), sensitivity=True, budget=10**6)
     found = damage("a", lost=0.5, schemes=("w4a16",))
     harmless = dataclasses.replace(
@@ -136,10 +147,9 @@ def test_the_mixed_model_is_saved_as_it_was_measured() -> None:
     found = dataclasses.replace(
         found, measurement=measurement, schemes={"w4a16": scheme, mixed: scheme},
         bytes={"w4a16": 2, mixed: 3}, seconds={"w4a16": 1.0, mixed: 1.0},
+        savable=("w4a16", "w8a8"),
     )  # fmt: skip
-    assert next_step(found, "a", options).command == (
-        "wakeful quantize a --scheme w4a16 --save a-quantized --sensitivity --budget 1000000"
-    )
+    assert next_step(found, "a", options).command == "wakeful quantize a --scheme w8a8"
     both = dataclasses.replace(measurement, schemes=dict.fromkeys(["w4a16", mixed], harmless))
     plain = next_step(dataclasses.replace(found, measurement=both), "a", options)
     assert plain.command == "wakeful quantize a --scheme w4a16 --save a-quantized"

@@ -14,7 +14,7 @@ from hf.gguf_models import TEXTS, decoder
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.quantized import file_bytes
+from wakeful.hf.compressed import file_bytes
 from wakeful.hf.weights_out import export
 from wakeful.hf.whole import INSTALL_SMOLLM2, narrowed, smollm2_folder
 
@@ -83,11 +83,10 @@ def test_the_type_of_the_files_is_remembered(half: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("scheme", "bits"), [("w8a8", 8), ("w4a16(weights=absmax(bits=4, "
                          "per='channel'))", 4)])  # fmt: skip
-@pytest.mark.parametrize("form", ["wakeful", "compressed-tensors"])
 def test_a_quantized_model_takes_what_the_scheme_says(
-    half: Path, text: str, scheme: str, bits: int, form: str, tmp_path: Path
+    half: Path, text: str, scheme: str, bits: int, tmp_path: Path
 ) -> None:
-    done = wakeful.quantize(half, scheme, save=tmp_path / "small", save_as=form, text=text)
+    done = wakeful.quantize(half, scheme, save=tmp_path / "small", text=text)
     path = tmp_path / "small"
     expected = expected_bytes(half, done.layers, bits)
     assert 0 <= file_bytes(path) - expected < HEADERS
@@ -98,16 +97,13 @@ def test_a_quantized_model_takes_what_the_scheme_says(
     assert all(kept[name] == torch.bfloat16 for name in stayed)
     assert done.summary["bytes"] == file_bytes(half)
     assert done.summary["schemes"][0]["bytes"] == expected
-    if form == "wakeful":
-        assert torch.equal(wakeful.load(path).logits(TOKENS), done.model.logits(TOKENS))
 
 
 def test_compressed_tensors_are_read_with_the_scales_that_were_measured(
     half: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("compressed_tensors")
     scheme = "w4a16(weights=absmax(bits=4, per='channel'))"
-    done = wakeful.quantize(half, scheme, save=tmp_path / "q", save_as="compressed-tensors")
+    done = wakeful.quantize(half, scheme, save=tmp_path / "q")
     small = done.model
     read = wakeful.load(tmp_path / "q")
     torch.testing.assert_close(read.logits(TOKENS), small.logits(TOKENS), rtol=1e-4, atol=1e-4)
@@ -123,11 +119,12 @@ def test_what_the_narrower_type_would_round_stays(half: Path, tmp_path: Path) ->
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     model = wakeful.load(folder)
     assert model.stored == torch.bfloat16
-    done = wakeful.quantize(model, "w8a8", save=tmp_path / "small")
+    done = wakeful.quantize(model, "fp8", save=tmp_path / "small")
     kinds = types(tmp_path / "small")
     assert kinds.pop("model.norm.weight") == torch.float32
     assert kinds["model.embed_tokens.weight"] == torch.bfloat16
-    assert torch.equal(wakeful.load(tmp_path / "small").logits(TOKENS), done.model.logits(TOKENS))
+    again = wakeful.load(tmp_path / "small").logits(TOKENS)
+    torch.testing.assert_close(again, done.model.logits(TOKENS), rtol=1e-3, atol=1e-3)
 
 
 def test_an_export_has_the_type_of_its_source(half: Path, tmp_path: Path) -> None:
@@ -150,8 +147,9 @@ def test_what_is_measured_of_a_cured_model_is_what_is_written(
     assert set(types(tmp_path / "cured").values()) == {torch.bfloat16}
     again = wakeful.load(tmp_path / "cured").logits(TOKENS)
     torch.testing.assert_close(again, cured.model.logits(TOKENS), rtol=1e-4, atol=1e-4)
-    wakeful.quantize(cured.model, "w8a8", save=tmp_path / "small")
-    assert file_bytes(tmp_path / "small") < file_bytes(half)
+    if "prefix" not in cures:  # which no stock architecture holds
+        wakeful.quantize(cured.model, "w8a8", save=tmp_path / "small")
+        assert file_bytes(tmp_path / "small") < file_bytes(half)
 
     whole = wakeful.cure(half, **given, stored="float32", out=tmp_path / "whole")
     assert "Weights" not in dict(whole.done)
@@ -178,7 +176,7 @@ def test_smollm2_in_bfloat16_shrinks_by_what_the_scheme_says(
         pytest.skip(INSTALL_SMOLLM2)
     half, small = tmp_path / "half", tmp_path / "small"
     wakeful.export("smollm2", half, dtype="bfloat16")
-    done = wakeful.quantize(half, scheme, save=small, save_as="compressed-tensors")
+    done = wakeful.quantize(half, scheme, save=small)
     expected = expected_bytes(half, done.layers, bits)
     assert abs(file_bytes(small) - expected) < 100_000
     assert file_bytes(small) / file_bytes(half) < (0.61 if bits == 8 else 0.42)

@@ -1,6 +1,5 @@
 """What layers cost, alone and together, by models that are quantized in them alone."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from test_convert import llama
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
-from wakeful.hf.quantized import load_quantized, save_quantized, state_bytes
+from wakeful.hf.compressed import save_compressed, state_bytes
 from wakeful.probes.running import logits_of
 from wakeful.quant import Scheme, parse_scheme, quantize, quantized_layers, walking
 from wakeful.quant.sensitivity import better_than, costs, growth, mixed, size_of
@@ -74,15 +73,9 @@ def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
     assert kinds["model.layers.0.mlp.down_proj"] == "fine"
     assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
     assert kinds["model.layers.1.mlp.up_proj"] == "w4"
-    save_quantized(small, tmp_path, name="it", context=32, bos=None)
-    again, _ = load_quantized(tmp_path, device=torch.device("cpu"), arithmetic="reference")
-    assert torch.equal(logits_of(again, TEXT[0]), logits_of(small, TEXT[0]))
-    header = tmp_path / "quantized.json"
-    table = json.loads(header.read_text("utf-8"))
-    table["others"]["model.layers.0.mlp.down_proj"] = ["fine", "often"]
-    header.write_text(json.dumps(table), "utf-8")
-    with pytest.raises(WakefulError, match="others must be layers with a scheme"):
-        load_quantized(tmp_path, device=torch.device("cpu"))
+    several = quantize(model, "fine", others={"*down_proj": "fp8"})
+    with pytest.raises(WakefulError, match="written of one scheme"):
+        save_compressed(several, tmp_path / "small", lambda _: None)
     for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
         with pytest.raises(WakefulError, match=words):
             quantize(model, W4, others=others)

@@ -15,7 +15,7 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.quantized import save_quantized
+from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_out import export
 from wakeful.hf.whole import hushed
 from wakeful.loading.load import load, read_decoder
@@ -44,10 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
         own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
         export(own, folder / "own", tokenizer=tokenizer)
-        for name, model, scheme in (("q_own", own, "w4"), ("q_llama", llama().eval(), "fine")):
-            (folder / name).mkdir()
-            small = quantize(model, scheme, arithmetic="integer")
-            save_quantized(small, folder / name, name="tiny", context=24, bos=None)
+        save_compressed(quantize(llama().eval(), "fine"), folder / "q_llama", lambda _: None)
         for entry in folder.iterdir():
             tokenizer.save(entry)
         yield folder
@@ -55,16 +52,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def use(folder: Path) -> None:
     """Load a folder in every way there is, so that the last refusal counts."""
-    load(str(folder), device=CPU, dtype=torch.float32)
-    if not (folder / "quantized.json").is_file():
+    if not load(str(folder), device=CPU, dtype=torch.float32).is_quantized:
         read_decoder(folder).tokenizer.encode("a b")
 
 
-NAMES = ["config.json", "quantized.json", "*.safetensors", "*.index.json", "tokenizer*.json"]
+NAMES = ["config.json", "*.safetensors", "*.index.json", "tokenizer*.json"]
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-@pytest.mark.parametrize("name", ["llama", "sharded", "gpt2", "own", "q_own", "q_llama"])
+@pytest.mark.parametrize("name", ["llama", "sharded", "gpt2", "own", "q_llama"])
 def test_a_damaged_model_is_loaded_or_refused(
     models: Path, tmp_path: Path, name: str, trials: int
 ) -> None:
@@ -96,11 +92,7 @@ def test_sizes_that_the_weights_have_not_take_no_memory(
 ) -> None:
     if name != "gpt2" and "max_position_embeddings" in change:
         change = {"head_dim": 10**9}
-    # A quantized folder holds the model's own configuration inside its own.
-    work = edited(
-        models, tmp_path, name, "config.json",
-        lambda table: table.get("inner", table).update(change),
-    )  # fmt: skip
+    work = edited(models, tmp_path, name, "config.json", lambda table: table.update(change))
     with bounded(seconds=20, megabytes=700), pytest.raises(WakefulError) as caught:
         load(str(work), device=CPU, dtype=torch.float32)
     assert "\n" not in str(caught.value)
@@ -112,8 +104,7 @@ def test_a_number_of_layers_that_no_model_has_is_one_line(
     models: Path, tmp_path: Path, name: str, layers: object
 ) -> None:
     def change(table: dict) -> None:
-        inner = table.get("inner", table)
-        inner = inner.get("parts", inner)
+        inner = table.get("parts", table)
         (field,) = {"num_hidden_layers", "n_layer", "num_layers"} & set(inner)
         inner[field] = layers
 
@@ -213,7 +204,7 @@ def entry(**change: object) -> Callable[[bytes], bytes]:
         lambda content: with_header(content, lambda header: header.replace(b"F32", b"I32", 1)),
     ],
 )
-@pytest.mark.parametrize("name", ["llama", "own", "q_own"])
+@pytest.mark.parametrize("name", ["llama", "own"])
 def test_a_header_that_lies_is_refused(
     models: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:

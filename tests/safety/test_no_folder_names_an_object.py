@@ -26,7 +26,7 @@ from wakeful.data.preparing import load_data, prepare
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.hf.quantized import save_quantized
+from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.quant.convert import quantize
@@ -69,13 +69,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
         tokenizer = Tokenizer.train(["a b c"], 257)
         export(own, base / "export", tokenizer=tokenizer)
-        LlamaForCausalLM(
+        llama = LlamaForCausalLM(
             LlamaConfig(vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                         num_attention_heads=2, max_position_embeddings=32)
-        ).save_pretrained(base / "llama")  # fmt: skip
-        (base / "quantized").mkdir()
-        small = quantize(own, "w4", arithmetic="integer")
-        save_quantized(small, base / "quantized", name="tiny", context=24, bos=None)
+        ).eval()  # fmt: skip
+        llama.save_pretrained(base / "llama")
+        save_compressed(quantize(llama, "fine"), base / "quantized", lambda _: None)
         for name in ("llama", "quantized"):
             tokenizer.save(base / name)
         yield base
@@ -152,8 +151,9 @@ def read_data(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> None:
-    load(str(folder), device="cpu").tokenizer.decode([1, 2])
-    if not (folder / "quantized.json").is_file():
+    model = load(str(folder), device="cpu")
+    model.tokenizer.decode([1, 2])
+    if not model.is_quantized:
         read_decoder(folder)
 
 

@@ -342,7 +342,7 @@ def test_a_folder_that_exists(
 
 
 def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
-    for scheme in ("fine", "w4"):
+    for scheme in ("fine", "fp8"):
         wakeful.quantize(llama, scheme, save=str(tmp_path / scheme), out=tmp_path / f"{scheme}-out")
         with pytest.raises(WakefulError, match="is quantized: cure the model it was made from"):
             wakeful.cure(tmp_path / scheme, rotate="haar", text=words, length=16, num_sequences=2)

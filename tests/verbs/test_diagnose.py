@@ -293,7 +293,7 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
 
 def test_a_quantized_model_is_not_quantized_again(text: Path, llama: Path, tmp_path: Path) -> None:
     small, read = tmp_path / "small", {"text": str(text), "length": 12, "num_sequences": 2}
-    wakeful.quantize(llama, scheme=["w4a16"], save=str(small), **read)
+    wakeful.quantize(llama, scheme=["w8a8"], save=str(small), **read)
     found = wakeful.diagnose(llama, small, out=str(tmp_path / "out"), **read)
     assert [each.quantized for each in found.models] == [False, True]
     assert [each.quantized for each in read_diagnosis(tmp_path / "out")] == [False, True]

@@ -80,7 +80,7 @@ def test_every_other_verb_takes_it(tokenizer: Tokenizer, text: str, tmp_path: Pa
     assert seen.summary["models"][0]["loss"] > 0
     small = wakeful.quantize(
         path, "w4a16", num_sequences=2, length=32, save=str(tmp_path / "small"),
-        save_as="compressed-tensors", **given,
+        **given,
     )  # fmt: skip
     read = wakeful.load(tmp_path / "small")
     expected = small.model.logits(TOKENS).detach()

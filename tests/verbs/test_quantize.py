@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,10 +113,11 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
         assert found == pytest.approx(float(nll.exp()), rel=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["fine", "w4", "scheme(weights=absmax(bits=6, per='channel'))"])
+@pytest.mark.parametrize("scheme", ["fp8", "w4a16(weights=absmax(bits=4, per='channel'))"])
 def test_a_saved_run_loads_generates_and_is_diagnosed(
-    scheme: str, text: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    scheme: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
+    run = train(tiny(text), tmp_path / "run").path
     small = str(tmp_path / "small")
     where = ["--text", str(text), *SMALL]
     command = ["quantize", str(run), *where, "--scheme", scheme, "--save", small]
@@ -131,7 +131,9 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     tokens = torch.tensor([full.encode("def return value layer for in range")])
     with torch.inference_mode():
         expected = logits_of(quantize(full.module, scheme, arithmetic="integer"), tokens)
-        assert torch.equal(logits_of(loaded.module, tokens), expected)
+        found = logits_of(loaded.module, tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert loaded.is_quantized
     assert loaded.plain("def value") == full.encode("def value")
     said = []
     for _ in range(2):
@@ -141,7 +143,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     assert said[0].startswith("def ")
     assert "step = 8" in fails(capsys, "generate", small, "--prompt", "x", "--step", "8")
     assert main(["diagnose", small, *where, "--out", str(tmp_path / "d")]) == 0
-    assert f"vanilla {scheme}" in capsys.readouterr().out
+    assert "small" in capsys.readouterr().out
     again = ["quantize", small, *where, "--out", str(tmp_path / "again")]
     assert "quantized already" in fails(capsys, *again)
     assert not (tmp_path / "again").exists()
@@ -155,16 +157,14 @@ def test_a_saved_transformers_model_loads_and_generates(
     (llama / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<bos>"}))
     small = str(tmp_path / "small")
     where = ["--text", str(text), "--out", str(tmp_path / "out"), *SMALL, "--bos"]
-    save = ["--scheme", "fine", "--save", small]
+    save = ["--scheme", "fp8", "--save", small]
     assert main(["quantize", str(llama), *where, *save]) == 0
     loaded = load(small, device=CPU, dtype=torch.float32)
-    assert (loaded.context, loaded.bos, loaded.name) == (64, 256, "llama fine")
+    assert (loaded.context, loaded.bos, loaded.name) == (64, 256, "small")
     card = (tmp_path / "small/README.md").read_text("utf-8")
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert ModelCard(card).data.tags == ["wakeful", "quantized"]
-    assert "import wakeful.hf\nfrom transformers import" in card
     assert f"Made of {llama}, whose license holds here too" in card
-    options = "--length 16 --bos on --scheme fine --num_sequences 3"
+    options = "--length 16 --bos on --scheme fp8 --num_sequences 3"
     assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
     before, error = summary["perplexity"], summary["perplexity_standard_error"]
     perplexity = with_perplexity(math.log(before), error / before, 3)
@@ -174,15 +174,16 @@ def test_a_saved_transformers_model_loads_and_generates(
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]
     with torch.inference_mode():
-        expected = quantize(model, "fine", arithmetic="integer")(tokens).logits
-        assert torch.equal(loaded.module(tokens).logits, expected)
+        expected = quantize(model, "fp8")(tokens).logits
+        found = loaded.module(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     chosen = loaded.plain("abc")
     with torch.inference_mode():
         for _ in range(8):
             last = loaded.module(torch.tensor([chosen])).logits[0, -1]
             chosen.append(int(last.argmax()))
-    found = loaded.tokens_after(chosen[:3], num_tokens=8, temperature=0.0)
-    assert list(found) == chosen[3:]
+    continued = loaded.tokens_after(chosen[:3], num_tokens=8, temperature=0.0)
+    assert list(continued) == chosen[3:]
     capsys.readouterr()
     said = []
     for _ in range(2):
@@ -204,7 +205,7 @@ def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: b
     if ours:
         model = replace(model, module=model.decoder())
     folder = tmp_path / "small"
-    small = wakeful.quantize(model, "fp8", save=str(folder), save_as="compressed-tensors").model
+    small = wakeful.quantize(model, "fp8", save=str(folder)).model
     table = json.loads((folder / "config.json").read_text())
     assert table["architectures"] == ["LlamaForCausalLM"]
     assert table["quantization_config"]["quant_method"] == "compressed-tensors"
@@ -214,7 +215,6 @@ def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: b
     assert ModelCard(card).data.tags == ["wakeful", "quantized", "compressed-tensors"]
     assert "import wakeful" not in card
     assert "## Before and after" not in card  # nothing was measured
-    pytest.importorskip("compressed_tensors")
     tokens = torch.arange(12)[None]
     with torch.inference_mode():
         found = AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
@@ -287,11 +287,8 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     assert alone.layers == ()
     assert not alone.head
     assert alone.method["Layers"].startswith("none: keys and values")
-    small = wakeful.quantize(str(run), "kv8", save=str(tmp_path / "small")).model
-    again = wakeful.load(str(tmp_path / "small"))
-    tokens = torch.arange(12)[None]
-    assert torch.equal(again.logits(tokens), small.logits(tokens))
-    assert "The weights stay in full precision" in (tmp_path / "small" / "README.md").read_text()
+    with pytest.raises(WakefulError, match=r"KV cache; use --scheme .*, or leave --save out"):
+        wakeful.quantize(str(run), "kv8", save=str(tmp_path / "small"))
     with pytest.raises(WakefulError, match="kv8 and kv4 quantize the cache alone"):
         wakeful.quantize(str(run), "kv8", "kv4", text=str(text), skip=("*",))
     both = wakeful.quantize(str(run), "kv4", "fine", text=str(text), length=16, skip=("*query*",))
@@ -482,14 +479,10 @@ def test_a_scheme_is_given_as_an_object_or_from_ones_own_module(
     monkeypatch.syspath_prepend(str(tmp_path))
     given = Scheme(weights=Absmax(bits=6, per="channel"))
     one = wakeful.quantize(str(run), given).model
-    other = wakeful.quantize(str(run), "my_schemes:Sixes", save=str(tmp_path / "small")).model
+    other = wakeful.quantize(str(run), "my_schemes:Sixes").model
     assert other.name.endswith(" my_schemes:Sixes")
     tokens = torch.arange(12)[None]
     assert torch.equal(one.logits(tokens), other.logits(tokens))
-    # What is saved spells out the grids, and needs no module of the user's.
-    monkeypatch.delitem(sys.modules, "my_schemes")
-    again = wakeful.load(str(tmp_path / "small"))
-    assert torch.equal(again.logits(tokens), other.logits(tokens))
 
 
 def test_one_sequence_has_no_errors(text: Path, run: Path, tmp_path: Path) -> None:
@@ -527,9 +520,10 @@ def test_bad_input_is_one_line_and_writes_nothing(
     for same in (out, out / "model", tmp_path):
         assert "one inside the other: name two" in wrong(*one, str(same))
     assert "exists already" in wrong(*one, str(run))
-    stock = ["--save", str(small), "--save_as", "compressed-tensors", "--scheme"]
-    assert "coarse cannot be saved as compressed-tensors" in wrong(*stock, "coarse")
-    assert "--save_as compressed-tensors needs --save" in wrong("--save_as", "compressed-tensors")
+    said = wrong("--save", str(small), "--scheme", "coarse")
+    assert "coarse cannot be saved as compressed-tensors" in said
+    assert said.endswith("or leave --save out to measure it alone")
+    assert "written of one scheme" in wrong(*one, str(small), "--others", "lm_head=w8a8")
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
     short = ["--scheme", "coarse", "--scales", "static", "--text", str(few)]
@@ -539,7 +533,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not list(tmp_path.glob(".*.part"))
     skipped = ["--skip", "model.layers.1.mlp.up_proj", *one, str(small)]
     assert main(["quantize", str(llama), *where, *skipped]) == 0
-    assert len(quantized_layers(load(str(small), device=CPU, dtype=torch.float32).module)) == 14
+    table = json.loads((small / "config.json").read_text())["quantization_config"]
+    assert table["ignore"] == ["model.layers.1.mlp.up_proj"]
 
 
 def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
@@ -560,8 +555,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
 
     for name in ("measure", "quantize_module"):
         monkeypatch.setattr(f"wakeful.verbs.quantize.{name}", measured)
-    stock = ["--text", str(text), *SMALL, "--save", str(tmp_path / "small"), "--save_as",
-             "compressed-tensors", "--out", str(tmp_path / "out"), "--scheme"]  # fmt: skip
+    stock = ["--text", str(text), *SMALL, "--save", str(tmp_path / "small"), "--out",
+             str(tmp_path / "out"), "--scheme"]  # fmt: skip
     said = fails(capsys, "quantize", str(run), *stock, "fine")
     assert "--rotate hadamard, with or without" in said
     odd = "w4a16(weights=absmax(bits=4, per='channel', group=24))"
@@ -581,7 +576,7 @@ def test_figures_are_written_where_the_model_cannot_be(
     def full(*_: object, **__: object) -> None:
         raise WakefulError("the disk is full")
 
-    monkeypatch.setattr("wakeful.verbs.quantization.save_quantized", full)
+    monkeypatch.setattr("wakeful.verbs.quantization.save_compressed", full)
     command = ["--text", str(text), *SMALL, "--scheme", "fine", "--save", str(tmp_path / "small")]
     out = tmp_path / "out"
     said = fails(capsys, "quantize", str(llama), *command, "--out", str(out))
@@ -594,11 +589,14 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     plain = ["--text", str(text), *SMALL, "--scheme", "w4"]
-    out, small = tmp_path / "out", tmp_path / "small"
+    out = tmp_path / "out"
     said = fails(capsys, "quantize", str(llama), *plain, "--sensitivity", "--budget", "100")
     assert "budget = 100: w4 alone takes" in said
     size = int(re.search(r"takes ([\d,]+) bytes", said)[1].replace(",", ""))  # pyright: ignore
-    more = ["--sensitivity", "--budget", str(size + 600), "--out", str(out), "--save", str(small)]
+    more = ["--sensitivity", "--budget", str(size + 600), "--out", str(out)]
+    assert "written of one scheme" in (
+        fails(capsys, "quantize", str(llama), *plain, *more, "--save", str(tmp_path / "small"))
+    )
     assert main(["quantize", str(llama), *plain, *more]) == 0
     shown = capsys.readouterr().out
     assert "better scheme" in shown
@@ -612,17 +610,13 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
     first, second = summary["schemes"]
     assert first["bytes"] == size < second["bytes"] <= size + 600
     assert second["kl"] < first["kl"]
-    kinds = {
-        name: str(layer.scheme) for name, layer in quantized_layers(load(small).module).items()
-    }
+    mixed = wakeful.quantize(
+        str(llama), "w4", sensitivity=True, budget=size + 600, text=str(text), device="cpu",
+        length=16, num_sequences=3,
+    ).model  # fmt: skip
+    kinds = {name: str(each.scheme) for name, each in quantized_layers(mixed.module).items()}
     apart = [name for name, kind in kinds.items() if kind != "w4"]
     assert set(apart) == set(summary["upgraded"])
-    few = min((apart, [name for name in kinds if name not in apart]), key=len)
-    told = re.search(
-        r"- Of these by scheme\(.+\): (.+)\n", (small / "README.md").read_text("utf-8")
-    )
-    assert told is not None
-    assert told[1].split(", ") == few
     assert f"{len(apart)} layers by scheme(" in summary["method"]["Mixed"]
     spared = wakeful.quantize(
         str(llama), "w4", others=("*=w4g128", "lm_head=w4"), sensitivity=True, budget=10**9,
@@ -636,7 +630,7 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
     several = wakeful.quantize(str(llama), "fine", others=("*.0.*=w4",))
     assert several.method["Layers"].endswith("; of a scheme of their own: *.0.*=w4")
     with pytest.raises(WakefulError, match="written of one scheme"):
-        several.save_model(tmp_path / "stock", save_as="compressed-tensors")
+        several.save_model(tmp_path / "stock")
     for options, words in (
         (["--scheme", "w4", "fine"], "ranks the layers of one model"),
         (["--scheme", "w4", "--others", "lm_head"], "PATTERN=SCHEME"),

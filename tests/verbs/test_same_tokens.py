@@ -78,14 +78,9 @@ def quantized(folder: Path, out: Path) -> Path:
     return out
 
 
-def compressed(folder: Path, out: Path) -> Path:
-    wakeful.quantize(folder, "fine", save=str(out), save_as="compressed-tensors", device="cpu")
-    return out
-
-
 WRITERS: dict[str, Callable[[Path, Path], Path]] = {
     "export": exported, "layers": of_some_layers, "rotate": rotated, "prefix": with_a_prefix,
-    "quantize": quantized, "compressed": compressed,
+    "quantize": quantized,
 }  # fmt: skip
 
 

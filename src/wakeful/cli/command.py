@@ -88,7 +88,20 @@ def _joined(verb: Verb, arguments: Sequence[str]) -> list[str]:
             joined.append(f"{argument}=on")
         else:
             joined.append(argument)
-    return joined
+    return _last_of_each(joined)
+
+
+def _last_of_each(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without the options that a later one of the same name replaces."""
+    parts: list[list[str]] = [[]]
+    for argument in arguments:
+        if _FLAG.match(argument):
+            parts.append([])
+        parts[-1].append(argument)
+    names = [part[0].partition("=")[0].replace("-", "_") for part in parts[1:]]
+    last = {name: number for number, name in enumerate(names)}
+    kept = [part for n, part in enumerate(parts[1:]) if last[names[n]] == n]
+    return [argument for part in [parts[0], *kept] for argument in part]
 
 
 def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -> App:

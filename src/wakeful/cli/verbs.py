@@ -485,8 +485,8 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("wakeful quantize smollm2 --scheme fine w4",
              "Measure what 8 and 4 bits cost."),
-            ("wakeful quantize runs/first --scheme w4 --save runs/first-w4",
-             "Write a model of 4 bits, which every verb loads."),
+            ("wakeful quantize smollm2 --scheme w8a8 --save smollm2-w8",
+             "Write a model of 8 bits, which Transformers, vLLM and every verb load."),
         ),
     ),
     "data prepare": Verb(

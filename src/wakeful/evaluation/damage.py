@@ -46,6 +46,8 @@ class Damage:
     """What quantizing took, calibration included."""
     parameters: int = 0
     """Of the model before, each counted once."""
+    savable: tuple[str, ...] = ()
+    """The schemes, measured or w8a8, under which the model can be saved as compressed-tensors."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:

@@ -1,8 +1,7 @@
 """Hugging Face models: our attention for theirs, and our models among theirs.
 
-Importing this package makes `attn_implementation="wakeful_softmax1"` and the model types "wakeful"
-and "wakeful_quantized" known to Transformers, through its public registries. No model changes until
-it is asked for.
+Importing this package makes `attn_implementation="wakeful_softmax1"` and the model type "wakeful"
+known to Transformers, through its public registries. No model changes until it is asked for.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -11,7 +10,6 @@ from wakeful.hf import softmax1
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel, as_transformers
 from wakeful.hf.prefix import prefix_cache
-from wakeful.hf.quantized import QuantizedConfig, QuantizedForCausalLM
 from wakeful.hf.weights_out import export
 
 __all__ = [
@@ -23,5 +21,3 @@ softmax1.register()
 AutoConfig.register(WakefulConfig.model_type, WakefulConfig, exist_ok=True)
 AutoModel.register(WakefulConfig, WakefulModel, exist_ok=True)
 AutoModelForCausalLM.register(WakefulConfig, WakefulForCausalLM, exist_ok=True)
-AutoConfig.register(QuantizedConfig.model_type, QuantizedConfig, exist_ok=True)
-AutoModelForCausalLM.register(QuantizedConfig, QuantizedForCausalLM, exist_ok=True)  # pyright: ignore[reportArgumentType]

@@ -48,11 +48,10 @@ from wakeful.quant.linear import QuantizedLinear, matrix
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quant.schemes.grids import E4M3, MxE2M1, NvE2M1
+from wakeful.runs.checkpoint import unique_state
 
 NAME = "compressed-tensors"
-_OTHERWISE = "use --save_as wakeful"
-_SCALES = {MxE2M1: torch.uint8, NvE2M1: torch.float8_e4m3fn}
-"""What scales of groups are stored as, where it is not the model's own type."""
+_OTHERWISE = "leave --save out to measure it alone"
 
 
 def compressed_config(scheme: Scheme) -> dict[str, Any]:
@@ -130,6 +129,21 @@ def check_compressed(
             _refuse_divided(layers.keys() - {name for readers in read for name in readers})
 
 
+def can_compress(
+    model: nn.Module,
+    scheme: Scheme,
+    layers: Mapping[str, nn.Module],
+    tokenizer: Callable[[], Tokenizer | None],
+) -> bool:
+    """Whether `check_compressed` finds nothing to refuse; `tokenizer` returns what it takes."""
+    try:
+        compressed_config(scheme)
+        check_compressed(model, scheme, layers, tokenizer())
+    except WakefulError:
+        return False
+    return True
+
+
 def save_compressed(
     model: nn.Module,
     folder: Path,
@@ -137,13 +151,15 @@ def save_compressed(
     *,
     card: str = "",
     stored: torch.dtype | None = None,
+    context: int = 0,
 ) -> str:
     """Write a quantized model as a folder that Transformers loads where compressed-tensors is
     installed, whole or not at all; return the architecture.
 
     The folder's type is the one its weights were `stored` in before, or the model's own. What that
     type would round, scales above all, stays as it is. `tokenizer` is ours, or what writes one into
-    a folder; `card` becomes README.md. It is read back before it has its name.
+    a folder; `card` becomes README.md. A `context` shorter than the model's is written as its own.
+    It is read back before it has its name.
 
     Raises:
         WakefulError: the folder exists, or cannot be read back; or the format has no place for the
@@ -154,7 +170,10 @@ def save_compressed(
         raise WakefulError("the model is not quantized: nothing to save")
     table = compressed_config(scheme)
     # A layer may stand in several places, each of which has its own tensors in a file.
-    stock = _stock(model, quantized_layers(model, remove_duplicate=False))
+    found = quantized_layers(model, remove_duplicate=False)
+    if any(layer.scheme != scheme for layer in found.values()):
+        raise WakefulError(f"{NAME} is written of one scheme, and some layers have another")
+    stock = _stock(model, found)
     config, tensors, layers = stock.config, stock.tensors, stock.layers
     ours = tokenizer if isinstance(tokenizer, Tokenizer) else None
     there, read = _checked(scheme, stock, ours)
@@ -184,6 +203,7 @@ def save_compressed(
         table[FIELD], matrices = described(stock.turned, _inner_rotation(model).to(dtype))
         table["quantization_status"] = STATUS
         tensors |= matrices
+    _shorten(config, model, context)
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
     config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
@@ -196,6 +216,35 @@ def save_compressed(
         write_tensors(tensors, part)
         read_back(part, model, tokenizer=read, rounding=_rounded(layers.values(), config.dtype))
     return config.model_type
+
+
+def _shorten(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
+    """Write a shorter context into a configuration, where no table of learned positions has the
+    length of the old one.
+    """
+    text: Any = config.get_text_config(decoder=True)
+    whole = getattr(text, "max_position_embeddings", None) or 0
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    if 0 < context < whole and all(table.num_embeddings != whole for table in tables):
+        text.max_position_embeddings = context
+
+
+def file_bytes(folder: Path) -> int:
+    """Return the size of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
+    """Return what a model's weights take, each counted once, before any file's own header.
+
+    What is not quantized counts as it is written: in the type it was `stored` in, if exactly.
+    """
+    quantized, size = quantized_layers(model), 0
+    for name, tensor in unique_state(model).items():
+        owner, _, leaf = name.rpartition(".")
+        of_layer = owner in quantized and leaf != "bias"  # numbers or scales, whose types are set
+        size += narrowed(tensor, None if of_layer else stored).nbytes
+    return size
 
 
 @contextmanager
@@ -255,8 +304,15 @@ def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
         "group_size": grid.group or None,
         "dynamic": dynamic,
     }
-    kind = _SCALES.get(type(grid))
+    kind = _scale_type(grid)
     return found | ({"scale_dtype": str(kind)} if kind else {})
+
+
+def _scale_type(grid: Grid) -> torch.dtype | None:
+    """Return what scales of groups are stored as, where it is not the model's own type."""
+    if isinstance(grid, MxE2M1):
+        return torch.uint8
+    return torch.float8_e4m3fn if isinstance(grid, NvE2M1) else None
 
 
 @dataclass(frozen=True)
@@ -504,7 +560,7 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     found = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
         found["weight_packed"] = layer.integers
-        found["weight_scale"] = layer.scale.view(_SCALES[type(grid)])
+        found["weight_scale"] = layer.scale.view(_scale_type(grid) or grid.scale_type)
         for name, given in (("weight", layer.outer), ("input", layer.input_scale)):
             if given is not None:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
@@ -541,5 +597,5 @@ def _words(codes: Tensor, bits: int) -> Tensor:
 def _lacks(scheme: Scheme, what: str, instead: str) -> WakefulError:
     return WakefulError(
         f"{scheme} cannot be saved as {NAME}, which stores only {what}; use --scheme {instead}, or "
-        "--save_as wakeful"
+        f"{_OTHERWISE}"
     )

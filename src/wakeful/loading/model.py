@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from wakeful.data.encoding import Encoder
 from wakeful.data.tokenizer import (
@@ -28,6 +28,7 @@ from wakeful.errors import WakefulError
 from wakeful.guard import guarded
 from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.whole import UNPACKED, quantization_method
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.loading.theirs import TheirForward
 from wakeful.model.decoder import Decoder
@@ -175,8 +176,10 @@ class Model:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some of its layers are, or its cache."""
-        return scheme_of(self.module) is not None
+        """Whether some of its layers are, or its cache; here or in the files it was read from."""
+        config = getattr(self.module, "config", None)
+        stored = quantization_method(config) if isinstance(config, PreTrainedConfig) else ""
+        return stored not in ("", *UNPACKED) or scheme_of(self.module) is not None
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -85,20 +85,16 @@ def quantized_card(
     source: str,
     command: str,
     *,
-    stock: bool,
     done: Iterable[str],
     figures: Iterable[str] = (),
 ) -> str:
-    """Return the card of a quantized model of `source`, in a `stock` format or in ours.
+    """Return the card of a quantized model of `source`, saved as compressed-tensors.
 
     `done` says a line each how it is quantized, `figures` are as of `model_card`.
     """
-    tags = ["quantized", *(["compressed-tensors"] if stock else [])]
-    about = 'Read by `wakeful.load(".")`, and by Transformers once `wakeful.hf` is imported.'
-    if stock:
-        about = "Read by Transformers and vLLM where compressed-tensors is installed."
+    about = "Read by Transformers and vLLM where compressed-tensors is installed."
     told = [*_made(source, done), *_beside(figures)]
-    return _card(name, tags, source, about, told, [command], ours=not stock)
+    return _card(name, ["quantized", "compressed-tensors"], source, about, told, [command])
 
 
 def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
@@ -110,11 +106,11 @@ def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequ
 
 def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
-    commands: Sequence[str], *, trusted: bool = False, ours: bool = False,
+    commands: Sequence[str], *, trusted: bool = False,
 ) -> str:  # fmt: skip
     """Return a card: metadata that the hub reads, a heading, how to load the model, and the rest.
 
-    Code beside the weights is to be `trusted`; what is `ours` alone is imported first.
+    Code beside the weights is to be `trusted`.
     """
     data = ModelCardData(
         library_name="transformers",
@@ -122,11 +118,11 @@ def _card(
         tags=["wakeful", *tags],
         base_model=origin if origin and _on_hub(origin) else None,
     )
-    before, options = "import wakeful.hf\n" * ours, ", trust_remote_code=True" * trusted
+    options = ", trust_remote_code=True" * trusted
     return "\n".join([
         f"---\n{data.to_yaml()}\n---\n\n# {markdown(name)}\n",
         f"{about}\n",
-        f"```python\n{before}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
         f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
         "## Lineage\n",

@@ -225,24 +225,38 @@ def headline(damage: Damage) -> str:
     return f"{damage.measurement.name} quantized: {told}."
 
 
+_SAVED = "w8a8"
+"""The scheme that every model is saved by which can be saved at all."""
 _FEW_OUTLIERS = 6.0
 """A median kurtosis of layers' inputs below which no rotation is proposed; a Gaussian has 3."""
 
 
 def next_step(damage: Damage, source: str, options: QuantizeOptions | None = None) -> Step:
-    """Return how to save the smallest harmless model, or what may cost less than the best scheme.
+    """Return how to save the smallest harmless model of those that can be, or what may cost less
+    than the best scheme.
 
     `options` are what else was asked for: the command asks for it again.
     """
     levels = {each.title: each.level for each in findings(damage)}
     again = partial(_command, source, options or QuantizeOptions())
     harmless = [name for name, level in levels.items() if level == "good"]
-    if harmless:
-        best = min(harmless, key=lambda name: damage.bytes[name])
+    kept = [name for name in harmless if name in damage.savable]
+    if kept:
+        best = min(kept, key=lambda name: damage.bytes[name])
         scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
-        mixed = best != str(scheme)  # the dearest layers have the better scheme
-        command = again([scheme.expression], mixed=mixed, save=folder)  # static says so
+        command = again([scheme.expression], save=folder)  # static says so
         return Step("save the smallest harmless one", command)
+    if harmless:
+        words = "no folder holds what is harmless here"
+        if _SAVED in damage.savable and NAMED[_SAVED] not in damage.schemes.values():
+            words, command = f"{words}: measure what one does", again([_SAVED], others=())
+        else:
+            words, asked = (
+                f"{words}: see how good the model is",
+                f"wakeful evaluate {shlex.quote(source)}",
+            )
+            command = " ".join(filter(None, [asked, options.text_flags if options else ""]))
+        return Step(words, command)
     if "unsure" in levels.values():
         asked = [each.expression for each in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
@@ -299,25 +313,22 @@ def _command(
     alone = {} if mixed else {"sensitivity": False, "budget": 0, "better": ""}
     # In double quotes, an expression stays readable in a shell's single ones.
     asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
-    again = {"scheme": asked, "scales": ("dynamic",), "save": "", "save_as": "wakeful"}
+    again = {"scheme": asked, "scales": ("dynamic",), "save": ""}
     return command_of("quantize", replace(options, **(again | alone | changes)), source)
 
 
-def after_saving(
-    source: str, folder: str, context: int, *, stock: bool, reading: str = ""
-) -> list[Step]:
+def after_saving(source: str, folder: str, context: int, *, reading: str = "") -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
-    Its speed and a text are asked for as far as `context` leaves room, and vLLM's command where the
-    folder is `stock`. `reading` are the flags by which the text was read.
+    Its speed and a text are asked for as far as `context` leaves room. `reading` are the flags by
+    which the text was read.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
-    serve = [Step("serve it", f"vllm serve {small}")] if stock else []
     prompt = min(512, longest_prompt(context))
     words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
     return [
-        *serve,
+        Step("serve it", f"vllm serve {small}"),
         Step(f"compare it with the original{words}", f"{evaluate}{speed}"),
         generation_step(folder, context),
     ]
@@ -353,9 +364,7 @@ def quantization_report(
     steps = [next_step(damage, source, options)]
     if saved:
         reading = options.text_flags if options else ""
-        steps = after_saving(
-            source, saved["folder"], context, stock=saved["stock"], reading=reading
-        )
+        steps = after_saving(source, saved["folder"], context, reading=reading)
     kurtoses = ", ".join(
         f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
         for row in full["schemes"]

@@ -77,8 +77,7 @@ class Header:
 
     format: int = RUN_FORMAT
     kind: str = ""
-    """train, compare, inherit, demo, diagnose, evaluate, quantize, quantized, or a verb of another
-    package."""
+    """train, compare, inherit, demo, diagnose, evaluate, quantize, or a verb of another package."""
     created: str = ""
     status: str = ""
     """running, stopped or done."""

@@ -19,7 +19,6 @@ from wakeful.evaluation.perplexity import check_likelihoods, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, scores_table
 from wakeful.evaluation.task_set import read_tasks
-from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.probes.running import as_decoder
@@ -196,8 +195,6 @@ def _is_ours(source: Source) -> bool:
         module = source.module if isinstance(source, Model) else source
         return code_of(module) == OURS
     place = place_of(source)
-    if place.kind == "quantized":
-        return read_header(place.path).kind == "decoder"
     return place.kind in ("run", "export") or is_own_gguf(place)
 
 

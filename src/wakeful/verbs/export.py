@@ -83,8 +83,8 @@ def export(
         found = load(model, tokenizer=tokenizer)
     if found.is_quantized:
         raise WakefulError(
-            f"{found.name} is quantized: export the model it was made from, or save this one with "
-            "wakeful quantize --save"
+            f"{found.name} is quantized: export the model it was made from, or save this one by "
+            "save_model"
         )
     with (shown or usual)("export") as show:
         found = whole = as_ours(found, show)

@@ -8,23 +8,20 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
+from wakeful.config.verbs import LENGTH, QuantizeOptions
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, predicts, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
-from wakeful.hf.compressed import save_compressed
-from wakeful.hf.quantized import file_bytes, save_quantized
+from wakeful.hf.compressed import file_bytes, save_compressed
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.quant.convert import quantized_layers, scheme_of
+from wakeful.quant.convert import scheme_of
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports.card import command_of, quantized_card
 from wakeful.reports.quantization import before_and_after, quantization_report
 from wakeful.reports.quantization_matrix import correlations, matrix_report
 from wakeful.reports.value import Report
-from wakeful.runs.run import Environment, Run
-from wakeful.variants import modules_named
+from wakeful.runs.run import Environment
 from wakeful.verbs.result import Measured, same_or_each
 
 
@@ -34,7 +31,6 @@ class Quantization(Measured):
 
     models: Mapping[str, Model]
     """The quantized models by scheme: each runs, generates and is measured as any other."""
-    bos: int | None
     source: str
     damage: Damage | None
     method: Mapping[str, str]
@@ -102,56 +98,31 @@ class Quantization(Measured):
             schemes=list(damage.schemes),
         )  # fmt: skip
 
-    def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
-        """Write the quantized model to a folder that `wakeful.load` reads; return its size.
+    def save_model(self, folder: str | Path) -> dict[str, Any]:
+        """Write the quantized model as compressed-tensors, which Transformers, vLLM and
+        `wakeful.load` read; return the folder and its bytes.
 
-        As "compressed-tensors" it is one that Transformers and vLLM read without us.
+        Raises:
+            WakefulError: the format has no place for the scheme, or there are several.
         """
         model, path = self.model, Path(folder)
-        if save_as == "compressed-tensors":
-            if len({each.scheme for each in quantized_layers(model.module).values()}) > 1:
-                raise WakefulError(
-                    "compressed-tensors is written of one scheme, and some layers have another: "
-                    "save as wakeful"
-                )
-            ours = as_decoder(model.module) is not None
-            tokenizer = model.own_tokenizer if ours else model.save_tokenizer
-            card = self._card(stock=True)
-            save_compressed(model.module, path, tokenizer, card=card, stored=model.stored)
-            return {"folder": str(folder), "bytes": file_bytes(path), "stock": True}
-        scheme = next(iter(self.models))
-        name = model.name.removesuffix(f" {scheme}")
-        own = as_decoder(model.module)
-        modules = modules_named(scheme, {} if own is None else to_table(own.config))
-        fields = {"source": self.source, "scheme": scheme, "status": "done", "modules": modules}
-        with Run.create(path, "quantized", fields) as run:
-            save_quantized(
-                model.module, run.path, name=name, context=model.context, bos=self.bos,
-                stored=model.stored,
-            )  # fmt: skip
-            model.save_tokenizer(run.path)
-            run.write_text("README.md", self._card(stock=False))
-        return {"folder": str(folder), "bytes": file_bytes(path), "stock": False}
+        ours = as_decoder(model.module) is not None  # whose tokenizer may be of a run
+        tokenizer = model.own_tokenizer if ours else model.save_tokenizer
+        save_compressed(
+            model.module, path, tokenizer, card=self._card(), stored=model.stored,
+            context=model.context,
+        )  # fmt: skip
+        return {"folder": str(folder), "bytes": file_bytes(path)}
 
-    def _card(self, *, stock: bool) -> str:
-        module = self.model.module
-        scheme = scheme_of(module)
+    def _card(self) -> str:
+        scheme = scheme_of(self.model.module)
         assert scheme is not None
-        apart: dict[str, list[str]] = {}
-        for name, layer in quantized_layers(module).items():
-            if layer.scheme != scheme:
-                apart.setdefault(layer.scheme.definition, []).append(name)
-        done = [
-            f"Quantized by {scheme.definition}"
-            + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
-            self._layers,
-            *(f"Of these by {each}: {', '.join(names)}" for each, names in apart.items()),
-        ]
+        scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
         figures = () if self.damage is None else before_and_after(self.damage)
-        command = command_of("quantize", self.options, self.source)
         return quantized_card(
-            self.model.name, self.source, command, stock=stock, done=done, figures=figures
-        )
+            self.model.name, self.source, command_of("quantize", self.options, self.source),
+            done=[f"Quantized by {scheme.definition}{scales}", self._layers], figures=figures,
+        )  # fmt: skip
 
     @property
     def _layers(self) -> str:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions, options_from, takes
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import wait_for
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.reading import Words, words_in, words_of
-from wakeful.hf.compressed import check_compressed, compressed_config
-from wakeful.hf.quantized import state_bytes
+from wakeful.hf.compressed import can_compress, check_compressed, compressed_config, state_bytes
+from wakeful.hf.weights_out import refuse_existing
 from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.probes.running import as_decoder
@@ -26,9 +27,9 @@ from wakeful.quant.cache import check_cache
 from wakeful.quant.convert import linear_layers, prepared, quantized_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
-from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
+from wakeful.quant.schemes import NAMED, SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, growth, mixed
-from wakeful.runs.run import Environment, Run
+from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.session import Session, bos_words, foretell, own_words, session
@@ -68,12 +69,14 @@ def quantize(
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
 
-    With `out` the run directory is written, with `save` the model; neither may exist.
+    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
+    may exist. A scheme that the format lacks is measured only.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, or `out` or `save` exists. What
-            was measured of the models before is written to `out`.
+            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
+            lacks, or `out` or `save` exists. What was measured of the models before is written to
+            `out`.
     """
     if schemes:
         if "scheme" in given:
@@ -111,8 +114,7 @@ def quantize(
         result = each.next(models[0])
         try:
             if wanted.save:
-                saved = result.save_model(wanted.save, save_as=wanted.save_as)
-                result = replace(result, saved=saved)
+                result = replace(result, saved=result.save_model(wanted.save))
         finally:  # what was measured is written even where the model cannot be
             if wanted.out:
                 result.save(wanted.out)
@@ -167,16 +169,18 @@ class _Each:
     def next(self, source: Source) -> Quantization:
         """Load the next model, quantize it, and measure it; let go of it."""
         loaded, wanted, schemes = next(self.loading), self.wanted, self.schemes
-        decoder = as_decoder(loaded.module)
+        if loaded.is_quantized:
+            raise WakefulError(
+                f"{loaded.name} is quantized already: name the model that it was made from"
+            )
         whole = prepared(loaded.module, wanted.skip)
         layers: dict[str, nn.Module] = {}
         if any(each.weights is not None for each in schemes):
             layers = linear_layers(whole, wanted.skip)
         if any(each.cache is not None for each in schemes):
             check_cache(loaded.module)
-        if wanted.save_as == "compressed-tensors":
-            written = None if decoder is None else loaded.own_tokenizer
-            check_compressed(whole, schemes[0], layers, written)
+        if wanted.save:
+            check_compressed(whole, schemes[0], layers, _written(loaded))
         length = wanted.length_for(loaded.context)
         words = own_words(loaded, wanted, self.words)
         alone = 2 * len(layers) if wanted.sensitivity else 0
@@ -218,6 +222,7 @@ class _Each:
         damage = None
         if self.count:
             damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
+            damage = replace(damage, savable=self._savable(loaded, whole, layers))
         machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
         method = _method(loaded, wanted, text, len(layers), length, self.extra, machine)
         if upgraded:
@@ -226,11 +231,21 @@ class _Each:
                 f"into {wanted.budget:,} bytes"
             )
         return Quantization(
-            models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
+            models={name: forms[name]} if upgraded else forms,
             source=name_of(source), damage=damage, method=method,
             layers=tuple(layers), options=wanted,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
+        )  # fmt: skip
+
+    def _savable(
+        self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module]
+    ) -> tuple[str, ...]:
+        """Return the schemes under which the model can be saved: those asked for, and w8a8."""
+        asked = {} if self.others else {str(each): each for each in self.schemes}
+        return tuple(
+            name for name, each in {**asked, "w8a8": NAMED["w8a8"]}.items()
+            if layers and can_compress(whole, each, layers, lambda: _written(loaded))
         )  # fmt: skip
 
     def _tokens(self, loaded: Model, words: Words, length: int, alone: int) -> list[Tensor]:
@@ -277,6 +292,11 @@ class _Each:
             loaded, name=f"{loaded.name} {name}", module=module, path=None,
             architecture=f"{loaded.architecture}, {scheme}",
         )  # fmt: skip
+
+
+def _written(loaded: Model) -> Tokenizer | None:
+    """Return the tokenizer that is written beside a decoder; None where it is Transformers' own."""
+    return None if as_decoder(loaded.module) is None else loaded.own_tokenizer
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -330,15 +350,14 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, m
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
-    if wanted.save_as == "compressed-tensors":
-        compressed_config(schemes[0])
+    compressed_config(schemes[0])
     one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
     if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
         raise WakefulError(
             f"--save {wanted.save} and --out {wanted.out} are one folder or one inside the other: "
             "name two"
         )
-    Run(wanted.save).refuse_existing("quantized")
+    refuse_existing(Path(wanted.save))
 
 
 def _damage(

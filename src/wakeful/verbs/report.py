@@ -16,7 +16,7 @@ from wakeful.verbs.inherited import Inheritance
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
     "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
-    "quantized": "a quantized model", "demo": "a demonstration",
+    "demo": "a demonstration",
 }  # fmt: skip
 
 

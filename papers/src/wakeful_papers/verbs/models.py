@@ -5,7 +5,7 @@ from transformers import AutoConfig
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.whole import Shards, read_config
+from wakeful.hf.whole import UNPACKED, Shards, quantization_method, read_config
 from wakeful.hub import hub_or_cache
 from wakeful.loading.load import Place, place_of, unknown_model
 from wakeful.runs import checkpoint
@@ -30,11 +30,18 @@ def check_models(plan: Plan, known: Known) -> None:
         place = known[given.source]
         if isinstance(place, WakefulError):
             raise place
-        if place.kind == "quantized" and given in plan.references.values():
+        if given in plan.references.values() and _is_quantized(place):
             raise WakefulError(
                 f"{given.source} is quantized, and heirs have whole weights: name the model it was "
                 "made from"
             )
+
+
+def _is_quantized(place: Place) -> bool:
+    """Whether a folder's weights are quantized, other than what is read in full precision."""
+    if place.kind != "folder":
+        return False
+    return quantization_method(read_config(place.path)) not in ("", *UNPACKED)
 
 
 def found(source: str) -> Place:

@@ -11,7 +11,7 @@ from wakeful.config.verbs.export import ExportOptions
 from wakeful.config.verbs.generate import GenerateOptions
 from wakeful.config.verbs.given import NoOptions, filled, options_from, takes
 from wakeful.config.verbs.inherit import SHORT, Copy, GrowFrom, InheritOptions, Until
-from wakeful.config.verbs.quantize import QuantizeOptions, SavedAs
+from wakeful.config.verbs.quantize import QuantizeOptions
 from wakeful.config.verbs.reading import (
     LENGTH,
     REFERENCES,
@@ -27,6 +27,5 @@ __all__ = [
     "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Bos", "Copy", "CureOptions", "DiagnoseOptions",
     "Drawn", "EvaluateOptions", "ExportOptions", "FigureFormat", "GenerateOptions", "GrowFrom",
     "InheritOptions", "NoOptions", "PrepareOptions", "QuantizeOptions", "ReportOptions",
-    "SampleOptions", "SavedAs", "TableFormat", "Until", "filled", "options_from", "takes",
-    "with_shots",
+    "SampleOptions", "TableFormat", "Until", "filled", "options_from", "takes", "with_shots",
 ]  # fmt: skip

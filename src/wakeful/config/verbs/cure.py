@@ -17,7 +17,7 @@ class CureOptions(Reading):
     or any scheme of quantize."""
     stock: How[bool] = False
     """Choose among cures that leave one of Transformers' own architectures, which engines and
-    --save_as compressed-tensors want."""
+    quantize --save want."""
     rotate: How[str] = ""
     """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8 bits and
     int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""

@@ -10,7 +10,6 @@ from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
 ArithmeticName = Literal["reference", "integer", "torchao"]
-SavedAs = Literal["wakeful", "compressed-tensors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +29,8 @@ class QuantizeOptions(Reading):
     """Texts to calibrate on, with equally many sequences of each, named as for --text. None: the
     sequences that follow the measured ones."""
     save: Where[str] = ""
-    """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
-    save_as: Where[SavedAs] = "wakeful"
-    """Format that --save writes: our own, or compressed-tensors, which stock Transformers and vLLM
-    load."""
+    """Folder to create with the quantized model, as compressed-tensors, which Transformers and vLLM
+    load. Takes one scheme that the format has."""
     arithmetic: ArithmeticName = "integer"
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
     skip: What[tuple[str, ...]] = ()
@@ -49,10 +46,9 @@ class QuantizeOptions(Reading):
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
-        Needs("save_as", "save", "it says what is written there"),
         Needs("budget", "sensitivity", "it tells which layers cost most"),
         Needs("better", "budget", "it is what the dearest layers take"),
-        Excludes("save_as=compressed-tensors", "others budget", "it is written of one scheme"),
+        Excludes("save", "others budget", "a folder is written of one scheme"),
     )
 
     def __post_init__(self) -> None:
