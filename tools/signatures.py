@@ -53,14 +53,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
-from wakeful.config.schema import (
-    BridgeConfig,
-    DataConfig,
-    HealConfig,
-    OptimizerConfig,
-    SampleConfig,
-    TrainConfig,
-)
+from wakeful.config.schema import {parts}
 from wakeful.config.verbs import (
     CureOptions,
     DiagnoseOptions,
@@ -96,7 +89,9 @@ Tokenizer = AnyTokenizer | str | PathLike[str] | None
 def stub() -> str:
     """Return the file."""
     functions = [function(name, kind) for name, kind in OPTIONS.items()]
-    return "\n".join([HEAD, *functions])
+    kinds = {kind for each in OPTIONS.values() for kind in typing.get_type_hints(each).values()}
+    parts = sorted(kind.__name__ for kind in kinds if dataclasses.is_dataclass(kind))
+    return "\n".join([HEAD.replace("{parts}", ", ".join(parts)), *functions])
 
 
 def function(name: str, kind: type) -> str:

@@ -7,14 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
-from wakeful.config.schema import (
-    BridgeConfig,
-    DataConfig,
-    HealConfig,
-    OptimizerConfig,
-    SampleConfig,
-    TrainConfig,
-)
+from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, SampleConfig, TrainConfig, WidthConfig
 from wakeful.config.verbs import (
     CureOptions,
     DiagnoseOptions,

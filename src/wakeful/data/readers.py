@@ -157,7 +157,13 @@ def _read_table(path: Path, text_field: str) -> Rows:
 
 
 def stream(
-    what: str, remedy: str, *dataset: str | None, split: str = "train", **options: Any
+    what: str,
+    remedy: str,
+    path: str,
+    name: str | None = None,
+    *,
+    split: str = "train",
+    **options: Any,
 ) -> Iterator[dict[str, Any]]:
     """Return a dataset's rows as `datasets.load_dataset` streams them; nothing stays on the disk.
 
@@ -171,7 +177,7 @@ def stream(
         logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory() as cache:
             rows: Any = datasets.load_dataset(
-                *dataset, split=split, streaming=True, cache_dir=cache, **options
+                path, name, split=split, streaming=True, cache_dir=cache, **options
             )
         yield from rows
 

@@ -419,11 +419,15 @@ def hushed() -> Iterator[None]:
     """Keep Transformers and compressed-tensors from warning and from drawing bars, where what they
     say is raised here.
     """
+
+    def silent(bar: Any, *given: Any, **named: Any) -> None:
+        draw(bar, *given, **(named | {"disable": True}))
+
     level, theirs = logging.get_verbosity(), getLogger("compressed_tensors")
     before, draw = theirs.level, tqdm.__init__
     logging.set_verbosity_error()
     theirs.setLevel(ERROR)
-    tqdm.__init__ = lambda bar, *given, **named: draw(bar, *given, **{**named, "disable": True})
+    tqdm.__init__ = silent  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with unbarred():
             yield
