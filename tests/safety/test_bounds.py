@@ -13,6 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from damage import bounded, refusal
 from training.runs import write_text
 from wakeful import paths
 from wakeful.cli import TERMINATED, main
+from wakeful.cli.verbs import VERBS
 from wakeful.data.preparing import prepare
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData
@@ -389,7 +391,7 @@ def test_memory_that_is_full_is_one_line(
     def broken(_: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr("wakeful.cli.verbs.presets", broken)
+    monkeypatch.setitem(VERBS, "presets", replace(VERBS["presets"], run=broken))
     assert main(["presets"]) == 1
     said = capsys.readouterr().err
     assert "memory is full" in said
