@@ -238,7 +238,7 @@ def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    **{name: {"optimizer": {"name": name}} for name in ("adamw", "muon", "soap")},
+    **{name: {"optimizer": {"name": name}} for name in ("adamw", "muon")},
     "eigenbasis": {"optimizer": {"name": "orthoadam", "rotation": "eigenbasis"}},
     "adapters": {
         "train": {"lora": {"rank": 2}, "micro_batch_size": 2, "diagnose": {"every": 4}},
