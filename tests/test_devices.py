@@ -19,14 +19,13 @@ from evaluation.models import loaded_llama
 from helpers import some_tokens, tiny_decoder
 from training.runs import text, tiny
 from wakeful import surgery
-from wakeful.config.schema import BridgeConfig, DistillConfig, WidthConfig
+from wakeful.config.schema import BridgeConfig, DistillConfig
 from wakeful.evaluation.diagnosis import diagnose
 from wakeful.heirs import plan
 from wakeful.heirs.bridge import bridge
 from wakeful.heirs.choice import bridged_losses
 from wakeful.heirs.inherit import inherit
 from wakeful.heirs.layers import LayerMap, diagnose_layers
-from wakeful.heirs.narrow import narrow
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
@@ -179,11 +178,10 @@ def test_inheriting(map: str) -> None:
     same(do, num_layers=4)
 
 
-def test_choosing_layers_and_widths() -> None:
+def test_choosing_layers() -> None:
     options = BridgeConfig(map="down")
     same(lambda m: list(bridged_losses(m, some_tokens(9, 12), 1, options).values()), num_layers=4)
     same(lambda m: diagnose_layers(m, TOKENS.tolist()).figures["angle"])
-    same(lambda m: narrow(m, WidthConfig(heads=0.5, mlp=0.5), TOKENS, options))
 
 
 def test_diagnoses(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_a_reference_in_memory_is_inherited_from_and_found_again(
     assert set(found.frame["arm"]) == {"heir-1"}
     assert found.model.decoder().config.num_layers == 1
     assert "<img" in found._repr_html_()
-    kept = wakeful.load(out / "reference").decoder().state_dict()
+    kept = wakeful.load(out / "exported-reference").decoder().state_dict()
     assert all(torch.equal(kept[name], each) for name, each in module.state_dict().items())
     assert wakeful.inherit(resume=out).verdicts == found.verdicts
     with pytest.raises(wakeful.WakefulError, match="name none"):

@@ -6,7 +6,7 @@ from floors import House
 
 PAPERS = House(
     Path(__file__).parent.parent / "src" / "wakeful_papers",
-    (("options", "exhibits"), ("reports",), ("verbs",), ("__init__",), ("cli",)),
+    (("heirs",), ("options", "exhibits"), ("reports",), ("verbs",), ("__init__",), ("cli",)),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
-from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, SampleConfig, TrainConfig, WidthConfig
+from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, SampleConfig, TrainConfig
 from wakeful.config.verbs import (
     CureOptions,
     DiagnoseOptions,
@@ -439,19 +439,16 @@ def inherit(
     copy: Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"] = "all",
     bridge: BridgeConfig | Mapping[str, Any] = ...,
     heal: HealConfig | Mapping[str, Any] = ...,
-    width: WidthConfig | Mapping[str, Any] = ...,
     bos: Literal["auto", "on", "off"] = "auto",
-    drops: int = 1,
     route: str = "",
     normalizer: str = "",
     grow: int = 0,
     until: Literal["parity", "budget"] = "parity",
     rounds: int = 0,
     grow_from: Literal["reference", "student"] = "reference",
-    baseline: Iterable[str] | str = (),
+    baseline: Iterable[Literal["random", "reference"]] | Literal["random", "reference"] = (),
     seeds: Iterable[int] | int = (),
     recipe: Literal["wakeful", "inheritune"] = "wakeful",
-    minutes: float = 0.0,
     warmup: float = 0.05,
     diagnose_length: int = 0,
     diagnose_sequences: int = 4,
@@ -483,8 +480,7 @@ def inherit(
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         out: Folder to create. Empty: runs/inherit-REFERENCE.
         resume: Continue the inheritance in this folder; it takes no other option but figures.
-        layers: Layers of the heir. 0: as many as keep says, half of the reference's, or all
-            with width.
+        layers: Layers of the heir. 0: as many as keep says, or half of the reference's.
         keep: Share of the reference's layers to keep, instead of layers.
         choose: Which layers: all but the neighbors over which the stream turns least (angle),
             or without which, bridged, the loss is least (bridge); those with the highest rank,
@@ -496,11 +492,8 @@ def inherit(
             leaves positions and final norm at random.
         bridge: Fields of `BridgeConfig`, or a table of them.
         heal: Fields of `HealConfig`, or a table of them.
-        width: Fields of `WidthConfig`, or a table of them.
         bos: BOS before every window that heirs and reference read: as the reference's own
             tokenizer does (auto), on, or off.
-        drops: Drop the layers in this many parts, healing after each for its share of the
-            steps.
         route: Value route to switch on, e.g. resformer(mode="learnable"). Empty: the
             reference's.
         normalizer: Normalizer to switch on, e.g. softmax1. Empty: the reference's.
@@ -510,14 +503,13 @@ def inherit(
         rounds: Maximum rounds. 0: until the heir is as deep as the reference.
         grow_from: A round begins from the reference's blocks, or keeps the student's and adds
             to them.
-        baseline: Other starts to train alike, by name: random, stacking, half_width ...
+        baseline: Models to train beside the heir for as many steps on the text: its shape from
+            random weights, or the whole reference.
         seeds: Train everything with each of these seeds, for errors over seeds. Empty: with
             seed alone.
         recipe: Defaults: our own, or a paper's. inheritune copies the first layers, trains on
             the text, and adds two layers of the reference a round until its loss is reached.
             What else is given counts more.
-        minutes: Time for everything; with steps, no new round begins after it. 0 without steps:
-            30.
         warmup: Share of the steps in which the learning rate rises, unless
             optimizer.warmup_steps says.
         diagnose_length: Tokens per sequence of the diagnosis that layers are chosen by. 0: 512,
@@ -533,7 +525,7 @@ def inherit(
         validation_text: Text to validate on. Empty: validation_fraction of the documents of the
             source.
         validation_fraction: Share of documents held out, chosen by a hash of their text.
-        steps: Optimizer steps of each round. 0: as many as minutes allow.
+        steps: Optimizer steps of each round.
         batch_size: Sequences per step.
         length: Tokens per sequence. 0: 256, or the reference's context where it is shorter.
         eval_every: Steps between validations on all the text. 0: a fifth of the steps.
@@ -550,7 +542,7 @@ def inherit(
 
     Raises:
         WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
-            from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
+            from, the layers do not fit it, `out` exists, or a run fails.
             Whatever was there before is kept.
     """
 

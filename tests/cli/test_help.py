@@ -36,12 +36,9 @@ VERBS = all_verbs()
 KINDS = {name: verb.options for name, verb in VERBS.items()}
 EXAMPLES = {name: verb.examples for name, verb in VERBS.items()}
 AUTOMATIC = {
-    "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
+    "train.steps": "Optimizer steps of each round.",
     "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
     "train.eval_every": "Steps between validations on all the text. 0: a fifth of the steps.",
-    "train.distill.alpha": "Of the baselines distillation, distillation_mean and distilbert; the "
-                           "heir's is --heal.alpha.",
-    "train.distill.temperature": "Of these baselines too; the heir's is --heal.temperature.",
 }  # fmt: skip
 """What options mean to inherit, where it is another thing than in a training run."""
 
@@ -289,7 +286,7 @@ def test_help_of_an_heir_is_what_an_heir_needs(capsys: pytest.CaptureFixture[str
         return flags_in("\n".join(lines_of(capsys, "inherit", ask=ask)))
 
     usual, whole = of("--help"), of("--help-all")
-    assert {"--keep", "--text", "--lr", "--out", "--resume"} <= usual <= whole
+    assert {"--keep", "--text", "--steps", "--lr", "--out", "--resume"} <= usual <= whole
     assert len(usual) <= 31
     assert {"--optimizer.name", "--data.max_bytes", "--rounds"} <= whole - usual
     assert not {"--data.tokenizer", "--train.distill.teacher"} & whole  # they are always refused

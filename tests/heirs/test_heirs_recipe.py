@@ -2,13 +2,10 @@
 
 import contextlib
 import dataclasses
-import itertools
-import math
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -26,14 +23,13 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
-from wakeful.config.verbs import InheritOptions
+from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.heirs import plan, reading
-from wakeful.heirs.baselines import BASELINES
+from wakeful.heirs import reading
 from wakeful.heirs.bridge import bridge
 from wakeful.heirs.inherit import inherit
 from wakeful.heirs.layers import LayerMap
@@ -47,18 +43,9 @@ from wakeful.heirs.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.heirs.plan import (
-    ArmCost,
-    doubts,
-    foreseen,
-    make_recipe,
-    measure_costs,
-    steps_within,
-    with_steps,
-)
+from wakeful.heirs.plan import doubts, make_recipe
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import Seed
-from wakeful.heirs.stages import FinishedStage, FinishedStages, check_stages, half_way
+from wakeful.heirs.rounds import BASELINES, FinishedStage, FinishedStages, Seed, check_stages
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
@@ -136,9 +123,6 @@ def test_it_grows_until_parity_and_no_further(
     target = never.rounds[0].loss  # met at once
     all_rounds = carry_out(beyond, known.decoder(), loss=target, out=tmp_path / "c", shown=quietly)
     assert len(all_rounds.rounds) == 2
-    hurried = dataclasses.replace(recipe, minutes=1e-9)
-    first = carry_out(hurried, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "d", shown=quietly)
-    assert len(first.rounds) == 1
 
 
 def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
@@ -189,45 +173,29 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
 def test_baselines_take_the_same_steps_and_tokens(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
-    names = ("random", "stacking", "half_width", "distillation", "distilbert", "lazy", "mlp")
-    recipe = recipe_for(reference, text, baselines=names, ranks=(4.0, 3.0, 1.0, 2.0))
+    names = ("random", "reference")
+    recipe = recipe_for(reference, text, baselines=names)
     outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
     found = dict(arms(outcome))
     assert list(found) == ["heir-2", *names]
     for stages in found.values():
         assert sum(finished.summary.tokens for finished in stages) == 4 * 2 * 16
         assert [finished.run.header.status for finished in stages] == ["done"] * len(stages)
-    assert [finished.stage.steps for finished in found["stacking"]] == [2, 2]
-    first, second = found["stacking"]
-    assert first.run.config.model.num_layers == 1
-    assert second.run.config.model.num_layers == 2
-    assert second.run.header.initial["offset"] == 2
-    teacher = found["distillation"][0].run.config.train.distill
-    assert (teacher.teacher, teacher.over) == (str(reference.path), "sum")
-    assert found["half_width"][0].run.config.model.num_layers == 4
+    assert {name: stages[0].run.config.model.num_layers for name, stages in found.items()} == {
+        "heir-2": 2, "random": 2, "reference": 4
+    }  # fmt: skip
     batches = {name: stages[-1].run.config.train.seed for name, stages in found.items()}
     assert set(batches.values()) == {0}
     # Every model was evaluated on the same windows.
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
     lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
     assert set(lines) == set(found)
+    assert lines["reference"].start_loss < lines["heir-2"].start_loss  # it begins as it was
     random = lines["random"]
     assert random.minus_heir == pytest.approx(random.loss - outcome.rounds[0].loss, abs=1e-6)
     assert random.behind is not None
     assert random.behind.evaluations == 2
     assert lines["heir-2"].behind is None
-
-
-def test_the_papers_stacking_trains_all_steps_twice(
-    reference: Run, text: Path, known: Model, tmp_path: Path
-) -> None:
-    recipe = recipe_for(reference, text, baselines=("random_twice", "full_stacking"))
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
-    heir, longer, half, whole = (*outcome.rounds, *outcome.baselines)
-    assert [each.stage.steps for each in (heir, longer, half, whole)] == [4, 8, 4, 4]
-    assert [each.run.config.model.num_layers for each in (half, whole)] == [1, 2]
-    assert whole.stage.offset == 4
-    assert longer.summary.tokens == half.summary.tokens + whole.summary.tokens
 
 
 class Killed(BaseException):
@@ -238,12 +206,12 @@ class Killed(BaseException):
 def uncut(
     trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Recipe, FinishedStages]:
-    """Give 12 steps, two rounds of a growing student and, after 8, stacking in halves."""
+    """Give 16 steps: two rounds of a growing student and, after 8, random weights."""
     text, reference = trained
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(text.parent / "cache"))
         recipe = recipe_for(
-            reference, text, grow=1, rounds=2, grow_from="student", baselines=("stacking",)
+            reference, text, grow=1, rounds=2, grow_from="student", baselines=("random",)
         )
         decoder, out = read_decoder(reference.path).decoder(), tmp_path_factory.mktemp("uncut")
         return recipe, carry_out(recipe, decoder, loss=IMPOSSIBLE, out=out / "a", shown=quietly)
@@ -299,9 +267,8 @@ def test_recipes_that_cannot_be(reference: Run, text: Path) -> None:
     refused("without growing", rounds=2)
     refused("have no order to grow in", grow=1, rounds=2, order=(), rule="named")
     refused("rounds = 0 at least 1", rounds=0)
-    refused("baseline='none' is not one of", baselines=("none",))
+    refused("named twice", baselines=("random", "random"))
     refused("wants layer 4", layers=(0, 4))
-    refused("at least 2 steps", baselines=("stacking",), train=TrainConfig(steps=1))
 
 
 @pytest.mark.parametrize(("total", "depths"), [(8, [5, 7, 8]), (9, [5, 7, 9]), (6, [5, 6])])
@@ -316,48 +283,17 @@ def test_the_last_round_takes_what_is_left(
     assert recipe.layer_map(recipe.rounds - 1).sources == tuple(range(total))
 
 
-def test_half_way_falls_on_an_evaluation(reference: Run, text: Path) -> None:
-    recipe = recipe_for(reference, text)
-    for steps, every, half in ((10, 2, 4), (10, 5, 5), (9, 3, 3), (100, 20, 40), (2, 1, 1),
-                               (4, 50, 2), (7, 0, 3)):  # fmt: skip
-        train = dataclasses.replace(recipe.train, eval_every=every)
-        assert half_way(dataclasses.replace(recipe, train=train), steps) == half
-        assert 0 < half < steps
-
-
 @pytest.mark.parametrize("steps", [1, 9, 101, 199, 204])
 def test_a_round_is_evaluated_after_every_fifth_of_its_steps(
     steps: int, reference: Run, text: Path
 ) -> None:
-    train = with_steps(recipe_for(reference, text), InheritOptions(), steps).train
+    data = PreparedData.open(recipe_for(reference, text).data.source)
+    options = options_from(InheritOptions, {"steps": steps, "choose": "first"})
+    train = make_recipe("runs/reference", options, 4, data, None).train
     places = [*range(train.eval_every, steps, train.eval_every), steps]
     assert len(places) == min(5, steps)
     # A straight line through the last two says something only where they lie apart.
     assert places[-1] - places[-2:][0] >= (steps > 1) * steps // 10
-
-
-def test_steps_are_what_fits_into_the_time() -> None:
-    costs = [ArmCost("heir", 2.0, 5.0, 1.0), ArmCost("random", 3.0, 5.0, 1.0)]
-    steps = steps_within(costs, 600.0)
-    assert steps * 5.0 + 6 * 10.0 <= 600.0 * 0.94 < (steps + 1) * 5.0 + 6 * 10.0
-    with pytest.raises(WakefulError, match="minutes are enough for 0 steps"):
-        steps_within(costs, 20.0)
-    with pytest.raises(WakefulError, match=r"^2 minutes are enough for 0.* 100 s of reading"):
-        steps_within(costs, 20.0, before=100.0)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("every", [0, 3])
-def test_every_part_is_evaluated_at_its_start_and_its_end(parts: int, every: int) -> None:
-    costs = [ArmCost("heir", 2.0, 5.0, 1.0, parts)]
-    steps = steps_within(costs, 2000.0, every=every)
-    between = every or math.ceil(steps / 5)
-    ends = [round(part * steps / parts) for part in range(parts + 1)]
-    evaluations = sum(
-        1 + math.ceil((end - start) / between) for start, end in itertools.pairwise(ends)
-    )
-    taken = steps * 2.0 + evaluations * 5.0
-    assert 0.9 * 2000 * 0.94 < taken <= 2000 * 0.94 + parts * 5.0  # parts are of whole steps
 
 
 def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
@@ -370,14 +306,12 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     data, asked = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
 
     def said(
-        of: Recipe, frame: pl.DataFrame, *costs: ArmCost, text: DataConfig = asked,
-        data: PreparedData = data,
-    ) -> list[str]:  # fmt: skip
-        return doubts(of, frame, costs, text, data)
+        of: Recipe, frame: pl.DataFrame, text: DataConfig = asked, data: PreparedData = data
+    ) -> list[str]:
+        return doubts(of, frame, text, data)
 
-    def steps(count: int, **over: object) -> Recipe:
-        train = dataclasses.replace(recipe.train, steps=count)
-        return dataclasses.replace(recipe, train=train, **over)
+    def steps(count: int) -> Recipe:
+        return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=count))
 
     sure, alone = windows(3.0, 3.1, 2.9), windows(3.0)
     # s = 1 over 4 windows: an error of 0.5, and 25 times the tokens for a fifth of it.
@@ -402,59 +336,9 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     assert "(a longer --validation_text)" in found
     (found,) = said(steps(20), unsure, text=folder, data=own)
     assert "(wakeful data prepare again, with a longer --validation_source)" in found
-    # Steps are those of each drop, and minutes those of every seed.
-    cost = ArmCost("heir", 12.0, 1.0, 1.0)
-    (found,) = said(steps(4), sure, cost)
+    (found,) = said(steps(4), sure)
     assert "after 4 steps a model" in found
-    assert "20, some 5 minutes here, are the fewest" in found
-    (found,) = said(steps(4, seeds=(0, 1, 2)), sure, cost)
-    assert "20, some 14 minutes here, are the fewest" in found
-    (found,) = doubts(steps(4), sure, [cost], asked, data, before=90.0)
-    assert "20, some 6 minutes here, are the fewest" in found
-    (found,) = said(steps(30, drops=2), sure, cost)
-    assert "after 15 steps, the share of each of 2 drops, a model" in found
-    assert "40 for all 2, some 9 minutes here, are the fewest" in found
-    assert said(steps(40, drops=2), sure, cost) == []
-
-
-def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Model) -> None:
-    recipe = recipe_for(
-        reference, text, grow=1, rounds=2, grow_from="student",
-        baselines=("random", "stacking", "distillation", "random_twice"),
-    )  # fmt: skip
-    data = prepared(str(text), tokenizer=known.own_tokenizer, validation_fraction=0.1)
-    before = {name: p.clone() for name, p in known.decoder().named_parameters()}
-    costs = measure_costs(recipe, known.decoder(), data)
-    assert [cost.name for cost in costs[:-1]] == ["heir", "random", "stacking", "distillation"]
-    assert all(cost.step > 0 and cost.evaluation > 0 for cost in costs)
-    assert [cost.parts for cost in costs] == [1, 1, 2, 1, 1]
-    assert costs[0].share == pytest.approx(1 + 1.5)
-    assert costs[1].share == pytest.approx(2 * 1.5)
-    assert costs[-1].share == pytest.approx(2 * costs[1].share)
-    for name, parameter in known.decoder().named_parameters():
-        assert torch.equal(parameter, before[name])
-        assert not parameter.requires_grad
-    # A user's own module, which is trained elsewhere, is left as it was.
-    module = known.decoder().requires_grad_(True).train()
-    measure_costs(dataclasses.replace(recipe, baselines=("distillation",)), module, data)
-    assert module.training
-    assert all(parameter.requires_grad for parameter in module.parameters())
-
-
-def test_a_growing_students_baselines_are_foreseen_with_the_steps_of_all_its_rounds(
-    reference: Run, text: Path, known: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "evaluation_seconds", lambda *_: 0.5)
-
-    def training(*baselines: str, **over: Any) -> float:
-        recipe = recipe_for(reference, text, grow=1, rounds=2, baselines=baselines, **over)
-        options = InheritOptions(choose="first", layers=2, grow=1, train=recipe.train)
-        data = PreparedData.open(recipe.data.source)
-        return foreseen(options, recipe, known.decoder(), data)["training"]
-
-    once = training("random") - training()
-    twice = training("random", grow_from="student") - training(grow_from="student")
-    assert twice == pytest.approx(2 * once)
+    assert "20 are the fewest" in found
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(999, (16, 8)), (32, (4, 8))])
@@ -520,64 +404,18 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
 def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str) -> None:
     decoder = read_decoder(reference.path).decoder()
     recipe = Recipe(
-        reference=str(reference.path), rule="first", layers=(0, 1), ranks=(3.0, 1.0, 1.0, 2.0),
-        baselines=(name,), train=TrainConfig(steps=4, length=16),
+        reference=str(reference.path), rule="first", layers=(0, 1), baselines=(name,),
+        train=TrainConfig(steps=4, length=16), heal=HealConfig(),
     )  # fmt: skip
     config = check_stages(recipe, decoder)
     assert config.model == decoder.config
     for odd, message in (
-        (dataclasses.replace(recipe, alpha=2.0), "alpha"),
+        (dataclasses.replace(recipe, data=DataConfig(validation_fraction=2.0)), "fraction"),
         (dataclasses.replace(recipe, optimizer=OptimizerConfig(name="adamm")), "adamm"),
         (dataclasses.replace(recipe, normalizer="softmax2"), "softmax2"),
     ):
         with pytest.raises(WakefulError, match=message):
             check_stages(odd, decoder)
-
-
-def test_an_heir_deeper_than_its_reference_lacks_what_shallower_ones_have(known: Model) -> None:
-    recipe = Recipe(
-        reference="x", rule="named", layers=(0, 1, 2, 3, 3), ranks=(1.0,) * 4,
-        baselines=("random",), train=TrainConfig(steps=4, length=16),
-    )  # fmt: skip
-    check_stages(recipe, known.decoder())
-    for name, said in (("lazy", "no run of 5 layers"), ("narrow", "the heir has all layers")):
-        with pytest.raises(WakefulError, match=said):
-            check_stages(dataclasses.replace(recipe, baselines=(name,)), known.decoder())
-
-
-def test_layers_are_dropped_in_parts_with_healing_between(
-    reference: Run, text: Path, known: Model, tmp_path: Path
-) -> None:
-    recipe = recipe_for(
-        reference, text, layers=(0, 3), order=(0, 3, 2, 1), drops=2, rule="angle",
-        bridge=BridgeConfig(tokens=64), heal=HealConfig(hidden=0.5),
-    )  # fmt: skip
-    recipe = dataclasses.replace(
-        recipe, train=dataclasses.replace(recipe.train, steps=5, keep_checkpoints=9)
-    )
-    recipe.check(4)
-    check_stages(recipe, known.decoder())
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
-    one, two = outcome.rounds
-    assert [finished.stage.layers for finished in outcome.rounds] == [(0, 2, 3), (0, 3)]
-    assert (one.stage.steps, two.stage.steps, two.stage.offset) == (2, 3, 2)
-    # Its batches go on where the first part's ended: in all those of a run of five steps.
-    assert [part.run.config.data.first_batch for part in (one, two)] == [0, 2]
-    assert [arm for arm, _ in arms(outcome)] == ["heir"]
-    lessons = [finished.run.config.train.distill for finished in outcome.rounds]
-    assert [lesson.layers for lesson in lessons] == [(1, 2, 3), (2, 3)]
-    # The second begins where the first ended, and bridges its own gap with the same layer.
-    healed = weights(one.run)
-    start = load_file(two.run.checkpoints / "step-00000000" / "model.safetensors")
-    for place, before in ((0, 0), (1, 2)):
-        for part in ("attention.query", "mlp.up", "mlp.down"):
-            ours = start[f"blocks.{place}.{part}.weight"]
-            kept = torch.equal(ours, healed[f"blocks.{before}.{part}.weight"])
-            assert kept == ((place, part) != (0, "mlp.down"))
-    bridges = [finished.run.header.initial["bridges"] for finished in outcome.rounds]
-    assert [[(b["after"], b["first"], b["last"]) for b in each] for each in bridges] == [
-        [(0, 1, 1)], [(0, 1, 2)]
-    ]  # fmt: skip
 
 
 def bridges_of(outcome: FinishedStages) -> list[list[tuple[int, int, int]]]:
@@ -610,30 +448,12 @@ def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
     assert torch.equal(start["blocks.0.mlp.up.weight"], healed["blocks.0.mlp.up.weight"])
 
 
-def test_a_bridge_from_an_earlier_drop_is_among_the_last_heirs(
-    reference: Run, text: Path, known: Model, tmp_path: Path
-) -> None:
-    recipe = recipe_for(
-        reference, text, layers=(0, 2), order=(0, 2, 1, 3), drops=2, rule="rank",
-        bridge=BridgeConfig(tokens=64), heal=HealConfig(),
-    )  # fmt: skip
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
-    assert [finished.stage.layers for finished in outcome.rounds] == [(0, 1, 2), (0, 2)]
-    assert bridges_of(outcome) == [[(2, 3, 3)], [(0, 1, 1), (1, 3, 3)]]
-    assert outcome.rounds[1].bridges[1].error == outcome.rounds[0].bridges[0].error
-    assert [recipe.drops_to(len(each.stage.layers)) for each in outcome.rounds] == [1, 2]
-
-
 def test_growth_from_the_reference_costs_all_of_its_rounds(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
-    recipe = recipe_for(
-        reference, text, grow=1, rounds=3, baselines=("random", "at_once"), copy="mlp"
-    )
+    recipe = recipe_for(reference, text, grow=1, rounds=3, baselines=("random",), copy="mlp")
     recipe.check(4)
     check_stages(recipe, known.decoder())
-    costs = measure_costs(recipe, known.decoder(), PreparedData.open(recipe.data.source))
-    assert {cost.name: cost.share for cost in costs} == {"heir": 4.5, "random": 2, "at_once": 6}
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=99)
     )
@@ -646,16 +466,9 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     assert spent == {
         "heir-2": (4, one, 4, one), "heir-3": (4, one, 8, 2 * one),
         "heir-4": (4, one, 12, 3 * one), "random": (4, one, 4, one),
-        "at_once": (12, 3 * one, 12, 3 * one),
     }  # fmt: skip
     seconds = sum(finished.summary.seconds for finished in outcome.rounds)
     assert lines["heir-4"].all_seconds == pytest.approx(seconds)
-    # It begins where the last heir began.
-    ours, theirs = (
-        load_file(finished.run.checkpoints / "step-00000000" / "model.safetensors")
-        for finished in (outcome.baselines[1], outcome.rounds[-1])
-    )
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     # A student that grows goes through the rounds as one model, and has their steps anyway.
     student = dataclasses.replace(recipe, grow_from="student", rounds=2, copy="all")
     outcome = carry_out(
@@ -663,59 +476,6 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     )
     lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
     assert {arm.all_steps for arm in lines.values()} == {arm.steps for arm in lines.values()} == {8}
-
-
-def test_at_once_and_narrow_are_healed_as_the_heir_is(
-    reference: Run, text: Path, known: Model, tmp_path: Path
-) -> None:
-    recipe = recipe_for(
-        reference, text, layers=(0, 3), order=(0, 3, 2, 1), drops=2, rule="angle",
-        bridge=BridgeConfig(tokens=64), heal=HealConfig(hidden=0.5),
-        baselines=("at_once", "narrow", "random"),
-    )  # fmt: skip
-    recipe = dataclasses.replace(
-        recipe, train=dataclasses.replace(recipe.train, steps=5, keep_checkpoints=9)
-    )
-    recipe.check(4)
-    check_stages(recipe, known.decoder())
-    costs = measure_costs(recipe, known.decoder(), PreparedData.open(recipe.data.source))
-    assert [cost.name for cost in costs] == ["heir", "at_once", "narrow", "random"]
-    assert [cost.parts for cost in costs] == [2, 1, 1, 1]
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
-    at_once, narrow, random = (finished.run for finished in outcome.baselines)
-    heir = outcome.rounds[-1].run
-    assert [finished.stage.steps for finished in outcome.baselines] == [5, 5, 5]
-    assert at_once.config.train.distill == heir.config.train.distill
-    assert narrow.config.train.distill.layers == (0, 1, 2, 3)
-    assert random.config.train.distill.teacher == ""
-    assert at_once.header.initial is not None
-    assert narrow.header.initial is not None
-    (bridge,) = at_once.header.initial["bridges"]
-    assert (bridge["after"], bridge["first"], bridge["last"]) == (0, 1, 2)
-    assert "bridges" not in narrow.header.initial
-    # At once is what the same recipe without drops would begin with.
-    whole = dataclasses.replace(recipe, drops=1, baselines=())
-    plain = carry_out(whole, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
-    ours, theirs = weights(at_once), weights(plain.rounds[0].run)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    sizes = [run.read_json("summary.json")["parameters"]["total"] for run in (narrow, heir)]
-    assert 0.9 < sizes[0] / sizes[1] <= 1
-    assert narrow.config.model.num_layers == 4
-
-
-def test_at_once_is_refused_where_there_is_one_heir(reference: Run, text: Path) -> None:
-    with pytest.raises(WakefulError, match="at_once is for --drops and --grow"):
-        recipe_for(reference, text, layers=(0, 3), baselines=("at_once",)).check(4)
-
-
-@pytest.mark.parametrize(
-    "over", [{"drops": 3}, {"drops": 2, "order": ()}, {"drops": 2, "layers": (0, 1, 2)}]
-)
-def test_drops_that_cannot_be_made_are_refused(
-    reference: Run, text: Path, over: dict[str, object]
-) -> None:
-    with pytest.raises(WakefulError, match=f"drops = {over['drops']}"):
-        recipe_for(reference, text, **over).check(4)
 
 
 def _ended(arm: str, depth: int, loss: float) -> FinishedStage:

@@ -5,9 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
-from wakeful.config.schema import WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.heirs.narrow import narrow
 from wakeful.hf import as_transformers
 from wakeful.model.lora import adapt
 from wakeful.quant import quantize, quantized_layers
@@ -51,5 +49,3 @@ def test_other_projections_into_heads_do_the_same() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(WakefulError, match=r"qk_norm_whole needs model\.qk_norm: turn it on too"):
         tiny_config(qk_norm_whole=True)
-    with pytest.raises(WakefulError, match=r"model.qk_norm_whole = True: --width"):
-        narrow(tiny_decoder(**WHOLE), WidthConfig(heads=0.5), TOKENS)

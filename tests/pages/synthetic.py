@@ -185,7 +185,6 @@ def inheritance(folder: Path) -> Path:
         outlook=Outlook(0.2),
         choice=LayerChoice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),
         recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
-        planned_by_time=False,
         sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
         data=DataFacts(
             source="book.txt", corpus_sha256="", tokenizer="", train_tokens=9000,

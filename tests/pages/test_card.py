@@ -14,14 +14,11 @@ import wakeful
 from training.runs import tiny, write_text
 from wakeful.cli.command import parse
 from wakeful.cli.verbs import VERBS
-from wakeful.config.schema import BridgeConfig, DataConfig, SampleConfig, WidthConfig
+from wakeful.config.schema import DataConfig, SampleConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions, filled
 from wakeful.estimates import with_interval
-from wakeful.heirs.baselines import BASELINES
-from wakeful.heirs.narrow import Kept
 from wakeful.reports.card import _flags, command_of
-from wakeful.reports.lineage import narrowed
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.records import Evaluation, rows
@@ -110,14 +107,13 @@ def test_what_a_cured_model_had_before_is_said_to_be_that(run: Run, tmp_path: Pa
     assert "measured before" not in card(run, tmp_path / "model")
 
 
-@pytest.mark.parametrize("arm", ["random", "random()", "stacking", "distillation"])
-def test_a_license_holds_where_weights_come_from(arm: str, begun: Run, tmp_path: Path) -> None:
-    begun.update(initial=ORIGIN | {"arm": arm})
+def test_a_license_holds_where_weights_come_from(begun: Run, tmp_path: Path) -> None:
+    begun.update(initial=ORIGIN | {"arm": "random", "baseline": "a start", "random": True})
     text = card(begun, tmp_path / "random")
-    begun.update(initial=ORIGIN | {"arm": "alternate"})
-    copied = card(begun, tmp_path / "alternate")
+    begun.update(initial=ORIGIN | {"arm": "whole", "baseline": "all of it", "random": False})
+    copied = card(begun, tmp_path / "whole")
     facts = [yaml.safe_load(each.split("---\n")[1]) for each in (text, copied)]
-    assert f"The baseline {arm} beside the heirs of some/model" in text
+    assert "The baseline random beside the heirs of some/model: a start." in text
     assert "No weight comes from that model." in text
     assert "holds here too" not in text
     assert "base_model" not in facts[0]
@@ -125,27 +121,9 @@ def test_a_license_holds_where_weights_come_from(arm: str, begun: Run, tmp_path:
     assert facts[1]["base_model"] == "some/model"
 
 
-def test_baselines_that_begin_at_random_are_known() -> None:
-    assert {name for name, each in BASELINES.items() if each.from_random} == {
-        "random", "random_twice", "stacking", "full_stacking", "distillation", "distillation_mean"
-    }  # fmt: skip
-
-
-def test_a_narrow_heir_says_what_was_kept() -> None:
-    bare = BridgeConfig(map="none")
-    kept = Kept(groups=2, of_groups=3, channels=768, of_channels=1536)
-    assert narrowed(kept, bare) == (
-        "Of every layer 2 of 3 groups of heads and 768 of 1,536 hidden channels, those that put "
-        "out most."
-    )
-    assert narrowed(kept, BridgeConfig()).endswith("the rest made up for in closed form.")
-    assert narrowed(None, bare) == ""
-
-
 INHERITED = [
     InheritOptions(),
-    InheritOptions(layers=2, baseline=("random", 'mine:start(k="a b")'), seeds=(3, 0)),
-    InheritOptions(width=WidthConfig(heads=0.5), bos="on"),
+    InheritOptions(layers=2, baseline=("random", "reference"), seeds=(3, 0), bos="on"),
     InheritOptions(sample=SampleConfig(prompts=())),
     replace(
         InheritOptions(),

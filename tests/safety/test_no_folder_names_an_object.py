@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with pytest.raises(Interrupted):
             train(config, base / "stopped", show=StopAfter())
         heirs = ["inherit", str(base / "run"), "--text", text, "--out", str(base / "heirs"),
-                 "--layers", "1", "--steps", "2", "--baseline", "random", "first"]  # fmt: skip
+                 "--layers", "1", "--steps", "2", "--baseline", "random", "reference"]  # fmt: skip
         assert main([*heirs, *SMALL]) == 0
         shutil.rmtree(base / "heirs" / "random")
         own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()

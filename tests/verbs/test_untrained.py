@@ -152,8 +152,8 @@ def test_a_reference_in_its_files_is_healed_from(
 
 
 @pytest.mark.parametrize(
-    "more", [["--steps", "3"], ["--minutes", "2"], ["--baseline", "random"], ["--lr", "1e-3"],
-             ["--grow", "1"], ["--heal.alpha", "0.5"], ["--recipe"]],
+    "more", [["--steps", "3"], ["--baseline", "random"], ["--lr", "1e-3"],
+             ["--grow", "1"], ["--heal.alpha", "0.5"]],
 )  # fmt: skip
 def test_what_only_training_does_is_refused(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,6 @@ from wakeful.config.schema import (
     QuantizeConfig,
     SampleConfig,
     TrainConfig,
-    WidthConfig,
     config_from_table,
     config_to_table,
     config_to_toml,
@@ -37,6 +36,6 @@ __all__ = [
     "DistillConfig", "EvaluateOptions", "ExportOptions", "GenerateOptions", "HealConfig",
     "InheritOptions", "LoraConfig", "ModelConfig", "OptimizerConfig", "PrepareOptions",
     "QuantizeConfig", "QuantizeOptions", "ReportOptions", "SampleConfig",
-    "SampleOptions", "TrainConfig", "WidthConfig", "config_from_table", "config_to_table",
+    "SampleOptions", "TrainConfig", "config_from_table", "config_to_table",
     "config_to_toml", "presets", "read_table",
 ]  # fmt: skip

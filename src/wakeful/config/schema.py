@@ -152,10 +152,6 @@ class DistillConfig:
     """Divides both models' logits in the divergence KL."""
     over: Literal["sum", "mean"] = "sum"
     """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
-    hidden: float = 0.0
-    """Weight in the loss of the distance between streams after layers: mean ‖x − y‖² / ‖y‖²."""
-    layers: tuple[int, ...] = ()
-    """The teacher's layer, from 0, that each of the student's matches. Empty: its own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,25 +184,6 @@ class BridgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthConfig(Ruled):
-    """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
-
-    heads: What[float] = 0.0
-    """Share of key/value heads to keep, each with its group of query heads. 0: all."""
-    mlp: What[float] = 0.0
-    """Share of the hidden channels of the feed-forward networks. 0: all."""
-    tokens: int = 24576
-    """Tokens that they are chosen and compensated on, in sequences of train.length all over the
-    training text."""
-
-    SECTION = "width"
-    RULES = (Within("heads mlp", "[0, 1]"), AtLeast("tokens", 1))
-
-    def __bool__(self) -> bool:
-        return bool(self.heads or self.mlp)
-
-
-@dataclass(frozen=True, kw_only=True)
 class HealConfig(Ruled):
     """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
@@ -217,16 +194,13 @@ class HealConfig(Ruled):
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0
     """Divides both models' logits in the divergence KL."""
-    hidden: float = 0.0
-    """Weight of the distance of the heir's stream from the reference's, after each of its layers
-    and those that it stands for, in the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     SECTION = "heal"
     RULES = (
         Within("alpha", "[0, 1]"),
         Within("temperature", "(0, inf)"),
-        AtLeast("hidden lora.rank", 0),
+        AtLeast("lora.rank", 0),
     )
 
 
@@ -313,7 +287,7 @@ class Config(Ruled):
         AtLeast(
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
             "train.diagnose.every train.diagnose.attention "
-            "train.distill.hidden train.lora.rank optimizer.lr optimizer.final_lr "
+            "train.lora.rank optimizer.lr optimizer.final_lr "
             "optimizer.initial_lr optimizer.eps optimizer.weight_decay optimizer.clip "
             "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,
         ),

@@ -84,8 +84,9 @@ def gaps(layers: LayerMap, total: int) -> list[Gap]:
     """
     if not layers.ascends:
         return []
-    kept = enumerate(zip(layers.sources, layers.behind(total), strict=True))
-    return [Gap(after, source + 1, last) for after, (source, last) in kept if last > source]
+    stops = (*layers.sources[1:], total)
+    kept = enumerate(zip(layers.sources, stops, strict=True))
+    return [Gap(after, source + 1, stop - 1) for after, (source, stop) in kept if stop > source + 1]
 
 
 def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:

@@ -50,10 +50,6 @@ class Equations:
             )
         return factor
 
-    def solved(self, ridge: float) -> Tensor:
-        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ as of `factored`."""
-        return torch.cholesky_solve(self.fz, self.factored(ridge))
-
 
 @contextlib.contextmanager
 def whole_products() -> Iterator[None]:

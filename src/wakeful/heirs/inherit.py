@@ -105,6 +105,19 @@ def grow(
     return _assembled(config, student, donors, ends=True, variants=[known, kept], seed=seed)
 
 
+def at_random(
+    reference: Decoder,
+    sources: Sequence[int],
+    *,
+    route: str = "",
+    normalizer: str = "",
+    seed: int = 0,
+) -> Decoder:
+    """Return a decoder of the shape that an heir of these layers has, with nothing inherited."""
+    config = target_config(reference.config, sources, route=route, normalizer=normalizer)
+    return initialize(Decoder(config).to(reference.head.weight.dtype), seed)
+
+
 def target_config(
     reference: ModelConfig, sources: Sequence[int], *, route: str = "", normalizer: str = ""
 ) -> ModelConfig:

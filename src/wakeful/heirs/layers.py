@@ -67,26 +67,6 @@ class LayerMap:
         """Whether no layer goes back or repeats."""
         return all(earlier < later for earlier, later in itertools.pairwise(self.sources))
 
-    def behind(self, num_layers: int) -> tuple[int, ...]:
-        """Return the last layer of the reference, of `num_layers`, that each layer stands for.
-
-        It stands for those after it that are left out too.
-
-        Raises:
-            WakefulError: the layers go back or repeat.
-        """
-        if not self.ascends:
-            raise WakefulError(
-                f"{self}: layers that go back or repeat stand for no later ones, whose streams "
-                "heal.hidden could match"
-            )
-        return tuple(after - 1 for after in (*self.sources[1:], num_layers))
-
-    def within(self, other: "LayerMap") -> "LayerMap":
-        """Return the same layers by their places among those of a target that has them all."""
-        places = {source: place for place, source in enumerate(other.sources)}
-        return LayerMap(tuple(places[source] for source in self.sources), self.rule)
-
     def __str__(self) -> str:
         return f"{self.rule} ({written(self.sources)})"
 

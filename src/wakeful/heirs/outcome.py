@@ -12,20 +12,17 @@ import polars as pl
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
-from wakeful.heirs.baselines import baseline_of
 from wakeful.heirs.bridge import Bridged
-from wakeful.heirs.layers import written
-from wakeful.heirs.narrow import Kept, kept_by
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.stages import FinishedStage, FinishedStages
+from wakeful.heirs.rounds import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes
 from wakeful.runs.run import Environment, Run, read_windows
 from wakeful.training.records import DataFacts, Evaluation, Step, rows
 
-REFERENCE = "reference"
-"""The folder that a reference in memory is exported to."""
+REFERENCE = "exported-reference"
+"""The folder that a reference in memory is exported to; `reference` is a baseline's."""
 _MOST_DOUBLINGS = 10.0
 """A straight line that is longer than this says nothing."""
 _NEAREST = 0.9
@@ -95,8 +92,6 @@ class Arm:
     parity: bool
     behind: Behind | None = None
     """None of the last heir."""
-    width: Kept | None = None
-    """Of a narrow heir."""
     curve: tuple[Point, ...]
     parts: tuple[PartLoss, ...] = ()
     """Of a text that is a mixture."""
@@ -193,7 +188,6 @@ class Summary:
     outlook: Outlook
     choice: LayerChoice
     recipe: Recipe
-    planned_by_time: bool
     departures: tuple[str, ...] = field(default=())
     """Reasons why the heir computed otherwise than the inherited blocks, before any training."""
     sizes: Sizes
@@ -266,11 +260,7 @@ def compared(
             Arm(
                 arm=arm,
                 heir=final in outcome.rounds,
-                summary=(
-                    f"the reference's layers {written(final.stage.layers)}"
-                    if final in outcome.rounds
-                    else baseline_of(arm).summary
-                ),
+                summary=final.stage.summary,
                 runs=tuple(finished.stage.name for finished in stages),
                 depth=final.run.config.model.num_layers,
                 layers=final.stage.layers,
@@ -290,7 +280,6 @@ def compared(
                 minus_reference_error=to_reference_error,
                 parity=validation.loss <= reference_loss,
                 behind=_behind(points, heirs_curve) if final is not last else None,
-                width=kept_by(final.run.header.initial),
                 curve=points,
                 parts=by_part(windows, reference),
             )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import get_args
 
 import polars as pl
 import torch
@@ -18,12 +19,17 @@ from wakeful.device import choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.heirs.choice import bridged_losses
-from wakeful.heirs.layers import Diagnosed, diagnose_layers
-from wakeful.heirs.plan import MEASURED_ON, SOLVED_ON, TRIED_LENGTH, depth_of, looked_at
+from wakeful.heirs.layers import By, Diagnosed, diagnose_layers
+from wakeful.heirs.plan import depth_of
 from wakeful.heirs.solving import documents, spread
 from wakeful.loading.model import Model
 from wakeful.training.setup import autocast
 from wakeful.training.validation import window_losses
+
+SOLVED_ON, MEASURED_ON = 12_288, 4_096
+"""Tokens that runs of layers are tried on."""
+TRIED_LENGTH = 256
+"""Longest of these sequences: many short ones are of more kinds than a few long ones."""
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
@@ -85,8 +91,8 @@ def _check_tokenizer(source: str, ours: Tokenizer, reference: Model) -> None:
 def diagnosed_layers(
     options: InheritOptions, reference: Model, data: Data, show: Display
 ) -> Diagnosed | None:
-    """Measure the reference's layers where a choice or a baseline depends on them."""
-    if not looked_at(options):
+    """Measure the reference's layers where the choice depends on them."""
+    if options.blocks or options.choose not in get_args(By):
         return None
     length, count = options.diagnose_length, options.diagnose_sequences
     context = reference.decoder().config.context
@@ -107,7 +113,7 @@ def diagnosed_layers(
     )  # fmt: skip
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
-    if options.blocks or options.choose != "bridge" or not dropped:
+    if options.choose != "bridge" or not dropped:
         return found
     length = min(options.train.length, TRIED_LENGTH)
     rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)

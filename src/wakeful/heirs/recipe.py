@@ -10,19 +10,23 @@ from pathlib import Path
 
 from wakeful.config.schema import (
     BridgeConfig,
+    Config,
     DataConfig,
     DistillConfig,
     HealConfig,
+    LoraConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
-    WidthConfig,
 )
 from wakeful.config.tables import from_table, read_table
-from wakeful.config.verbs import Copy, GrowFrom, Until
+from wakeful.config.verbs import BaselineName, Copy, GrowFrom, Until
 from wakeful.errors import WakefulError
-from wakeful.heirs.baselines import Distil, check_baselines
 from wakeful.heirs.layers import LayerMap, from_order
+from wakeful.model.decoder import Decoder
+
+FROM_TEXT = DistillConfig(), LoraConfig()
+"""Cross-entropy alone, of all weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +41,22 @@ class Recipe:
     """The reference's layers that the first heir takes, in its order."""
     order: tuple[int, ...] = ()
     """All of the reference's layers in the order that growing takes them; empty: no growing."""
-    ranks: tuple[float, ...] = ()
-    """Each layer's rank, where a baseline needs the laziest run."""
     copy: Copy = "all"
     route: str = ""
     normalizer: str = ""
-    width: WidthConfig = field(default_factory=WidthConfig)
-    """Heads and channels of the heirs."""
-    drops: int = 1
-    """Parts in which the layers left out are dropped, with healing in between."""
     grow: int = 0
     """Layers that each round adds."""
     rounds: int = 1
     """Maximum rounds."""
     until: Until = "parity"
     grow_from: GrowFrom = "reference"
-    minutes: float = 0.0
-    """No round begins after this many minutes of training. 0: no limit."""
     seeds: tuple[int, ...] = ()
     """Everything is trained with each; empty: with train.seed alone."""
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[BaselineName, ...] = ()
     bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
     """Of the heirs."""
     heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
     """The heirs' teacher and loss."""
-    alpha: float = 0.6
-    """Of the baselines that learn from the reference, as the temperature."""
-    temperature: float = 1.0
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warmup: float = 0.0
@@ -74,7 +67,8 @@ class Recipe:
     def check(self, num_layers: int) -> None:
         """Raise `WakefulError` where the recipe cannot be carried out on that many layers."""
         LayerMap(self.layers, self.rule).check(num_layers)
-        check_baselines(self.baselines)
+        if len(set(self.baselines)) < len(self.baselines):
+            raise WakefulError(f"a baseline is named twice: {', '.join(self.baselines)}")
         if self.grow < 0 or self.rounds < 1:
             raise WakefulError(
                 f"grow = {self.grow} must not be negative and rounds = {self.rounds} at least 1"
@@ -86,31 +80,11 @@ class Recipe:
                 f"layers chosen by {self.rule!r} have no order to grow in: use --choose "
                 "first, rank, mass, influence, angle or bridge"
             )
-        left_out = num_layers - len(self.layers)
-        if self.drops > 1 and not (self.order and self.drops <= min(left_out, self.train.steps)):
-            raise WakefulError(
-                f"drops = {self.drops}: there are {left_out} layers to drop and "
-                f"{self.train.steps} steps to heal in, of which each part needs one, and "
-                f"{self.rule!r} must say in which order (first, rank, mass, influence, angle or "
-                "bridge)"
-            )
         if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
             raise WakefulError(
                 f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "
                 f"all {num_layers} of the reference before round {self.rounds}: give fewer rounds"
             )
-        if "at_once" in self.baselines and self.most_heirs == 1:
-            raise WakefulError(
-                "baseline at_once is for --drops and --grow, which come to the last heir's layers "
-                "in parts: without them the heir has them at once; leave it out"
-            )
-        if "stacking" in self.baselines and self.train.steps < 2:
-            raise WakefulError("stacking trains in two halves: give at least 2 steps")
-
-    @property
-    def most_heirs(self) -> int:
-        """Heirs that are trained with each seed, one after another, if none reaches parity."""
-        return max(self.drops, self.rounds)
 
     def of_seeds(self) -> "list[tuple[str, Recipe]]":
         """Return the recipe with each seed and the folder of its runs, the first's here."""
@@ -121,42 +95,16 @@ class Recipe:
             for name, seed in named
         ]
 
-    def healing(self, layers: LayerMap, num_layers: int) -> DistillConfig:
-        """The loss of an heir of these layers of the reference's `num_layers`."""
+    @property
+    def healing(self) -> tuple[DistillConfig, LoraConfig]:
+        """The heirs' loss and adapters."""
         heal = self.heal
-        if heal.by != "reference":
-            return DistillConfig()
-        return DistillConfig(
-            teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature,
-            hidden=heal.hidden,
-            layers=layers.behind(num_layers) if heal.hidden else (),
-        )  # fmt: skip
-
-    def parts(self, num_layers: int) -> list[tuple[LayerMap, int]]:
-        """Return the layers after each drop, from the reference's `num_layers`, and its steps."""
-        left_out, steps = num_layers - len(self.layers), self.train.steps
-        ends = [round(part * steps / self.drops) for part in range(self.drops + 1)]
-        return [
-            (
-                from_order(self.order, num_layers - round(part * left_out / self.drops), self.rule),
-                ends[part] - ends[part - 1],
+        distill = DistillConfig()
+        if heal.by == "reference":
+            distill = DistillConfig(
+                teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature
             )
-            for part in range(1, self.drops + 1)
-        ]
-
-    def drops_to(self, depth: int) -> int:
-        """Return the parts in which the layers were dropped that an heir so deep leaves out."""
-        if self.drops == 1:
-            return 1
-        return sum(len(layers) >= depth for layers, _ in self.parts(len(self.order)))
-
-    def lesson(self, distil: Distil) -> DistillConfig:
-        """The loss of a baseline."""
-        if not distil:
-            return DistillConfig()
-        return DistillConfig(
-            teacher=self.reference, alpha=self.alpha, temperature=self.temperature, over=distil
-        )
+        return distill, heal.lora
 
     def layer_map(self, number: int) -> LayerMap:
         """Return the layers of round `number`, from 0."""
@@ -168,6 +116,27 @@ class Recipe:
         """Return how many layers round `number` has, from 0; the last may grow by fewer."""
         depth = len(self.layers) + number * self.grow
         return min(depth, len(self.order)) if self.order else depth
+
+    def run_config(
+        self,
+        name: str,
+        decoder: Decoder,
+        steps: int,
+        lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT,
+        *,
+        offset: int = 0,
+    ) -> Config:
+        """Return the configuration of `steps` steps of a model, after `offset` of its batches."""
+        distill, lora = lesson
+        warmup = min(self.optimizer.warmup_steps, steps) or round(self.warmup * steps)
+        return Config(
+            name=name,
+            model=decoder.config,
+            data=dataclasses.replace(self.data, first_batch=offset),
+            optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
+            train=dataclasses.replace(self.train, steps=steps, distill=distill, lora=lora),
+            sample=self.sample,
+        )
 
 
 def read_recipe(place: Path) -> Recipe:

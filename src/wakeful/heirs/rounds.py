@@ -3,36 +3,129 @@
 What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from wakeful.config.tables import to_table
+import torch
+
+from wakeful.config.schema import Config, DistillConfig, LoraConfig
+from wakeful.config.tables import from_table, to_table
+from wakeful.config.verbs import BaselineName
 from wakeful.display import Passed, Shown
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.heirs.baselines import baseline_of, folder_of
-from wakeful.heirs.inherit import grow, inherit
-from wakeful.heirs.layers import LayerMap
-from wakeful.heirs.narrow import kept_of
-from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.solving import bridges, narrowed_reference
-from wakeful.heirs.stages import (
-    FinishedStage,
-    FinishedStages,
-    TrainingStage,
-    half_way,
-    learning,
-    setting_of,
-    stage_config,
-)
+from wakeful.heirs.bridge import Bridged, check_bridge, gaps
+from wakeful.heirs.inherit import at_random, grow, inherit
+from wakeful.heirs.layers import LayerMap, first, written
+from wakeful.heirs.recipe import FROM_TEXT, Recipe
+from wakeful.heirs.solving import bridges
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.runs.distributed import is_lost, joined, lost
+from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
 from wakeful.training.loop import Initial, resume_command, train
+from wakeful.training.records import Summary
+from wakeful.training.setup import check_parts
+
+BASELINES: Mapping[BaselineName, str] = {
+    "random": "the same shape at random",
+    "reference": "the whole reference, trained further",
+}
+"""What the models beside an heir start from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStage:
+    """One training run of a recipe."""
+
+    name: str
+    """Its folder."""
+    arm: str
+    """The line of the comparison it belongs to."""
+    summary: str
+    """What the arm starts from."""
+    steps: int
+    offset: int = 0
+    """Steps that the arm has taken before it."""
+    start: Callable[[], Decoder]
+    layers: tuple[int, ...] = ()
+    """The reference's layers that an heir took."""
+    lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
+    """The loss and the adapters it learns by."""
+    bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
+    """Bridges the layers that an heir leaves out, once it has started."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """What else its run.json says of its start."""
+
+
+@dataclass(frozen=True)
+class FinishedStage:
+    """A stage and the run it became."""
+
+    stage: TrainingStage
+    run: Run
+
+    @property
+    def summary(self) -> Summary:
+        return self.run.read(Summary, "summary.json")
+
+    @property
+    def loss(self) -> float:
+        """Final loss on the full validation set, nats per token."""
+        return self.summary.validation.loss
+
+    @property
+    def bridges(self) -> tuple[Bridged, ...]:
+        """All that it began with, in order of depth."""
+        recorded = (self.run.header.initial or {}).get("bridges", [])
+        return from_table(tuple[Bridged, ...], recorded, record="run.json")
+
+
+@dataclass(frozen=True)
+class FinishedStages:
+    """The heir's rounds and the baselines' stages, in the order they ran."""
+
+    rounds: tuple[FinishedStage, ...]
+    baselines: tuple[FinishedStage, ...]
+
+
+def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:
+    """Raise what training any stage in these processes would raise; return the configuration of a
+    run that would train the whole reference.
+
+    Every model is made on the meta device, where weights take no memory.
+    """
+    steps = recipe.train.steps
+    with torch.device("meta"):
+        blank = Decoder(reference.config)
+        heir = _inherited(recipe, blank, recipe.layer_map(recipe.rounds - 1))
+    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
+        check_bridge(blank)
+    check_parts(recipe.run_config("heir", heir, steps, recipe.healing), world)
+    for name in recipe.baselines:
+        with torch.device("meta"):
+            decoder = heir if name == "random" else _whole(recipe, blank)
+        check_parts(recipe.run_config(name, decoder, steps), world)
+    return recipe.run_config("reference", reference, steps)
+
+
+def _inherited(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
+    return inherit(
+        reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+def _whole(recipe: Recipe, reference: Decoder) -> Decoder:
+    """Return the whole reference, with the heir's route and normalizer."""
+    total = reference.config.num_layers
+    return inherit(
+        reference, first(total, of=total), route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,115 +147,74 @@ class Seed:
         Raises:
             Interrupted: a signal ended a run, which is saved.
         """
-        with self._resumable():
+        with self.resumable():
             rounds = tuple(self._rounds())
-            heirs = [each.stage for each in rounds]
-            baselines = tuple(
-                self._finished(stage)
-                for name in self.recipe.baselines
-                for stage in self._stages(name, heirs)
-            )
-        return FinishedStages(rounds, baselines)
+            last = rounds[-1].stage
+            baselines = [
+                self.finish(self._baseline_stage(name, last)) for name in self.recipe.baselines
+            ]
+        return FinishedStages(rounds, tuple(baselines))
 
     def first(self) -> TrainingStage:
         """Return the stage of the first heir."""
-        return self._round(0, None)
+        return self._heir_stage(0, None)
 
     def _rounds(self) -> Iterator[FinishedStage]:
-        recipe = self.recipe
-        if recipe.drops > 1:
-            yield from self._drops()
-            return
-        spent = 0.0
         before: FinishedStage | None = None
-        for number in range(recipe.rounds):
-            before = self._finished(self._round(number, before))
+        for number in range(self.recipe.rounds):
+            before = self.finish(self._heir_stage(number, before))
             yield before
-            spent += before.summary.seconds
-            if recipe.until == "parity" and before.loss <= self.loss:
-                return
-            if recipe.minutes and spent >= 60 * recipe.minutes:
+            if self.recipe.until == "parity" and before.loss <= self.loss:
                 return
 
-    def _drops(self) -> Iterator[FinishedStage]:
-        """Train an heir after each drop, from the one before it."""
-        before, done = None, 0
-        for layers, steps in self.recipe.parts(self.reference.config.num_layers):
-            before = self._finished(self._heir_stage(layers, before, "heir", steps, done))
-            done += steps
-            yield before
-
-    def _round(self, number: int, before: FinishedStage | None) -> TrainingStage:
-        """Return an heir's stage; it grows from the one before it where the recipe says so."""
+    def _heir_stage(self, number: int, before: FinishedStage | None) -> TrainingStage:
+        """Return the stage of a round's heir; it grows from the one before where the recipe says
+        so.
+        """
         recipe, layers = self.recipe, self.recipe.layer_map(number)
         grows_on = recipe.grow_from == "student" and recipe.rounds > 1
-        grown, steps = before if grows_on else None, recipe.train.steps
-        arm = "heir" if grows_on else f"heir-{len(layers)}"
-        return self._heir_stage(layers, grown, arm, steps, number * steps if grown else 0)
-
-    def _heir_stage(
-        self, layers: LayerMap, before: FinishedStage | None, arm: str, steps: int, offset: int
-    ) -> TrainingStage:
-        """Return the stage of an heir, which goes on from the one `before`, if any."""
-        recipe, total = self.recipe, self.reference.config.num_layers
-        had = (None, ()) if before is None else (self._layers(before), before.bridges)
+        student = before if grows_on else None
+        old = (None, ()) if student is None else (self._layers(student), student.bridges)
         return TrainingStage(
             name=f"heir-{len(layers)}",
-            arm=arm,
-            steps=steps,
-            offset=offset,
-            start=partial(self._heir, layers, before),
+            arm="heir" if grows_on else f"heir-{len(layers)}",
+            summary=f"the reference's layers {written(layers.sources)}",
+            steps=recipe.train.steps,
+            offset=number * recipe.train.steps if grows_on else 0,
+            start=partial(self._heir, layers, student),
             layers=layers.sources,
-            learned=(recipe.healing(layers, total), recipe.heal.lora),
-            bridge=partial(bridges, recipe, self.reference, layers, *had),
+            lesson=recipe.healing,
+            bridge=partial(bridges, recipe, self.reference, layers, *old),
         )
 
     def _layers(self, heir: FinishedStage) -> LayerMap:
         return LayerMap(heir.stage.layers, self.recipe.rule)
 
-    def _heir(self, layers: LayerMap, before: FinishedStage | None, progress: Passed) -> Decoder:
-        recipe, donor, seed = self.recipe, self.reference, self.recipe.train.seed
-        if before is not None:
-            student, had = _trained(before.run.path), self._layers(before)
-            if len(layers) < len(had):
-                return inherit(student, layers.within(had), seed=seed)
-            return grow(student, had, donor, layers, copy=recipe.copy, seed=seed)
-        if recipe.width:
-            donor = narrowed_reference(recipe, donor, recipe.width, progress)
-        return inherit(
-            donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
-            seed=seed,
+    def _heir(self, layers: LayerMap, student: FinishedStage | None) -> Decoder:
+        recipe, reference = self.recipe, self.reference
+        if student is None:
+            return _inherited(recipe, reference, layers)
+        trained = read_decoder(student.run.path, dtype="auto").decoder()
+        return grow(
+            trained, self._layers(student), reference, layers, copy=recipe.copy,
+            seed=recipe.train.seed,
         )  # fmt: skip
 
-    def _stages(self, name: str, heirs: Sequence[TrainingStage]) -> Iterator[TrainingStage]:
-        """Yield a baseline's stages, which follow from the last heir's depth and steps."""
-        recipe, last = self.recipe, heirs[-1]
-        baseline, folder = baseline_of(name), folder_of(name)
-        setting = setting_of(recipe, self.reference, LayerMap(last.layers, recipe.rule))
-        steps = last.offset + last.steps
-        if baseline.all_rounds:
-            steps = sum(each.steps for each in heirs)
-        steps *= baseline.times
-
-        def start(progress: Passed) -> Decoder:
-            return baseline.start(dataclasses.replace(setting, progress=progress))
-
-        then = baseline.second
-        if then is None:
-            solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
-            yield TrainingStage(
-                folder, name, steps, 0, start, learned=learning(recipe, baseline, setting),
-                layers=setting.layers.sources if baseline.bridged else (),
-                bridge=solved if baseline.bridged else None,
+    def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
+        """Return a baseline's stage: as many steps as the last heir has had."""
+        recipe = self.recipe
+        start = partial(_whole, recipe, self.reference)
+        if name == "random":
+            start = partial(
+                at_random, self.reference, last.layers, route=recipe.route,
+                normalizer=recipe.normalizer, seed=recipe.train.seed,
             )  # fmt: skip
-            return
-        before, half = self.out / f"{folder}-1", half_way(recipe, steps)
-        yield TrainingStage(before.name, name, half, 0, start)
-        yield TrainingStage(
-            folder, name, steps - half, half, lambda _: then(setting, _trained(before))
-        )
+        return TrainingStage(
+            name=name, arm=name, summary=BASELINES[name], steps=last.offset + last.steps,
+            start=start, origin={"baseline": BASELINES[name], "random": name == "random"},
+        )  # fmt: skip
 
-    def _finished(self, stage: TrainingStage) -> FinishedStage:
+    def finish(self, stage: TrainingStage) -> FinishedStage:
         """Return the stage's run: the one that is there, continued if need be, or a new one."""
         recipe, place, shown = self.recipe, self.out / stage.name, self.shown
         refuse_link(place)
@@ -175,27 +227,27 @@ class Seed:
                 with shown(stage.name) as show:
                     run = train(run.config, place, resume=True, show=show)
             return FinishedStage(stage, run)
-        with shown(stage.name) as show:
-            decoder = stage.start(partial(show.count, "narrowing: layers passed"))
+        decoder = stage.start()
         origin = {
             "reference": recipe.reference,
             "arm": stage.arm,
             "offset": stage.offset,
             "layers": list(stage.layers),
+            **stage.origin,
         }
-        if recipe.width and stage.layers:  # an heir, whose card and page say what they came to
-            origin["width"] = to_table(kept_of(decoder.config, self.reference.config))
         if stage.bridge is not None:
             with shown(stage.name) as show:
                 passed = partial(show.count, "bridging the layers left out: layers passed")
-                origin["bridges"] = [to_table(found) for found in stage.bridge(decoder, passed)]
-        config = stage_config(recipe, stage, decoder)
+                origin["bridges"] = [to_table(one) for one in stage.bridge(decoder, passed)]
+        config = recipe.run_config(
+            stage.name, decoder, stage.steps, stage.lesson, offset=stage.offset
+        )
         with shown(stage.name) as show:
             run = train(config, place, initial=Initial(decoder, origin), show=show)
         return FinishedStage(stage, run)
 
     @contextmanager
-    def _resumable(self) -> Iterator[None]:
+    def resumable(self) -> Iterator[None]:
         """Say how to go on where a signal ends a run."""
         again = f"continue with: {resume_command('inherit', self.resume or self.out)}"
         try:
@@ -206,7 +258,3 @@ class Seed:
             if error.__cause__ is None or not is_lost(error.__cause__):
                 raise
             raise WakefulError(lost(again)) from error.__cause__
-
-
-def _trained(place: Path) -> Decoder:
-    return read_decoder(place, dtype="auto").decoder()

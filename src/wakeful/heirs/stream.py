@@ -1,13 +1,12 @@
 """`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from wakeful.model.block import Block, PeriBlock
 from wakeful.model.decoder import Decoder, begins_of
@@ -69,25 +68,17 @@ class TextStream:
         the stream (B, L, D), and what the layer puts out (B, L, D), part by part.
         """
         block = self.blocks[self.layer]
-        last = behind_mlp(block) or block.mlp.down
-        for found, out in self.watched({"down": block.mlp.down, "last": last}):
-            yield found["down"][0], found["last"][1], out
-
-    def watched(
-        self, modules: Mapping[str, nn.Module]
-    ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], Tensor]]:
-        """Run the next layer, part by part; yield what its `modules` read and put out, and it."""
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-
-        def see(name: str, args: tuple[Any, ...], output: Tensor) -> None:
-            found[name] = args[0], output
-
-        with hooked(modules, after=see):
+        down = block.mlp.down
+        last = behind_mlp(block) or down
+        read: list[Tensor] = []
+        added: list[Tensor] = []
+        see_down = hooked({"": down}, after=lambda _, args, output: read.append(args[0]))
+        see_last = hooked({"": last}, after=lambda _, args, output: added.append(output))
+        with see_down, see_last:
             for x, flow in self.parts:
-                found.clear()
                 with self.autocast:
-                    out, _ = self.blocks[self.layer](x, flow)
-                yield found, out
+                    out, _ = block(x, flow)
+                yield read.pop(), added.pop(), out
 
 
 def behind_mlp(block: Block) -> Norm | None:

@@ -13,17 +13,15 @@ from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL, with_interval
-from wakeful.heirs.baselines import BASELINES, Baseline
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.layers import written
-from wakeful.heirs.narrow import kept_by
 from wakeful.heirs.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
 from wakeful.plain_text import markdown, visible
 from wakeful.probes.running import as_decoder
-from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective
+from wakeful.reports.lineage import adapters, bridged, objective
 from wakeful.runs.run import Run, run_at
 from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
 
@@ -154,13 +152,7 @@ def command_of(verb: str, options: object, *names: str) -> str:
 def _origin(run: Run | None) -> str:
     """Return the model that a run's weights come from, as it was named."""
     initial = (run.header.initial or {}) if run is not None else {}
-    baseline = _baseline(initial)
-    return "" if baseline and baseline.from_random else str(initial.get("reference", ""))
-
-
-def _baseline(initial: Mapping[str, Any]) -> Baseline | None:
-    """Return the baseline that a run is; None of heirs and of what users wrote themselves."""
-    return BASELINES.get(str(initial.get("arm", "")).partition("(")[0])
+    return "" if initial.get("random") is True else str(initial.get("reference", ""))
 
 
 def _on_hub(name: str) -> bool:
@@ -191,23 +183,20 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was taken of a reference and what became of the rest, before training."""
     reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
     arm, place = markdown(initial.get("arm", "")), _inheritance(run)
-    baseline = _baseline(initial)
-    if baseline is not None:
+    if "baseline" in initial:
         terms = "The license of that model holds here too."
-        if baseline.from_random:
+        if initial.get("random") is True:
             terms = "No weight comes from that model."
-        yield (f"The baseline {arm} beside the heirs of {reference}: {baseline.summary}. {terms}")
+        start = markdown(initial["baseline"])
+        yield f"The baseline {arm} beside the heirs of {reference}: {start}. {terms}"
     else:
         took = f", its layers {written(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{took}. Its license holds here too."
     recipe = None
     if place is not None:
         recipe = from_table(Recipe, read_table(place / "recipe.toml"), record="recipe.toml")
-    if recipe is not None and arm.startswith("heir"):
-        made = narrowed(kept_by(initial), recipe.bridge)
-        yield from filter(None, (made, left_out(recipe.drops_to(len(layers)))))
-        if recipe.drops == 1 and initial.get("offset"):
-            yield f"It grew by {recipe.grow} layers a round, with training in between."
+    if recipe is not None and arm.startswith("heir") and initial.get("offset"):
+        yield f"It grew by {recipe.grow} layers a round, with training in between."
     bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
     yield from (bridged(one, recipe and recipe.bridge) for one in bridges)
 

@@ -14,7 +14,7 @@ from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with
 from wakeful.heirs.layers import written
 from wakeful.heirs.outcome import Behind, Reference, Sizes, Summary, read_inheritance
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
-from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective
+from wakeful.reports.lineage import adapters, bridged, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -127,13 +127,7 @@ def _choice(summary: Summary) -> str:
         "bridge": "all but the neighboring layers without which, bridged, the loss was least",
         "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen.rule, chosen.rule)
-    recipe = summary.recipe
-    said = [
-        f"{len(chosen.layers)} of {total} layers ({written(chosen.layers)}): {why}.",
-        left_out(recipe.drops),
-        narrowed(summary.heir.width, recipe.bridge),
-    ]
-    return " ".join(filter(None, said))
+    return f"{len(chosen.layers)} of {total} layers ({written(chosen.layers)}): {why}."
 
 
 def _lesson(summary: Summary) -> str:
@@ -144,7 +138,7 @@ def _lesson(summary: Summary) -> str:
     return (
         f"heirs learn from the reference's predictions, "
         f"{objective(heal, 'reference', 'heir')}{adapters(heal.lora)}; "
-        "baselines as their names say, by cross-entropy unless they distill"
+        "baselines by cross-entropy"
     )
 
 
@@ -354,7 +348,6 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
             f"; {data.overlap.documents} held-out documents ({data.overlap.tokens:,} tokens) "
             "partly occur in the training text and were left out"
         )
-    planned = "as many as the time allowed" if summary.planned_by_time else "as asked"
     warmup = f"{optimizer.warmup_steps} steps"
     if recipe.warmup:
         warmup = f"{100 * recipe.warmup:g}% of each run’s steps"
@@ -367,7 +360,7 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
                        f"of {train.length}; the reference on the same by the same code{dropped}"),
         ("BOS", f"{'before every window' if recipe.data.bos else 'none before a window'}, for heir "
                 "and reference; each document ends with the end-of-text token"),
-        ("Training", f"{train.steps} steps a round ({planned}) of {train.batch_size} sequences of "
+        ("Training", f"{train.steps} steps a round of {train.batch_size} sequences of "
                      f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
                      f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
                      f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {seeds}"),

@@ -3,29 +3,12 @@
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.layers import written
-from wakeful.heirs.narrow import Kept
 
 _MAPS = {
     "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "
     "2505.02819)",
     "down": "its W_down, solved anew (after ReplaceMe, arXiv 2505.02819)",
 }
-
-
-def left_out(drops: int) -> str:
-    """Say in how many parts layers were left out; nothing of one."""
-    return f"They were left out in {drops} parts, with healing in between." if drops > 1 else ""
-
-
-def narrowed(kept: Kept | None, bridge: BridgeConfig) -> str:
-    """Say how much of every layer's width was taken; nothing where all of it was."""
-    if kept is None:
-        return ""
-    made_up = "" if bridge.map == "none" else ", the rest made up for in closed form"
-    return (
-        f"Of every layer {kept.groups} of {kept.of_groups} groups of heads and {kept.channels:,} "
-        f"of {kept.of_channels:,} hidden channels, those that put out most{made_up}."
-    )
 
 
 def bridged(one: Bridged, bridge: BridgeConfig | None) -> str:
@@ -45,8 +28,7 @@ def objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) ->
     heat = f" at temperature {lesson.temperature:g}" if lesson.temperature != 1 else ""
     mean = isinstance(lesson, DistillConfig) and lesson.over == "mean"
     over = " averaged over the vocabulary" if mean else ""
-    streams = f" + {lesson.hidden:g} · the distance of their streams" if lesson.hidden else ""
-    return f"{share}{squared}KL({teacher} ‖ {student}){over}{heat}{streams}"
+    return f"{share}{squared}KL({teacher} ‖ {student}){over}{heat}"
 
 
 def adapters(lora: LoraConfig) -> str:

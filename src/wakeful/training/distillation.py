@@ -1,4 +1,4 @@
-"""A teacher's predictions and streams as what a student learns: at hand, or stored once.
+"""A teacher's predictions as what a student learns.
 
 Hinton et al. 2015; When Attention Collapses, appendix B. Each loss stands twice: its definition,
 and the same a few rows at a time, to rounding, with its gradient in closed form. With s a row of
@@ -6,12 +6,11 @@ the student's logits, q = softmax(s / T), q' = softmax(s), p the teacher's and y
 
     d/ds [α CE + (1 − α) T² KL(p ‖ q)] = α (q' − 1_y) + (1 − α) T (q − p)
 
-B batch, L tokens, V vocabulary, k tokens kept of a stored prediction.
+B batch, L tokens, V vocabulary.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,6 @@ from wakeful.config.schema import DistillConfig
 from wakeful.errors import WakefulError
 from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder
-from wakeful.model.hooks import hooked
 
 Over = Literal["sum", "mean"]
 """How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
@@ -105,24 +103,6 @@ def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
     return mean_of_rows(student.flatten(0, 1), of, targets.ne(IGNORED), rows=rows)
 
 
-def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """Return 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖² of states (B, L, D) after each layer n."""
-    apart = [
-        ((one - other).square().sum(-1) / other.square().sum(-1)).mean()
-        for one, other in zip(found, wanted, strict=True)
-    ]
-    return torch.stack(apart).mean()
-
-
-@contextlib.contextmanager
-def stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
-    """Collect every block's output while a model runs."""
-    found: list[Tensor] = []
-    blocks = dict(enumerate(decoder.blocks))
-    with hooked(blocks, after=lambda _, args, output: found.append(output[0])):
-        yield found
-
-
 def check_vocabulary(student: int, teacher: int) -> None:
     """Raise `WakefulError` where a teacher has no prediction of some token of a student's."""
     if student > teacher:
@@ -137,14 +117,6 @@ class Distillation:
 
     A teacher whose embedding is padded, or has tokens that are added later, is cut to the student's
     vocabulary: p is what it says given that the token is one of those.
-
-    With the lesson's `hidden` above 0 the streams are matched too: plus `hidden` times
-
-        1/N Σ_n mean_i ‖x_ni − y_ni‖² / ‖y_ni‖²
-
-    with x_ni the student's state of token i behind layer n and y_ni the teacher's behind layer
-    `layers[n]` (behind n where there are none), N the student's layers. Relative to each token, for
-    the first ones are hundreds of times as long as all others.
     """
 
     def __init__(
@@ -153,16 +125,13 @@ class Distillation:
         teacher: Decoder,
         lesson: DistillConfig,
     ) -> None:
-        """Raises `WakefulError` where the two cannot see the same tokens or match streams."""
+        """Raises `WakefulError` where the two cannot see the same tokens."""
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
         self.lesson = lesson
         self._tokens = student.config.vocab_size
         self._teachers_prefix = teacher.config.relaxed_prefix
-        self.layers = lesson.layers or range(student.config.num_layers)
-        if lesson.hidden:
-            _check_streams(student, teacher, self.layers)
 
     def loss(
         self,
@@ -176,36 +145,15 @@ class Distillation:
         Both see of each row what `documents` lets them see (`Decoder.forward`).
         """
         lesson = self.lesson
-        looks: Callable[[Decoder], contextlib.AbstractContextManager[Any]]
-        looks = stream_outputs if lesson.hidden else contextlib.nullcontext
-        with torch.no_grad(), looks(self.teacher) as theirs:
-            wanted = self.teacher(tokens, documents=documents)[..., : self._tokens]
-        with looks(self.student) as ours:
-            found = self.student(tokens, documents=documents)
-        loss = _fastest(distillation_loss, distillation_in_rows)(
-            found,
-            wanted,
+        with torch.no_grad():
+            teacher = self.teacher(tokens, documents=documents)[..., : self._tokens]
+        return _fastest(distillation_loss, distillation_in_rows)(
+            self.student(tokens, documents=documents),
+            teacher,
             self.student.counted(targets, prefix=self._teachers_prefix),
             alpha=lesson.alpha,
             temperature=lesson.temperature,
             over=lesson.over,
-        )
-        if not lesson.hidden:
-            return loss
-        return loss + lesson.hidden * distance(ours, [theirs[layer] for layer in self.layers])
-
-
-def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) -> None:
-    depth, width = teacher.config.num_layers, teacher.config.width
-    if len(layers) != student.config.num_layers or not all(0 <= n < depth for n in layers):
-        raise WakefulError(
-            f"train.distill.layers = {list(layers)}: the student has {student.config.num_layers} "
-            f"layers, each of which needs one of the teacher's {depth} to match, counted from 0"
-        )
-    if width != student.config.width:
-        raise WakefulError(
-            f"train.distill.hidden compares streams, and the student's has "
-            f"{student.config.width} channels where the teacher's has {width}: give 0"
         )
 
 

@@ -9,7 +9,8 @@ student's: layers far from the head are told directly where they went wrong, so 
 enough. Every other batch is of short sequences, whose first tokens count for more.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 
 from wakeful.display import Passed, unseen
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
-from wakeful.training.distillation import distance, distillation_in_rows, stream_outputs
+from wakeful.training.distillation import distillation_in_rows
 
 MATCHING_PASSES = 4
 """Forward passes that a step is worth: the teacher's, and the student's with its backward."""
@@ -97,11 +99,29 @@ def match(
 
 
 def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
-    with torch.no_grad(), stream_outputs(teacher) as wanted:
+    with torch.no_grad(), _stream_outputs(teacher) as wanted:
         expected = teacher(tokens)
-    with stream_outputs(student) as found:
+    with _stream_outputs(student) as found:
         logits = student(tokens)
-    return _divergence(logits, expected) + distance(found, wanted)
+    return _divergence(logits, expected) + _distance(found, wanted)
+
+
+def _distance(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Return 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖² of states (B, L, D) after each layer n."""
+    distances = [
+        ((x - y).square().sum(-1) / y.square().sum(-1)).mean()
+        for x, y in zip(student, teacher, strict=True)
+    ]
+    return torch.stack(distances).mean()
+
+
+@contextlib.contextmanager
+def _stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
+    """Collect every block's output while a model runs."""
+    outputs: list[Tensor] = []
+    blocks = dict(enumerate(decoder.blocks))
+    with hooked(blocks, after=lambda _, args, output: outputs.append(output[0])):
+        yield outputs
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wakeful.config.refusals import Excludes, Needs, check_rules
 from wakeful.config.schema import Config, DistillConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
@@ -70,7 +69,6 @@ def loss_name(distill: DistillConfig) -> str:
     if not distill.teacher:
         return "loss"
     parts = ["text"] * bool(distill.alpha) + ["divergence"] * (distill.alpha < 1)
-    parts += ["streams"] * bool(distill.hidden)
     return f"{' + '.join(parts)} to the teacher" if distill.alpha < 1 else " + ".join(parts)
 
 
@@ -98,20 +96,6 @@ def check_same_tokens(ours: Tokenizer, teacher: "Model") -> None:
             f"the teacher {teacher.name} has another tokenizer, of {len(known)} tokens, than the "
             f"text, of {ours.vocab_size}: {cure}"
         )
-
-
-def check_distill(config: Config) -> None:
-    """Raise `WakefulError` where fields of `[train.distill]` do not go together."""
-    hidden = "train.distill.hidden"
-    check_rules(
-        config,
-        Needs(
-            f"{hidden} train.distill.layers", "train.distill.teacher",
-            "it does nothing without a teacher",
-        ),
-        Needs("train.distill.layers", hidden, "it names layers whose streams are matched"),
-        Excludes(hidden, "train.compile", "it looks into the models, which compiling forbids"),
-    )  # fmt: skip
 
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:

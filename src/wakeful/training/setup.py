@@ -23,7 +23,7 @@ from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.run import Run
 from wakeful.training.events import Write, wanted_packages
-from wakeful.training.objective import check_distill, make_loss
+from wakeful.training.objective import make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 from wakeful.training.records import Evaluation, Step, record
 
@@ -58,7 +58,6 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     """
     wanted_packages(config)
     _check_schemes(config)
-    check_distill(config)
     check_shares(config, world)
     if config.train.lora.rank and world.size > 1:
         raise WakefulError(

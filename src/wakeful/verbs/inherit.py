@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,18 +29,16 @@ from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
 from wakeful.digests import state_sha256
-from wakeful.display import LONG, Display, Shown, duration
+from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs import outcome
 from wakeful.heirs import plan as planning
-from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe, read_recipe
-from wakeful.heirs.rounds import Seed
-from wakeful.heirs.stages import FinishedStages, check_stages
+from wakeful.heirs.rounds import FinishedStages, Seed, check_stages
 from wakeful.hf.weights_out import export, refuse_existing
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -63,8 +60,6 @@ from wakeful.verbs.result import showing
 from wakeful.verbs.sources import Source, as_ours, name_of
 from wakeful.verbs.untrained import UntrainedHeir
 
-_DEFAULT_MINUTES = 30.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class InheritancePlan:
@@ -72,8 +67,6 @@ class InheritancePlan:
 
     wishes: InheritOptions
     """The options."""
-    costs: tuple[planning.ArmCost, ...]
-    """What was timed; empty where the number of steps was given."""
     agreement: str
     """How far the reference as our decoder is from the one of Transformers; "" of our own."""
     figures: dict[str, tuple[float, ...]]
@@ -109,7 +102,7 @@ def inherit(
 
     Raises:
         WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
-            from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
+            from, the layers do not fit it, `out` exists, or a run fails.
             Whatever was there before is kept.
     """
     wanted = options_from(InheritOptions, given, options)
@@ -223,7 +216,6 @@ class _Begun:
                 bridges=last.bridges,
             ),
             recipe=recipe,
-            planned_by_time=bool(plan.costs),
             departures=tuple(
                 departures(
                     reference, LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
@@ -249,8 +241,6 @@ class _Planned:
     recipe: Recipe
     config: Config
     """Of a run that would train the whole reference."""
-    solving: float
-    """Seconds that closed forms may take."""
 
 
 def _planned(
@@ -266,12 +256,17 @@ def _planned(
     total = reference.decoder().config.num_layers
     planning.plan_layers(options, total, None)
     data = prepared_text(options, reference, show)
-    solving = _foretold(place, options, reference, data, show, world)
+    _checked(planning.make_recipe(place, options, total, data, None), reference, world)
     diagnosed = diagnosed_layers(options, reference, data, show)
     recipe = planning.make_recipe(place, options, total, data, diagnosed)
-    recipe.check(total)
-    config = check_stages(recipe, reference.decoder(), world)
-    return _Planned(reference, place, options, data, diagnosed, recipe, config, solving)
+    config = _checked(recipe, reference, world)
+    return _Planned(reference, place, options, data, diagnosed, recipe, config)
+
+
+def _checked(recipe: Recipe, reference: Model, world: World) -> Config:
+    decoder = reference.decoder()
+    recipe.check(decoder.config.num_layers)
+    return check_stages(recipe, decoder, world)
 
 
 def _untrained(
@@ -304,30 +299,15 @@ def _begun(
     shown: Shown,
     world: World,
 ) -> _Begun:
-    began = time.monotonic()
     run = Run(out)
     run.refuse_existing("inherit")
     with shown("inherit") as show:
         planned = _planned(source, tokenizer, options, out, show, world)
         reference, data, recipe = planned.reference, planned.data, planned.recipe
-        config, options, total = planned.config, planned.options, len(reference.blocks)
+        config, options = planned.config, planned.options
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
-        costs, before = list[planning.ArmCost](), 0.0
-        seeds = len(recipe.of_seeds())
-        if not options.train.steps:
-            show.note("timing a step of every model")
-            timing = partial(show.count, "timing a step: models")
-            costs = planning.measure_costs(recipe, reference.decoder(), data, timing)
-            before = time.monotonic() - began + planned.solving
-            left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
-            steps = planning.steps_within(
-                costs, left, every=options.train.eval_every, before=before
-            )
-            recipe = planning.with_steps(recipe, options, steps)
-            recipe.check(total)
-            show.note(f"{recipe.train.steps} steps a round fit into the time")
-        for doubt in planning.doubts(recipe, windows, costs, options.data, data, before=before):
+        for doubt in planning.doubts(recipe, windows, options.data, data):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     modules = modules_named(to_table(recipe))
@@ -335,7 +315,7 @@ def _begun(
     with Run.create(out, "inherit", fields) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device, world.size))
-        plan = _plan(options, planned.diagnosed, costs, str(reference.agreement or ""))
+        plan = _plan(options, planned.diagnosed, str(reference.agreement or ""))
         new.write_json("plan.json", plan)
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
@@ -353,43 +333,10 @@ def _check_world(options: InheritOptions, world: World) -> None:
         return
     if options.heal.by == "none":
         raise WakefulError("--heal.by none is for one process: leave out torchrun")
-    if not options.train.steps:
-        raise WakefulError(
-            f"a step is timed by one process, and there are {world.size}: give --steps instead of "
-            "--minutes"
-        )
-
-
-def _foretold(
-    place: str, options: InheritOptions, reference: Model, data: Data, show: Display, world: World
-) -> float:
-    """Say how long all of the work may take, where that is half a minute or more, once it is
-    checked; return the seconds of closed forms.
-
-    Which layers is not known yet: as many others stand for them.
-    """
-    decoder = reference.decoder()
-    total = decoder.config.num_layers
-    recipe = planning.make_recipe(place, options, total, data, None)
-    recipe = dataclasses.replace(recipe, ranks=(1.0,) * total)
-    recipe.check(total)
-    check_stages(recipe, decoder, world)
-    expected = planning.foreseen(options, recipe, decoder, data)
-    whole = sum(expected.values())
-    minutes = options.minutes or _DEFAULT_MINUTES
-    timed = not options.train.steps and options.heal.by != "none"
-    limit = f"all in {minutes:g} minutes" if timed else ""
-    if whole >= LONG or limit:
-        parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
-        parts += [f"and training {duration(max(0.0, minutes * 60 - whole))}"] if limit else []
-        limit = limit or f"{duration(whole)} in all"
-        show.note(f"very roughly, on this machine: {', '.join(parts)}; {limit}")
-    return expected["closed forms"]
 
 
 def _check_names(options: InheritOptions) -> None:
     """Find everything that the options name, before anything is read."""
-    check_baselines(options.baseline, imports=True)
     for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
         if expression:
             build(folder, expression, imports=True)
@@ -468,7 +415,6 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
 def _plan(
     options: InheritOptions,
     diagnosed: Diagnosed | None,
-    costs: list[planning.ArmCost],
     agreement: str,
 ) -> InheritancePlan:
     text = options.data
@@ -476,7 +422,7 @@ def _plan(
     figures = diagnosed.figures if diagnosed else {}
     return InheritancePlan(
         wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
-        costs=tuple(costs), agreement=agreement,
+        agreement=agreement,
         figures={name: tuple(values) for name, values in figures.items()},
     )  # fmt: skip
 

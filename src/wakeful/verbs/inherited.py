@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wakeful.config.tables import to_table
-from wakeful.heirs.baselines import folder_of
 from wakeful.heirs.outcome import REFERENCE, Summary, read_inheritance
 from wakeful.reports.inheritance import inheritance_report, results_of
 from wakeful.reports.value import Report
@@ -83,14 +82,14 @@ def _models(place: Path) -> Iterator[str]:
     exported = place / REFERENCE
     yield str(exported) if exported.is_dir() else summary.recipe.reference
     for seed, _ in summary.recipe.of_seeds():
-        heir = summary.heir.runs[-1] if not seed else _last_heir(summary, place / seed)
+        heir = summary.heir.runs[-1] if not seed else _last_heir(place / seed)
         yield str(place / seed / heir)
         for baseline in summary.recipe.baselines:
-            yield str(place / seed / folder_of(baseline))
+            yield str(place / seed / baseline)
 
 
-def _last_heir(summary: Summary, place: Path) -> str:
+def _last_heir(place: Path) -> str:
     """Return the folder of a later seed's last heir, which parity may have come to elsewhere."""
     named = (each.name.removeprefix("heir-") for each in place.glob("heir-*"))
     depths = [int(depth) for depth in named if depth.isdecimal()]  # beside what is made of them
-    return f"heir-{(min if summary.recipe.drops > 1 else max)(depths)}"
+    return f"heir-{max(depths)}"

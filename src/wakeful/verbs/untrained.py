@@ -19,7 +19,7 @@ from wakeful.heirs.bridge import Bridged, gaps
 from wakeful.heirs.layers import written
 from wakeful.heirs.reading import evaluated
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.stages import TrainingStage
+from wakeful.heirs.rounds import TrainingStage
 from wakeful.hf.weights_out import describe, export
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
@@ -189,7 +189,7 @@ def made(
     out: Path,
 ) -> UntrainedHeir:
     """Return what an heir's stage starts from, and its losses beside its reference's."""
-    decoder = stage.start(partial(show.count, "narrowing: layers passed"))
+    decoder = stage.start()
     name = f"{reference.name} with {len(stage.layers)} layers"
     heir = replace(
         reference, name=name, module=decoder.eval().requires_grad_(False), path=None,

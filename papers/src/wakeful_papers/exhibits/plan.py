@@ -24,10 +24,10 @@ from wakeful.config.tables import Table, from_table, merged, nested, on_preset, 
 from wakeful.config.verbs import LENGTH
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
-from wakeful.heirs.baselines import baseline_of
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
 from wakeful_papers.exhibits.exhibit import ALIKE, SCALES, Exhibit, Existing, Heirs, Scale
 from wakeful_papers.exhibits.tuning import Tuning
+from wakeful_papers.heirs import baseline_of
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ class Plan:
 
     def heirs_folder(self, job: Job, seed: int) -> str:
         """Return what the inheritance from a job's reference is called among the runs."""
-        return f"{self.reference_name(job)}-heirs-{json_digest(heirs_table(self, job, seed))[:12]}"
+        facts = [heirs_table(self, job, seed), self.heirs[job.group].baseline]
+        return f"{self.reference_name(job)}-heirs-{json_digest(facts)[:12]}"
 
     def reference_name(self, job: Job) -> str:
         """Return what a job's reference is called in the names of files."""
@@ -465,7 +466,6 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
         "choose": "first",
         "bridge": {"map": "none"},
         "heal": {"by": "text"},
-        "baseline": list(heirs.baseline),
         "grow": round(heirs.grow * config.model.num_layers),
         "data": data,
         "optimizer": optimizer,

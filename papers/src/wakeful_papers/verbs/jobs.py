@@ -1,6 +1,6 @@
 """The runs and heirs of exhibits, and their judgment, as work of a cluster."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from wakeful.display import Shown, usual
 from wakeful.runs.run import is_done
 from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
 from wakeful_papers.exhibits.plan import Plan, heirs_table
-from wakeful_papers.verbs.runs import make_heirs
+from wakeful_papers.heirs import inherit_with_baselines
 
 _LOOK = 0.1
 """What looking at a model takes, as a share of its training, very roughly."""
@@ -16,11 +16,13 @@ Judge = Callable[[str, Path], object]
 """What looks at an exhibit's runs and judges its claims, given its name and folder."""
 
 
-def inherit_all(source: str, table: Mapping[str, Any], place: str) -> Ended:
+def inherit_all(
+    source: str, table: Mapping[str, Any], baselines: Sequence[str], place: str
+) -> Ended:
     """Carry an inheritance out, or go on with it; a reference that diverged has no heirs."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
         return Ended()
-    return ended_of(lambda: make_heirs(source, table, Path(place), usual))
+    return ended_of(lambda: inherit_with_baselines(source, table, baselines, Path(place), usual))
 
 
 def judge_one(judge: Judge, name: str, place: str) -> Ended:
@@ -92,5 +94,8 @@ def _work_of(
                     (given.source, ()) if given else (str(path.absolute()), (labels[path],))
                 )
                 table, heirs = dict(heirs_table(plan, job, seed)), own.absolute()
-                found[own] = Work(label, heirs, (inherit_all, source, table, str(heirs)), after)
+                beside = plan.heirs[job.group].baseline
+                found[own] = Work(
+                    label, heirs, (inherit_all, source, table, beside, str(heirs)), after
+                )
     return found

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import torch
@@ -41,7 +40,6 @@ from wakeful.training.loop import train
 from wakeful.training.records import check_same_data
 from wakeful.training.watching import observed, window_rows
 from wakeful.verbs.evaluate import evaluate
-from wakeful.verbs.inherit import inherit
 from wakeful_papers.exhibits.derived import Results, RowKey
 from wakeful_papers.exhibits.exhibit import ALIKE
 from wakeful_papers.exhibits.figures import (
@@ -52,6 +50,7 @@ from wakeful_papers.exhibits.figures import (
     train_curve,
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
+from wakeful_papers.heirs import inherit_with_baselines
 from wakeful_papers.reports.reproduction import RunFacts
 from wakeful_papers.verbs.generated import GeneratedValues
 
@@ -252,20 +251,14 @@ def _check_text(run: TrainedRun, other: TrainedRun) -> None:
         )
 
 
-def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) -> None:
-    """Do what is missing of an inheritance from `source`; `table` has its options, as tables."""
-    if not (path / "run.json").is_file():
-        inherit(source, shown=shown, **{**table, "out": path})
-    elif not is_done(path):
-        inherit(resume=path, shown=shown)
-
-
 def _inherited(
     plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, shown: Shown
 ) -> tuple[dict[RowKey, SeenRow], Path]:
     """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
     path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
-    make_heirs(source, heirs_table(plan, job, seed), path, shown)
+    arms = inherit_with_baselines(
+        source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, shown
+    )
     summary, _ = read_inheritance(path)
     found: dict[RowKey, SeenRow] = {}
     if plan.reference_of(job.group) is not None:
@@ -273,7 +266,7 @@ def _inherited(
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.sizes.reference.parameters)
         found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
-    for arm in summary.arms:
+    for arm in arms:
         row = "heir" if arm.arm == summary.final else arm.arm
         row = ALIKE["reference"] if row == "reference" else row
         last = path / arm.runs[-1]

@@ -10,7 +10,7 @@ from wakeful.config.verbs.evaluate import EvaluateOptions, with_shots
 from wakeful.config.verbs.export import ExportOptions
 from wakeful.config.verbs.generate import GenerateOptions
 from wakeful.config.verbs.given import NoOptions, filled, options_from, takes
-from wakeful.config.verbs.inherit import SHORT, Copy, GrowFrom, InheritOptions, Until
+from wakeful.config.verbs.inherit import SHORT, BaselineName, Copy, GrowFrom, InheritOptions, Until
 from wakeful.config.verbs.quantize import QuantizeOptions
 from wakeful.config.verbs.reading import (
     LENGTH,
@@ -24,8 +24,9 @@ from wakeful.config.verbs.reading import (
 from wakeful.config.verbs.report import ReportOptions
 
 __all__ = [
-    "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Bos", "Copy", "CureOptions", "DiagnoseOptions",
-    "Drawn", "EvaluateOptions", "ExportOptions", "FigureFormat", "GenerateOptions", "GrowFrom",
-    "InheritOptions", "NoOptions", "PrepareOptions", "QuantizeOptions", "ReportOptions",
-    "SampleOptions", "TableFormat", "Until", "filled", "options_from", "takes", "with_shots",
+    "LENGTH", "REFERENCES", "SHORT", "SOURCES", "BaselineName", "Bos", "Copy", "CureOptions",
+    "DiagnoseOptions", "Drawn", "EvaluateOptions", "ExportOptions", "FigureFormat",
+    "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
+    "QuantizeOptions", "ReportOptions", "SampleOptions", "TableFormat", "Until",
+    "filled", "options_from", "takes", "with_shots",
 ]  # fmt: skip

@@ -1,6 +1,5 @@
 """Options of `inherit`, under long names and short ones."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -10,12 +9,10 @@ from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
-    DistillConfig,
     HealConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
-    WidthConfig,
 )
 from wakeful.config.tables import merged, nested, to_table
 from wakeful.config.verbs.reading import Bos, Drawn
@@ -39,15 +36,13 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Papers' algorithms as options: Inheritune is algorithm 1 of When Attention Collapses."""
 GrowFrom = Literal["reference", "student"]
+BaselineName = Literal["random", "reference"]
 
 
 _AUTOMATIC = (
-    ("steps", "Optimizer steps of each round. 0: as many as minutes allow."),
+    ("steps", "Optimizer steps of each round."),
     ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
     ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
-    ("distill.alpha", "Of the baselines distillation, distillation_mean and distilbert; the heir's "
-     "is --heal.alpha."),
-    ("distill.temperature", "Of these baselines too; the heir's is --heal.temperature."),
 )  # fmt: skip
 """Meanings of training's options here."""
 
@@ -56,8 +51,7 @@ _AUTOMATIC = (
 class InheritOptions(Drawn):
     """Layers to inherit, their training, and starts to compare with.
 
-    Unless told otherwise, steps are as many as minutes allow, length is 256 or the reference's
-    context, and eval_every is a fifth of the steps.
+    By default length is 256 or the reference's context, and eval_every a fifth of the steps.
 
     Long names work too: --steps is --train.steps, --text is --data.source, and --lr is
     --optimizer.lr with a tenth of it as --optimizer.final_lr.
@@ -68,7 +62,7 @@ class InheritOptions(Drawn):
     resume: Where[str] = ""
     """Continue the inheritance in this folder; it takes no other option but figures."""
     layers: What[int] = 0
-    """Layers of the heir. 0: as many as keep says, half of the reference's, or all with width."""
+    """Layers of the heir. 0: as many as keep says, or half of the reference's."""
     keep: What[float] = 0.0
     """Share of the reference's layers to keep, instead of layers."""
     choose: How[Choose] = "angle"
@@ -86,12 +80,9 @@ class InheritOptions(Drawn):
     positions and final norm at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
-    width: WidthConfig = field(default_factory=WidthConfig)
     bos: Bos = "auto"
     """BOS before every window that heirs and reference read: as the reference's own tokenizer does
     (auto), on, or off."""
-    drops: int = 1
-    """Drop the layers in this many parts, healing after each for its share of the steps."""
     route: What[str] = ""
     """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
     normalizer: What[str] = ""
@@ -104,16 +95,15 @@ class InheritOptions(Drawn):
     """Maximum rounds. 0: until the heir is as deep as the reference."""
     grow_from: GrowFrom = "reference"
     """A round begins from the reference's blocks, or keeps the student's and adds to them."""
-    baseline: What[tuple[str, ...]] = ()
-    """Other starts to train alike, by name: random, stacking, half_width ..."""
+    baseline: What[tuple[BaselineName, ...]] = ()
+    """Models to train beside the heir for as many steps on the text: its shape from random weights,
+    or the whole reference."""
     seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     recipe: How[RecipeName] = "wakeful"
     """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
     adds two layers of the reference a round until its loss is reached. What else is given counts
     more."""
-    minutes: HowMuch[float] = 0.0
-    """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
     diagnose_length: int = 0
@@ -128,20 +118,17 @@ class InheritOptions(Drawn):
     )
     train: Annotated[TrainConfig, Beside(("dtype", "eval_every"), _AUTOMATIC)] = field(
         default_factory=lambda: TrainConfig(
-            steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
+            steps=500, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,
         )
     )  # fmt: skip
     sample: SampleConfig = field(default_factory=lambda: SampleConfig(num_tokens=32))
 
     RULES = (
-        AtLeast("layers grow rounds minutes pinned train.steps train.length train.eval_every "
-                "train.checkpoint_every bridge.ridge", 0),
-        AtLeast("gaps drops bridge.tokens diagnose_sequences", 1),
+        AtLeast("layers grow rounds pinned train.length train.eval_every train.checkpoint_every "
+                "bridge.ridge", 0),
+        AtLeast("train.steps gaps bridge.tokens diagnose_sequences", 1),
         Within("keep warmup", "[0, 1]"),
-        Needs("train.distill.alpha train.distill.temperature", " ".join(
-            f"baseline={each}" for each in ("distillation", "distillation_mean", "distilbert")),
-            "it is of these; the heir's are --heal.alpha and --heal.temperature"),
         Excludes("layers", "keep blocks", "both say which layers"),
         Excludes("keep", "blocks", "both say which layers"),
         Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
@@ -154,16 +141,10 @@ class InheritOptions(Drawn):
         Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
                  "there is no bridge"),
         Needs("rounds until grow_from", "grow", "it is for growing"),
-        Excludes("width.heads width.mlp", "grow drops copy",
-                 "heads and channels of the whole reference are left out once"),
-        Needs("width.tokens", "width.heads width.mlp baseline=narrow", "it is for narrowing"),
-        Excludes("drops", "grow blocks copy",
-                 "whole layers are dropped in the order of --choose, and healed in between"),
-        Excludes("heal.by=none", "train.steps minutes optimizer.lr optimizer.name baseline grow "
-                 "drops seeds heal.lora.rank", "nothing is trained"),
+        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds "
+                 "heal.lora.rank", "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature",
                  "the reference's predictions are not learned from"),
-        Excludes("heal.hidden", "heal.by", "the reference's streams are needed every step"),
         Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
         Excludes("heal.lora.rank", "copy",
                  "adapters cannot train the parts of a block that start at random"),
@@ -174,12 +155,10 @@ class InheritOptions(Drawn):
         Forbids("data.keep_overlap", why="what an heir remembers of its validation text would "
                 "count as what it has learned"),
         Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
-        Forbids(" ".join(f"train.distill.{each.name}" for each in dataclasses.fields(DistillConfig)
-                         if each.name not in ("teacher", "alpha", "temperature")),
+        Forbids("train.distill.alpha train.distill.temperature train.distill.over",
                 why="an heir learns as --heal says"),
         Forbids("train.lora.rank train.lora.alpha train.lora.modules",
-                why="adapters are for what begins as good as healed, which no baseline does: "
-                "--heal.lora.rank is the heir's"),
+                why="--heal.lora.rank is the heir's"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

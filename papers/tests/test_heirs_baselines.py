@@ -1,36 +1,39 @@
 """Baselines: what each starts from."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from heirs.references import reference, text, trained
+from heirs.test_heirs_recipe import quietly
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.baselines import (
-    BASELINES,
-    Baseline,
-    Setting,
-    baseline_of,
-    check_baselines,
-    half_width,
-    narrow_shares,
-)
 from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import LayerMap, first, last
-from wakeful.heirs.narrow import narrow
+from wakeful.heirs.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
+from wakeful.runs.run import Run
+from wakeful_papers.heirs import (
+    BASELINES,
+    Setting,
+    baseline_of,
+    half_way,
+    half_width,
+    inherit_with_baselines,
+)
 
+__all__ = ["reference", "text", "trained"]
 TOKENS = some_tokens(2, 13)
 
 
 def setting(reference: Decoder, depth: int = 3, **options: Any) -> Setting:
     layers = first(depth, of=reference.config.num_layers)
     return Setting(
-        reference, layers, seed=5, lazy=last(depth, of=reference.config.num_layers),
-        narrowed=lambda width, **_: narrow(reference, width, TOKENS), **options,
-    )  # fmt: skip
+        reference, layers, seed=5, lazy=last(depth, of=reference.config.num_layers), **options
+    )
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -45,10 +48,8 @@ def test_every_baseline_makes_a_model_that_trains(name: str, route: str) -> None
     if second is not None:
         decoder = second(given, decoder)
         decoder.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
-    expected = 4 if name in ("half_width", "half_heads", "narrow", "reference") else 3
+    expected = 4 if name in ("half_width", "half_heads", "reference") else 3
     assert decoder.config.num_layers == expected
-    if second is None:  # what is timed in its place has its shape
-        assert BASELINES[name].stand_in(given).config == decoder.config
 
 
 def test_random_is_a_model_of_its_own_seed() -> None:
@@ -88,36 +89,6 @@ def test_stacking_copies_the_trained_half_onto_itself() -> None:
     for layer, source in enumerate((0, 1, 0)):
         for name, tensor in hybrid.blocks[layer].named_parameters():
             assert torch.equal(tensor, given.reference.blocks[source].get_parameter(name))
-
-
-def test_narrow_has_all_layers_and_the_heirs_number_of_parameters() -> None:
-    reference = tiny_decoder(num_layers=6, num_heads=8, num_kv_heads=4, width=16, mlp_width=96)
-    for depth in (2, 3, 5):
-        given = setting(reference, depth)
-        shares = narrow_shares(given)
-        decoder = BASELINES["narrow"].start(given)
-        config = decoder.config
-        assert (config.num_layers, config.width) == (6, 16)
-        size = config.shape
-        assert (size.num_kv_heads, size.num_heads) == (4 * shares.heads, 8 * shares.heads)
-        assert config.mlp_width == round(96 * shares.mlp)
-        assert abs(shares.heads - shares.mlp) < 1 / 4  # of either as much as of the other
-        heir = given.inherit(given.layers).num_parameters()["total"]
-        left = heir - decoder.num_parameters()["total"]
-        assert 0 <= left < 6 * 3 * 16  # less than a channel more in each layer
-        plain = narrow(reference, shares, TOKENS)
-        for name, tensor in decoder.named_parameters():
-            assert torch.equal(tensor, plain.get_parameter(name))
-
-
-def test_narrow_is_refused_where_the_numbers_do_not_allow_it() -> None:
-    with pytest.raises(WakefulError, match="the heir has all layers"):
-        narrow_shares(setting(tiny_decoder(), 4))
-    one_group = tiny_decoder(num_heads=4, num_kv_heads=1, mlp_width=8)
-    with pytest.raises(WakefulError, match=r"4 layers of one group .* the heir has [\d,]+: keep"):
-        narrow_shares(setting(one_group, 1))
-    with pytest.raises(WakefulError, match=r"--width\.heads narrows a model with route = own"):
-        narrow_shares(setting(tiny_decoder(route="svformer")))
 
 
 def test_half_width_keeps_the_first_heads_units_and_channels() -> None:
@@ -189,37 +160,57 @@ def test_half_width_of_every_kind(options: dict, residual: bool) -> None:
     assert narrow(TOKENS).isfinite().all()
 
 
-def test_unknown_and_doubled_names() -> None:
-    check_baselines(["random", "stacking", "half_heads()"])
-    for wrong, message in (
-        (["randon"], r"baseline='randon' is not one of .*\(did you mean 'random'"),
-        (["random(k=1)"], "random has no option 'k'; it has no options"),
-        (["random", "random()"], "named twice"),
-        (["nowhere_to_be:found"], "nowhere_to_be is not part|no module is imported"),
-    ):
-        with pytest.raises(WakefulError, match=message):
-            check_baselines(wrong)
+def test_unknown_names() -> None:
+    assert baseline_of("random").summary == "the same shape at random"
+    with pytest.raises(WakefulError, match=r"baseline='randon' is not one of .*mean 'random'"):
+        baseline_of("randon")
 
 
-def evenly(setting: Setting, *, every: int = 2) -> Decoder:
-    """Every so many layers.
-
-    As far as they go.
-    """
-    total = setting.reference.config.num_layers
-    return setting.inherit(LayerMap(tuple(range(0, total, every)), "evenly"))
+def test_baselines_that_begin_at_random_are_known() -> None:
+    assert {name for name, each in BASELINES.items() if each.from_random} == {
+        "random", "random_twice", "stacking", "full_stacking", "distillation", "distillation_mean"
+    }  # fmt: skip
 
 
-TWICE = Baseline("half, then all", lambda s: s.inherit(first(1, of=4)), lambda s, _: s.everything())
+def test_half_way_falls_on_an_evaluation() -> None:
+    for steps, every, half in ((10, 2, 4), (10, 5, 5), (9, 3, 3), (100, 20, 40), (2, 1, 1),
+                               (4, 50, 2), (7, 0, 3)):  # fmt: skip
+        assert half_way(steps, every) == half
+        assert 0 < half < steps
 
 
-def test_a_users_own_baseline_is_as_good_as_ours() -> None:
-    given, here = setting(tiny_decoder()), __name__
-    found = baseline_of(f"{here}:evenly(every=3)")
-    assert found.summary == "Every so many layers."
-    ours = found.start(given).blocks[1]
-    for name, tensor in given.reference.blocks[3].named_parameters():
-        assert torch.equal(ours.get_parameter(name), tensor)
-    assert baseline_of(f"{here}:TWICE") is TWICE
-    with pytest.raises(WakefulError, match=r"has no option 'evry' \(did you mean 'every'"):
-        baseline_of(f"{here}:evenly(evry=3)")
+def test_baselines_are_trained_beside_the_heirs_on_their_budget(
+    reference: Run, text: Path, tmp_path: Path
+) -> None:
+    names = ("random", "stacking", "full_stacking", "half_width", "distillation", "lazy", "at_once")
+    options = {
+        "text": str(text), "validation_fraction": 0.1, "layers": 2, "grow": 1, "rounds": 2,
+        "until": "budget", "choose": "first", "bridge": {"map": "none"}, "heal": {"by": "text"},
+        "steps": 4, "eval_every": 2, "batch_size": 2, "length": 16, "device": "cpu",
+        "diagnose_length": 16, "diagnose_sequences": 2,
+    }  # fmt: skip
+    out = tmp_path / "out"
+    found = inherit_with_baselines(str(reference.path), options, names, out, quietly)
+    arms = {arm.arm: arm for arm in found}
+    assert list(arms) == ["heir-2", "heir-3", *names]
+    one = 4 * 2 * 16  # tokens of a round
+    usual = dict.fromkeys(arms, (4, one))
+    assert {name: (arm.steps, arm.tokens) for name, arm in arms.items()} == usual | {
+        "full_stacking": (8, 2 * one), "at_once": (8, 2 * one),
+    }  # fmt: skip
+    assert [arms["stacking"].runs, arms["full_stacking"].runs] == [
+        ("stacking-1", "stacking"), ("full_stacking-1", "full_stacking")
+    ]  # fmt: skip
+    halves = [Run.open(out / name) for name in ("stacking-1", "stacking")]
+    assert [(half.config.train.steps, half.config.model.num_layers) for half in halves] == [
+        (2, 2), (2, 3)
+    ]  # fmt: skip
+    assert halves[1].config.data.first_batch == 2
+    assert arms["half_width"].depth == 4
+    teacher = Run.open(out / "distillation").config.train.distill
+    assert (teacher.teacher, teacher.over) == (str(reference.path), "sum")
+    random = arms["random"]
+    assert random.minus_heir == pytest.approx(random.loss - arms["heir-3"].loss, abs=1e-6)
+    # What is there is read.
+    shutil.rmtree(out / "random")
+    assert inherit_with_baselines(str(reference.path), options, names, out, quietly) == found

@@ -1,50 +1,50 @@
-"""Baselines of an heir: other starts for the same training (appendix B, tables 1, 2, 4).
+"""Inheritances beside baselines: other starts for the same training (appendix B, tables 1, 2, 4).
 
 N layers in the reference, n in the target.
 """
 
 import dataclasses
-import inspect
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from wakeful.config.model import ModelConfig
-from wakeful.config.schema import WidthConfig
+from wakeful.config.schema import DistillConfig, LoraConfig
+from wakeful.config.tables import to_table
 from wakeful.config.verbs import Copy
-from wakeful.display import Passed, unseen
-from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import inherit, target_config
-from wakeful.heirs.layers import LayerMap, alternate, first, last, middle, twice
-from wakeful.heirs.narrow import narrow_config
+from wakeful.display import Shown
+from wakeful.errors import WakefulError, nearest
+from wakeful.heirs.inherit import at_random, inherit
+from wakeful.heirs.layers import LayerMap, alternate, first, last, laziest, middle, twice
+from wakeful.heirs.outcome import Arm, compared, read_inheritance
+from wakeful.heirs.reading import diagnosed_layers, prepared_text
+from wakeful.heirs.recipe import Recipe, read_recipe
+from wakeful.heirs.rounds import FinishedStages, Seed, TrainingStage
+from wakeful.loading.load import read_decoder
+from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialize import initialize
-from wakeful.training.size import parameters_of
-from wakeful.variants import build_call
+from wakeful.runs.run import Run, is_done, read_record, read_windows
+from wakeful.verbs.inherit import InheritancePlan
+from wakeful.verbs.inherit import inherit as inherit_reference
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of every baseline: the reference, the heir's depth and parts, and a seed."""
+    """The setting of every baseline: the reference, the heir's layers and parts, and a seed."""
 
     reference: Decoder
     layers: LayerMap
     """The heir's own blocks."""
     seed: int
     lazy: LayerMap | None = None
-    """The laziest run of n layers, where there is one and a baseline asked for it."""
-    route: str = ""
-    normalizer: str = ""
-    shape: ModelConfig | None = None
-    """The reference with the heir's heads and channels, where those are fewer."""
+    """The run of n layers with the lowest mean rank, where a baseline asked for it."""
     copy: Copy = "all"
     """The parts of a block that the heir takes."""
-    narrowed: Callable[..., Decoder] | None = None
-    """Returns the reference with such a `WidthConfig`, telling `progress`; see `heirs.narrow`."""
-    progress: Passed = unseen
+    route: str = ""
+    normalizer: str = ""
 
     @property
     def num_layers(self) -> int:
@@ -57,14 +57,17 @@ class Setting:
             seed=self.seed,
         )  # fmt: skip
 
+    def at_random(self, num_layers: int) -> Decoder:
+        """Return a target of as many of the heir's first layers, with nothing inherited."""
+        return at_random(
+            self.reference, self.layers.sources[:num_layers], route=self.route,
+            normalizer=self.normalizer, seed=self.seed,
+        )  # fmt: skip
+
     def everything(self) -> Decoder:
         """Return a target of all the reference's layers."""
         depth = self.reference.config.num_layers
         return self.inherit(first(depth, of=depth))
-
-
-StartMaker = Callable[[Setting], Decoder]
-Distil = Literal["", "sum", "mean"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Baseline:
     """One line of a comparison."""
 
     summary: str
-    start: StartMaker
+    start: Callable[[Setting], Decoder]
     """The model its training starts from; of two stages, the first."""
     second: Callable[[Setting, Decoder], Decoder] | None = None
     """The model of the second half of its training, from the trained first."""
@@ -80,89 +83,10 @@ class Baseline:
     """Its steps, as a multiple of the heir's."""
     all_rounds: bool = False
     """Whether it takes as many steps as all rounds of growth together, not as the last alone."""
-    distil: Distil = ""
+    distill: Literal["", "sum", "mean"] = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
-    heals: bool = False
-    """Whether it is trained as the heir is, instead."""
-    bridged: bool = False
-    """Whether the layers that the heir leaves out are bridged."""
-    looks: StartMaker | None = None
-    """A model of the shape of `start`'s, where that takes long to make."""
     from_random: bool = False
     """Whether no weight of it comes from the reference."""
-
-    def stand_in(self, setting: Setting) -> Decoder:
-        """Return a model of the start's shape, to look at or to time."""
-        return (self.looks or self.start)(setting)
-
-    def __call__(self, setting: Setting) -> Decoder:
-        return self.start(setting)
-
-
-def at_random(setting: Setting, num_layers: int) -> Decoder:
-    """Return a target of as many of the heir's first layers, with nothing inherited."""
-    config = setting.shape or setting.reference.config
-    return _fresh(setting, config, setting.layers.sources[:num_layers])
-
-
-def _fresh(setting: Setting, config: ModelConfig, sources: Sequence[int]) -> Decoder:
-    decoder = Decoder(_target(setting, config, sources))
-    return initialize(decoder.to(setting.reference.head.weight.dtype), setting.seed)
-
-
-def narrow_shares(setting: Setting) -> WidthConfig:
-    """Return the shares of heads and channels with which all layers have the heir's parameters.
-
-    Of G groups of heads and C channels, g and c remain: for each g the most channels that fit, and
-    of these pairs the one with the least |g/G − c/C|.
-
-    Raises:
-        WakefulError: one head and one channel a layer are too many, the heir has all layers, or the
-            reference cannot be narrowed.
-    """
-    config, depth = setting.reference.config, setting.reference.config.num_layers
-    if len(setting.layers) >= depth:
-        raise WakefulError(
-            "baseline narrow sets width against depth, and the heir has all layers: keep fewer, or "
-            "leave it out"
-        )
-    groups, channels = config.shape.num_kv_heads, config.mlp_width
-    budget = parameters_of(_target(setting, setting.shape or config, setting.layers.sources))
-
-    def size(g: int, c: int) -> int:
-        shares = WidthConfig(heads=g / groups, mlp=c / channels)
-        return parameters_of(_target(setting, narrow_config(config, shares), range(depth)))
-
-    least = size(1, 1)
-    per_group = size(2, 1) - least if groups > 1 else 0
-    per_channel = size(1, 2) - least if channels > 1 else 1
-    fitting: list[tuple[float, int, int]] = []
-    for g in range(1, groups + 1):
-        c = min(channels, 1 + (budget - least - (g - 1) * per_group) // per_channel)
-        if c >= 1:
-            fitting.append((abs(g / groups - c / channels), g, c))
-    if not fitting:
-        raise WakefulError(
-            f"baseline narrow: {depth} layers of one group of heads and one channel have "
-            f"{least:,} parameters, and the heir has {budget:,}: keep more layers, or leave it out"
-        )
-    _, g, c = min(fitting)
-    return WidthConfig(heads=g / groups, mlp=c / channels)
-
-
-def _target(setting: Setting, config: ModelConfig, sources: Sequence[int]) -> ModelConfig:
-    return target_config(config, tuple(sources), route=setting.route, normalizer=setting.normalizer)
-
-
-def _narrow(setting: Setting) -> Decoder:
-    assert setting.narrowed is not None
-    donor = setting.narrowed(narrow_shares(setting), progress=setting.progress)
-    return dataclasses.replace(setting, reference=donor).everything()
-
-
-def _narrow_shape(setting: Setting) -> Decoder:
-    config = narrow_config(setting.reference.config, narrow_shares(setting))
-    return _fresh(setting, config, range(config.num_layers))
 
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
@@ -201,7 +125,7 @@ def _random(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
     """Return a baseline that inherits nothing, or in `halves`: half its layers, then stacked."""
 
     def start(setting: Setting) -> Decoder:
-        return at_random(setting, -(-setting.num_layers // (2 if halves else 1)))
+        return setting.at_random(-(-setting.num_layers // (2 if halves else 1)))
 
     return Baseline(summary, start, stack if halves else None, from_random=True, **more)
 
@@ -246,33 +170,23 @@ BASELINES: dict[str, Baseline] = {
         "all layers, half the heads and feed-forward units",
         lambda s: half_width(s.everything(), residual=False),
     ),
-    "narrow": Baseline(
-        "all layers, the most important heads and channels of the heir's number of parameters, "
-        "healed as it is",
-        _narrow,
-        heals=True,
-        looks=_narrow_shape,
-    ),
-    "at_once": Baseline(
-        "the last heir's layers from the beginning, bridged, and healed for as many steps as all "
-        "drops or rounds together",
-        lambda s: s.inherit(s.layers, copy=s.copy),
+    "at_once": _taken(
+        "the last heir's layers from the beginning, for as many steps as all rounds together",
+        _own,
         all_rounds=True,
-        heals=True,
-        bridged=True,
     ),
     "distillation": _random(
         "random, trained on the reference's predictions, KL summed over the vocabulary",
-        distil="sum",
+        distill="sum",
     ),
     "distillation_mean": _random(
         "random, trained on the reference's predictions, KL averaged over the vocabulary",
-        distil="mean",
+        distill="mean",
     ),
     "distilbert": _taken(
         "every second layer, trained on the reference's predictions",
         _ranged(alternate),
-        distil="sum",
+        distill="sum",
     ),
     "first": _taken("the first n layers", _ranged(first)),
     "alternate": _taken("every second layer", _ranged(alternate)),
@@ -305,32 +219,114 @@ BASELINES: dict[str, Baseline] = {
     ),
     "reference": Baseline("the whole reference, trained further", lambda s: s.everything()),
 }
-"""By name, in the order that reports list them."""
+"""By name."""
 
 
-def baseline_of(expression: str, *, imports: bool = False) -> Baseline:
-    """Return the baseline that an expression names: one of ours, or a user's own.
+def baseline_of(name: str) -> Baseline:
+    """Return the baseline of a name, or raise `WakefulError`."""
+    if name not in BASELINES:
+        raise WakefulError(
+            f"baseline={name!r} is not one of {', '.join(BASELINES)}{nearest(name, BASELINES)}"
+        )
+    return BASELINES[name]
 
-    `my_module:start(k=2)` is a function of a `Setting` and its options, `my_module:MINE` a
-    `Baseline`. `imports` lets the module be imported: only for what the user wrote.
 
-    Raises:
-        WakefulError: see `wakeful.variants.build_call`.
+@dataclass(frozen=True)
+class _Compared:
+    """baselines.json: the heirs and the baselines side by side."""
+
+    arms: tuple[Arm, ...]
+
+
+def inherit_with_baselines(
+    source: str,
+    options: Mapping[str, Any],
+    baselines: Sequence[str],
+    folder: Path,
+    shown: Shown,
+) -> tuple[Arm, ...]:
+    """Return the arms of an inheritance, heirs first, and of baselines trained beside them.
+
+    What the folder has is read and what it lacks is done. `options` are those of
+    `wakeful.inherit`, of one seed. Each baseline is a training run in the folder, on the heir's
+    batches; baselines.json has all arms.
     """
-    call = build_call("baseline", BASELINES, expression, folder="heirs", imports=imports)
-    if isinstance(call.func, Baseline):
-        return call.func
-    return Baseline((inspect.getdoc(call.func) or expression).split("\n", 1)[0], call)
+    if not (folder / "run.json").is_file():
+        inherit_reference(source, shown=shown, **{**options, "out": folder})
+    elif not is_done(folder):
+        inherit_reference(resume=folder, shown=shown)
+    record = folder / "baselines.json"
+    if not record.is_file():
+        arms = _trained_beside(folder, baselines, shown)
+        Run(folder).write_json(record.name, to_table(_Compared(arms)))
+    return read_record(_Compared, record).arms
 
 
-def folder_of(expression: str) -> str:
-    """Return the name of the folder of a baseline's run."""
-    return re.sub(r"[^\w.=-]+", "-", expression).strip("-.")
+def _trained_beside(folder: Path, baselines: Sequence[str], shown: Shown) -> tuple[Arm, ...]:
+    recipe, loss = read_recipe(folder), read_inheritance(folder)[0].reference.loss
+    reference = read_decoder(recipe.reference)
+    seed = Seed(recipe, reference.decoder(), loss, folder, shown)
+    rounds = seed.carry_out().rounds  # they are there, and read
+    lazy = bool({"lazy", "lazy_blocks"} & {*baselines})
+    setting = Setting(
+        reference.decoder(),
+        LayerMap(rounds[-1].stage.layers, recipe.rule),
+        seed=recipe.train.seed,
+        lazy=_laziest(folder, reference, len(rounds[-1].stage.layers), shown) if lazy else None,
+        copy=recipe.copy,
+        route=recipe.route,
+        normalizer=recipe.normalizer,
+    )
+    heirs = [each.stage for each in rounds]
+    with seed.resumable():
+        finished = [
+            seed.finish(stage)
+            for name in baselines
+            for stage in stages(name, setting, recipe, heirs, folder)
+        ]
+    outcome = FinishedStages(rounds, tuple(finished))
+    return compared(outcome, read_windows(folder / "reference.parquet"), loss)
 
 
-def check_baselines(expressions: Sequence[str], *, imports: bool = False) -> None:
-    """Raise `WakefulError` for a baseline that does not exist, or two that are alike."""
-    for expression in expressions:
-        baseline_of(expression, imports=imports)
-    if len({folder_of(expression) for expression in expressions}) < len(expressions):
-        raise WakefulError(f"a baseline is named twice: {', '.join(expressions)}")
+def _laziest(folder: Path, reference: Model, num_layers: int, shown: Shown) -> LayerMap:
+    plan = Run.open(folder).read(InheritancePlan, "plan.json")
+    options = dataclasses.replace(plan.wishes, choose="rank")
+    with shown("lazy") as show:
+        data = prepared_text(options, reference, show)
+        diagnosed = diagnosed_layers(options, reference, data, show)
+    assert diagnosed is not None
+    return laziest(diagnosed.figures["rank"], num_layers)
+
+
+def stages(
+    name: str, setting: Setting, recipe: Recipe, heirs: Sequence[TrainingStage], folder: Path
+) -> Iterator[TrainingStage]:
+    """Yield a baseline's stages, which follow from the last heir's depth and steps."""
+    baseline, heir = baseline_of(name), heirs[-1]
+    steps = heir.offset + heir.steps
+    if baseline.all_rounds:
+        steps = sum(each.steps for each in heirs)
+    steps *= baseline.times
+    distill = DistillConfig()
+    if baseline.distill:
+        distill = DistillConfig(teacher=recipe.reference, over=baseline.distill)
+    origin = {"baseline": baseline.summary, "random": baseline.from_random}
+    make = partial(TrainingStage, arm=name, summary=baseline.summary, origin=origin)
+    start = partial(baseline.start, setting)
+    then = baseline.second
+    if then is None:
+        yield make(name=name, steps=steps, start=start, lesson=(distill, LoraConfig()))
+        return
+    half = half_way(steps, recipe.train.eval_every)
+    yield make(name=f"{name}-1", steps=half, start=start)
+
+    def second() -> Decoder:
+        return then(setting, read_decoder(folder / f"{name}-1", dtype="auto").decoder())
+
+    yield make(name=name, steps=steps - half, offset=half, start=second)
+
+
+def half_way(steps: int, eval_every: int) -> int:
+    """Return the steps of a first half, so that both halves are evaluated where others are."""
+    every = min(eval_every or 1, steps // 2) or 1
+    return max(every, steps // 2 // every * every)
