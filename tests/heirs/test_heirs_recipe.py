@@ -45,7 +45,8 @@ from wakeful.heirs.outcome import (
 )
 from wakeful.heirs.plan import doubts, make_recipe
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import BASELINES, FinishedStage, FinishedStages, Seed, check_stages
+from wakeful.heirs.rounds import BASELINES, Seed, check_stages
+from wakeful.heirs.stages import FinishedStage, FinishedStages
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint

@@ -22,7 +22,8 @@ from wakeful.heirs.layers import LayerMap, alternate, first, last, laziest, midd
 from wakeful.heirs.outcome import Arm, compared, read_inheritance
 from wakeful.heirs.reading import diagnosed_layers, prepared_text
 from wakeful.heirs.recipe import Recipe, read_recipe
-from wakeful.heirs.rounds import FinishedStages, Seed, TrainingStage
+from wakeful.heirs.rounds import Seed
+from wakeful.heirs.stages import FinishedStages, TrainingStage
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder

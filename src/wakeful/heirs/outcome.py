@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import FinishedStage, FinishedStages
+from wakeful.heirs.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes

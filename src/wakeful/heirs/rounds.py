@@ -3,31 +3,30 @@
 What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from wakeful.config.schema import Config, DistillConfig, LoraConfig
-from wakeful.config.tables import from_table, to_table
+from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
 from wakeful.config.verbs import BaselineName
-from wakeful.display import Passed, Shown
+from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.heirs.bridge import Bridged, check_bridge, gaps
+from wakeful.heirs.bridge import check_bridge, gaps
 from wakeful.heirs.inherit import at_random, grow, inherit
 from wakeful.heirs.layers import LayerMap, first, written
-from wakeful.heirs.recipe import FROM_TEXT, Recipe
+from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import bridges
+from wakeful.heirs.stages import FinishedStage, FinishedStages, TrainingStage
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
 from wakeful.training.loop import Initial, resume_command, train
-from wakeful.training.records import Summary
 from wakeful.training.setup import check_parts
 
 BASELINES: Mapping[BaselineName, str] = {
@@ -35,61 +34,6 @@ BASELINES: Mapping[BaselineName, str] = {
     "reference": "the whole reference, trained further",
 }
 """What the models beside an heir start from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingStage:
-    """One training run of a recipe."""
-
-    name: str
-    """Its folder."""
-    arm: str
-    """The line of the comparison it belongs to."""
-    summary: str
-    """What the arm starts from."""
-    steps: int
-    offset: int = 0
-    """Steps that the arm has taken before it."""
-    start: Callable[[], Decoder]
-    layers: tuple[int, ...] = ()
-    """The reference's layers that an heir took."""
-    lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
-    """The loss and the adapters it learns by."""
-    bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
-    """Bridges the layers that an heir leaves out, once it has started."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """What else its run.json says of its start."""
-
-
-@dataclass(frozen=True)
-class FinishedStage:
-    """A stage and the run it became."""
-
-    stage: TrainingStage
-    run: Run
-
-    @property
-    def summary(self) -> Summary:
-        return self.run.read(Summary, "summary.json")
-
-    @property
-    def loss(self) -> float:
-        """Final loss on the full validation set, nats per token."""
-        return self.summary.validation.loss
-
-    @property
-    def bridges(self) -> tuple[Bridged, ...]:
-        """All that it began with, in order of depth."""
-        recorded = (self.run.header.initial or {}).get("bridges", [])
-        return from_table(tuple[Bridged, ...], recorded, record="run.json")
-
-
-@dataclass(frozen=True)
-class FinishedStages:
-    """The heir's rounds and the baselines' stages, in the order they ran."""
-
-    rounds: tuple[FinishedStage, ...]
-    baselines: tuple[FinishedStage, ...]
 
 
 def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:

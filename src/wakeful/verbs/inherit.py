@@ -38,7 +38,8 @@ from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe, read_recipe
-from wakeful.heirs.rounds import FinishedStages, Seed, check_stages
+from wakeful.heirs.rounds import Seed, check_stages
+from wakeful.heirs.stages import FinishedStages
 from wakeful.hf.weights_out import export, refuse_existing
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model

@@ -19,7 +19,7 @@ from wakeful.heirs.bridge import Bridged, gaps
 from wakeful.heirs.layers import written
 from wakeful.heirs.reading import evaluated
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import TrainingStage
+from wakeful.heirs.stages import TrainingStage
 from wakeful.hf.weights_out import describe, export
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
