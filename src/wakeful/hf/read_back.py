@@ -33,7 +33,8 @@ _TOKENS = (2, 32)
 _LONGEST = 256
 """Tokens of one sequence that reaches past a window."""
 _EXACT = 1e-4
-"""The difference of a logit, over the largest logit, that rounding of activations explains."""
+"""The difference of a logit over the largest one, or of all logits over their size (root mean
+square), that rounding of activations explains."""
 _ROUNDING = 3.0
 """How often what rounding the weights changes the difference may be."""
 _ANOTHER = 0.5
@@ -89,6 +90,8 @@ def read_back(
         return
     size = float(logits.norm())
     difference = float((found - logits).norm()) / size
+    if difference <= _EXACT:
+        return
     other = _logits(expected, tokens, rounding or Rounded(_by_types(folder)))
     explained = float((other - logits).norm()) / size
     if difference <= _ROUNDING * explained:
