@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from training.runs import tiny, write_text
-from wakeful.config.schema import Config, config_from_table, config_to_toml
+from wakeful.config.schema import Config, SampleConfig, config_from_table, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data, prepare
 from wakeful.data.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
+    config = replace(config, sample=SampleConfig(num_tokens=4))  # prompts of the held-out text
     run = train(config, tmp_path / "run")
     assert run.header.status == "done"
     written = config_from_table(tomllib.loads((run.path / "config.toml").read_text()))
