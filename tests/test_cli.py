@@ -278,6 +278,8 @@ def test_resuming_takes_a_new_length_and_no_other_option(
 ) -> None:
     longer = ["train", "--resume", run, "--train.steps", "5"]
     assert "no other option" in fails(capsys, *longer, "--optimizer.lr", "2")
+    assert "no other option" in fails(capsys, *longer, "--train.batch_size", "3")
+    assert "no other option" in fails(capsys, *longer[:3], "--train.batch_size", "3")
     assert "no other option" in fails(capsys, *longer, "--out", str(tmp_path / "elsewhere"))
     assert "train.steps = 2 is less than the 3" in fails(capsys, *longer[:-1], "2")
     assert Run.open(run).config.train.steps == 3

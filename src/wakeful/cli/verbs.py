@@ -138,7 +138,7 @@ def train(arguments: list[str]) -> None:
     if (
         sources
         or table.keys() - {"resume", "train", "figures"}
-        or {*table.get("train", {})} > {"steps"}
+        or table.get("train", {}).keys() - {"steps"}
     ):
         raise WakefulError(
             "--resume takes the run's own configuration and no other option but --train.steps, "
