@@ -21,10 +21,11 @@ FLOORS = (
         "tracing",
         "switches",
     ),
-    ("catalog", "discovery", "plugins", "plain_text", "guard"),
+    ("discovery", "plugins", "plain_text", "guard"),
     ("display", "variants", "families", "implementations", "paged"),
     ("config", "device"),
     (
+        "catalog",
         "routes",
         "depth",
         "normalizers",

@@ -3,6 +3,7 @@
 A test compares every list with the classes that the folder defines.
 """
 
+from wakeful.config.model import VARIANTS
 from wakeful.errors import WakefulError, nearest
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -36,10 +37,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "optim": ("adamw", "orthoadam", "muon"),
 }  # fmt: skip
 """By folder; of quant.schemes whole schemes, without grids and methods."""
-FOLDERS = {
-    "model.route": "routes", "model.depth": "depth", "model.normalizer": "normalizers",
-    "model.norm": "norms", "model.placement": "placements", "model.rope": "ropes",
-    "model.embedding": "embeddings", "rotate": "optim.rotations",
+FOLDERS = {f"model.{field}": folder for field, folder in VARIANTS.items()} | {
+    "rotate": "optim.rotations",
     "optimizer.rotation": "optim.rotations", "optimizer.name": "optim",
     "scheme": "quant.schemes", "train.quantize.schemes": "quant.schemes",
 }  # fmt: skip

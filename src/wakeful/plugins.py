@@ -52,7 +52,7 @@ def verb_of(name: str) -> Verb | None:
 
 
 def preset_folders() -> list[Path]:
-    """Return the folders of presets of installed packages, none of which is imported."""
+    """Return the folders of presets of installed packages, whose top packages are imported."""
     specs = (importlib.util.find_spec(point.module) for point in entries("presets").values())
     return [
         Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()

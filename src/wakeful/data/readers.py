@@ -183,10 +183,10 @@ def stream(
 
 
 def text_of(row: object, place: str, text_field: str) -> str:
-    """Return the text of a row; null is no text.
+    """Return the text of a row, "" for null.
 
     Raises:
-        WakefulError: there is no such field, or it holds something else.
+        WakefulError: the row lacks the field, or the field is neither text nor null.
     """
     if not isinstance(row, dict):
         raise WakefulError(
