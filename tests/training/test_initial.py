@@ -195,21 +195,6 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     assert not (tmp_path / "student").exists()
 
 
-def test_streams_that_cannot_be_matched_are_refused_before_anything_is_trained(
-    text: Path, tmp_path: Path, reference: Run
-) -> None:
-    lesson = {"teacher": str(reference.path), "hidden": 1.0}
-    for change, message in (
-        ({"model": {"num_layers": 3}}, r"train\.distill\.layers = \[0, 1, 2\]: the student has 3"),
-        ({"model": {"width": 32}}, "the student's has 32 channels where the teacher's has 16"),
-    ):
-        config = tiny(text, train={"distill": lesson}, **change)
-        for begin in (lambda c=config: train(c, tmp_path / "b"), lambda c=config: check_run(c)):
-            with pytest.raises(WakefulError, match=message):
-                begin()
-    assert not (tmp_path / "b").exists()
-
-
 def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     text: Path, tmp_path: Path
 ) -> None:

@@ -166,6 +166,6 @@ def angular_distance(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) 
 
 def even_shares(length: int) -> Float[Tensor, "L"]:
     """Return each key's share of even attention, row 0 left out: (1 / (L − 1)) Σ_i 1 / (i + 1)."""
-    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64)
+    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64, device="cpu")
     rows[0] = 0.0
     return rows.flip(0).cumsum(0).flip(0) / max(1, length - 1)
