@@ -27,9 +27,9 @@ import torch
 import wakeful
 from benchmarks.small_models import CONFIGS, LENGTH, TEXT, grow
 from wakeful.cli import main as run_command
-from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.evaluation.findings import findings, summary
-from wakeful.reports.diagnosis import LEVELS
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.report import LEVELS
+from wakeful.diagnosis.verdict import findings, summary
 
 SMALL = {"length": LENGTH, "num_sequences": 8}
 OTHER = {"length": 256, "num_sequences": 4}
@@ -97,7 +97,7 @@ def treat(name: str, model: str, reading: Mapping[str, Any], folder: Path) -> Tr
     )  # fmt: skip
 
 
-def _figures(diagnosis: Diagnosis) -> dict[str, Any]:
+def _figures(diagnosis: ModelDiagnosis) -> dict[str, Any]:
     figures = summary(diagnosis)
     return {
         "share": figures["first_key_share_without_row_0"],

@@ -10,11 +10,11 @@ import torch
 from benchmarks.resident import forget_peak, resident
 from benchmarks.timing import Ratio
 from wakeful.config.model import ModelConfig
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import first
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import first
 from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import set_parameter
-from wakeful.quant import quantize
+from wakeful.quantization import quantize_module
 
 LARGE = ModelConfig(
     num_layers=16, num_heads=32, num_kv_heads=8, width=2048, mlp_width=8192, vocab_size=128_256,
@@ -51,9 +51,9 @@ def _peak(what: str, config: ModelConfig) -> tuple[float, float]:
     forget_peak()
     if what == "inherit":
         layers = config.num_layers
-        other: torch.nn.Module = inherit(reference, first(layers // 2, of=layers))
+        other: torch.nn.Module = inherit_blocks(reference, first(layers // 2, of=layers))
     else:
-        other = quantize(reference.eval(), what)
+        other = quantize_module(reference.eval(), what)
     return resident("VmHWM") - before, _megabytes(reference, other)
 
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.loading.load import load
-from wakeful.quant import SCHEMES
-from wakeful.quant.convert import quantize
-from wakeful.quant.linear import quantized
+from wakeful.quantization import SCHEMES
+from wakeful.quantization.convert import quantize_module
+from wakeful.quantization.linear import quantized
 
 SHAPES = ((576, 1536), (1536, 576))
 TOKENS = (512, 1)
@@ -53,7 +53,7 @@ def models() -> Iterator[Ratio]:
     assert isinstance(whole, PreTrainedModel)
     text = torch.randint(whole.config.vocab_size, (1, TOKENS[0]))
     for name, scheme in SCHEMES.items():
-        small = quantize(whole, scheme, arithmetic="integer")
+        small = quantize_module(whole, scheme, arithmetic="integer")
         for what, run in (
             (f"a text of {TOKENS[0]} tokens", lambda model: model(text, use_cache=False)),
             (f"{NEW} tokens one by one", lambda model: greedy(model, text[:, :16], NEW)),

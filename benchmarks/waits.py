@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.timing import Ratio, seconds
 from wakeful.config.schema import config_from_table
-from wakeful.training.loop import train
-from wakeful.verbs.report import report
+from wakeful.reporting.tool import report
+from wakeful.training.loop import train_run
 
 VERBS = ("diagnose", "train", "inherit")
 WORDS = ("def", "return", "value", "layer", "for", "in", "range", "self", "None", "x", "y", "= 1")
@@ -63,4 +63,4 @@ def _run(place: Path) -> Path:
         "sample": {"prompts": ["def "], "num_tokens": 4},
     }
     os.environ.setdefault("WAKEFUL_CACHE", str(place / "cache"))
-    return train(config_from_table(table), place / "run").path
+    return train_run(config_from_table(table), place / "run").path

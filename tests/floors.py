@@ -1,8 +1,9 @@
 """Packages in layers: a package imports from lower floors, never from its neighbors or above."""
 
 import ast
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import graphlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,6 +17,11 @@ class House:
     package's own module."""
     above: Sequence[str] = ()
     """Packages that it must not import at all."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Modules that count as part of another room."""
+    tools: Sequence[str] = ()
+    """Rooms of one floor that may import from each other what their `__init__` exports, without a
+    ring between them."""
 
     @property
     def files(self) -> list[Path]:
@@ -26,7 +32,8 @@ class House:
         return {room: height for height, rooms in enumerate(self.floors) for room in rooms}
 
     def room_of(self, file: Path) -> str:
-        return file.relative_to(self.folder).with_suffix("").parts[0]
+        room = file.relative_to(self.folder).with_suffix("").parts[0]
+        return self.entries.get(room, room)
 
     def target_of(self, name: str) -> str | None:
         """Return the room of an imported name, or None for another package's."""
@@ -41,15 +48,35 @@ class House:
         wrong = []
         for line, name in imports(file):
             target = self.target_of(name)
+            if self.is_export(room, target, name):
+                continue
             upward = target not in (None, room) and heights[str(target)] >= heights[room]
             if upward or name.split(".")[0] in self.above:
                 wrong.append(f"{file.relative_to(self.folder)}:{line} imports {name}")
         return wrong
 
+    def is_export(self, room: str, target: str | None, name: str) -> bool:
+        """Tell whether a tool imports a name that another tool exports."""
+        if not {room, target} <= {*self.tools} or room == target:
+            return False
+        parts = name.split(".")
+        return len(parts) == 3 and parts[2] in exports(self.folder / parts[1] / "__init__.py")
+
+    def check_tools(self) -> None:
+        """Assert that no tools import from each other in a ring."""
+        below: dict[str, set[str]] = {tool: set() for tool in self.tools}
+        for file in self.files:
+            room = self.room_of(file)
+            targets = {self.target_of(name) for _, name in imports(file)} & {*self.tools}
+            if room in below:
+                below[room] |= {str(target) for target in targets - {room}}
+        graphlib.TopologicalSorter(below).prepare()
+
     def check(self) -> None:
         """Assert that every room has a floor, imports lead down, and modules form no ring."""
         assert {self.room_of(file) for file in self.files} == set(self.heights)
         assert [line for file in self.files for line in self.upward_imports(file)] == []
+        self.check_tools()
         self.check_rings()
 
     def check_rings(self) -> None:
@@ -94,3 +121,11 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
             assert node.level == 0, f"{file}: imports name their module in full"
             for alias in node.names:
                 yield node.lineno, f"{node.module or ''}.{alias.name}"
+
+
+def exports(file: Path) -> set[str]:
+    """Return the names that a package's `__init__` lists in `__all__`."""
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return {*ast.literal_eval(node.value)}
+    return set()

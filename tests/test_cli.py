@@ -15,14 +15,14 @@ import pytest
 from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
 from wakeful.cli.command import with_out
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_to_toml
-from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import Interrupted
+from wakeful.evaluation.options import EvaluateOptions
 from wakeful.loading.load import read_decoder
 from wakeful.reports.charts import slug
-from wakeful.reports.comparison import comparison_report
 from wakeful.runs.run import Run
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import comparison_report
 
 __all__ = ["text"]
 FAST = ["--train.steps", "3", "--train.eval_every", "0", "--train.checkpoint_every", "0"]

@@ -73,8 +73,11 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     public = ("train", "diagnose", "inherit", "cure", "evaluate", "quantize", "report", "export")
     for name in public:
         monkeypatch.setattr(wakeful, name, taken)
-    for name in ("demo", "compare", "generate", "sample", "presets"):
-        stub = ModuleType(f"wakeful.verbs.{name}")
+    for name in (
+        "demonstration.tool", "training.comparison", "generation.tool", "generation.sample",
+        "demonstration.presets",
+    ):  # fmt: skip
+        stub = ModuleType(f"wakeful.{name}")
         stub.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
         monkeypatch.setitem(sys.modules, stub.__name__, stub)
     papers = ModuleType("wakeful_papers.verbs.reproduce")

@@ -19,24 +19,24 @@ from helpers import some_tokens, tiny_decoder
 from training.runs import text, tiny
 from wakeful import surgery
 from wakeful.config.schema import BridgeConfig, DistillConfig
-from wakeful.evaluation.diagnosis import diagnose
-from wakeful.heirs.bridge import bridge
-from wakeful.heirs.choice import bridged_losses
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import LayerMap, diagnose_layers
+from wakeful.curing import search as choosing
+from wakeful.curing.matching import Matching, match
+from wakeful.diagnosis.measure import diagnose_model
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.bridge import bridge
+from wakeful.inheritance.choice import bridged_losses
+from wakeful.inheritance.layers import LayerMap, diagnose_layers
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.model.lora import adapt
 from wakeful.probes.gradients import query_key_gradients
-from wakeful.quant import measure as measuring
-from wakeful.quant import parse_scheme, quantize
-from wakeful.quant.measure import measure
-from wakeful.quant.sensitivity import costs
+from wakeful.quantization import measure_damage as measuring
+from wakeful.quantization import parse_scheme, quantize_module
+from wakeful.quantization.measure import measure_damage
+from wakeful.quantization.sensitivity import costs
 from wakeful.training.distillation import Distillation
-from wakeful.training.loop import train
-from wakeful.training.matching import Matching, match
-from wakeful.verbs import choosing
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 W8A8 = "weights=absmax(bits=8, per='channel'), inputs=absmax(bits=8, per='token')"
@@ -109,7 +109,7 @@ def test_quantization(scheme: str) -> None:
 
     def do(model: Decoder) -> Decoder:
         text = [row[None] for row in here(model)]
-        small = quantize(
+        small = quantize_module(
             model, parsed, arithmetic="integer", calibration=text if parsed.calibrated else ()
         )
         assert isinstance(small, Decoder)
@@ -121,8 +121,8 @@ def test_quantization(scheme: str) -> None:
 @pytest.mark.slow
 def test_damage_and_what_each_layer_costs() -> None:
     def do(model: Decoder) -> list[float]:
-        small, rows = quantize(model, "w4"), [row[None] for row in here(model)]
-        damage = measure("tiny", model, {"w4": small}, rows)
+        small, rows = quantize_module(model, "w4"), [row[None] for row in here(model)]
+        damage = measure_damage("tiny", model, {"w4": small}, rows)
         alone = sorted(costs(model, small, rows), key=lambda each: each.name)
         return [*damage.loss_increase("w4"), *(x for each in alone for x in each.alone)]
 
@@ -169,7 +169,7 @@ def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inheriting(map: str) -> None:
     def do(model: Decoder) -> Decoder:
         layers = LayerMap((0, 3), "named")
-        heir = inherit(model, layers)
+        heir = inherit_blocks(model, layers)
         bridge(heir, model, layers, TOKENS, BridgeConfig(map=map))
         return heir
 
@@ -196,7 +196,7 @@ def test_diagnoses(tmp_path: Path) -> None:
 
 
 def values_of(loaded: Model) -> list[float]:
-    return diagnose(loaded, TOKENS.tolist()).rows["value"].to_list()
+    return diagnose_model(loaded, TOKENS.tolist()).rows["value"].to_list()
 
 
 def test_teachers() -> None:
@@ -214,11 +214,11 @@ def test_teachers() -> None:
 def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is queued there counts, and loading its kernels does not."""
     model, now = decoder().to(GPU), [0.0]
-    small = quantize(model, "w4")
+    small = quantize_module(model, "w4")
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(measuring, "time", clock)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: now.append(now.pop() + 1))
-    found = measure("tiny", model, {"w4": small}, [here(model)[:1]] * 2)
+    found = measure_damage("tiny", model, {"w4": small}, [here(model)[:1]] * 2)
     assert found.schemes["w4"].seconds == 2
 
 
@@ -234,6 +234,6 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_is_gone_on_with(name: str, text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text, **RUNS[name]), tmp_path / "run")
-    more = train(run.config, run.path, resume=True, steps=10)
+    run = train_run(tiny(text, **RUNS[name]), tmp_path / "run")
+    more = train_run(run.config, run.path, resume=True, steps=10)
     assert more.config.train.steps == 10

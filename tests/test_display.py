@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from wakeful import display as progress
-from wakeful.display import Bars, Lines, display, duration, size_of
+from wakeful.terminal import display as progress
+from wakeful.terminal.display import Bars, Lines, display, duration, size_of
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:

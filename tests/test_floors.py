@@ -7,51 +7,35 @@ import pytest
 
 from floors import House
 
+TOOLS = (
+    "diagnosis", "curing", "evaluation", "quantization", "inheritance", "training", "generation",
+    "exporting", "reporting", "demonstration",
+)  # fmt: skip
 FLOORS = (
     (
-        "version",
-        "errors",
-        "shape",
-        "paths",
-        "digests",
-        "estimates",
-        "roles",
-        "hub",
-        "finding",
-        "tracing",
-        "switches",
+        "errors", "version", "paths", "digests", "hub", "estimates", "finding", "layer_ranges",
+        "switches", "tracing",
     ),
-    ("discovery", "plugins", "plain_text", "guard"),
-    ("display", "variants", "families", "implementations", "paged"),
-    ("config", "device"),
+    ("variants", "terminal", "guard", "device", "paged", "scores"),
+    ("config",),
     (
-        "catalog",
-        "routes",
-        "depth",
-        "normalizers",
-        "norms",
-        "placements",
-        "ropes",
-        "embeddings",
-        "optim",
-        "data",
+        "catalog", "routes", "depth", "normalizers", "norms", "placements", "ropes", "embeddings",
+        "optim", "data",
     ),
     ("model",),
-    ("probes",),
-    ("quant",),
-    ("surgery", "runs"),
-    ("hf",),
+    ("probes", "runs"),
+    ("surgery", "hf", "reports"),
     ("loading",),
-    ("training",),
-    ("evaluation", "heirs"),
-    ("comparison",),
-    ("reports",),
-    ("verbs",),
-    ("__init__",),
+    (*TOOLS, "__init__"),
     ("cli",),
-    ("__main__",),
+)  # fmt: skip
+CORE = House(
+    Path(__file__).parent.parent / "src" / "wakeful",
+    FLOORS,
+    above=("wakeful_papers",),
+    entries={"__main__": "cli"},
+    tools=TOOLS,
 )
-CORE = House(Path(__file__).parent.parent / "src" / "wakeful", FLOORS, above=("wakeful_papers",))
 
 
 def test_imports_lead_down() -> None:
@@ -62,8 +46,8 @@ def test_imports_lead_down() -> None:
     "statement",
     [
         "import wakeful.cli",
-        "from wakeful.reports import charts",
-        "from wakeful import verbs",
+        "from wakeful.training.charts import curves",
+        "from wakeful import cli",
         "import wakeful",
         "from wakeful import __version__",
         "import wakeful_papers",
@@ -73,7 +57,7 @@ def test_imports_lead_down() -> None:
 @pytest.mark.parametrize("place", ["{}", "def f():\n    {}", "if TYPE_CHECKING:\n    {}"])
 def test_an_import_that_leads_up_is_found(statement: str, place: str, tmp_path: Path) -> None:
     house = replace(CORE, folder=tmp_path / "wakeful")
-    file = house.folder / "quant" / "grids.py"
+    file = house.folder / "quantization" / "grids.py"
     file.parent.mkdir(parents=True)
     file.write_text(place.format(statement))
     assert len(house.upward_imports(file)) == 1

@@ -21,19 +21,19 @@ from wakeful.config.schema import config_from_table, config_to_table
 from wakeful.config.tables import Table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import LayerMap
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import LayerMap
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.generate import generate
 from wakeful.model.initialize import initialize
 from wakeful.optim import OrthoAdam, decay_groups
-from wakeful.quant.convert import quantize, quantized_layers
-from wakeful.roles import role_of
+from wakeful.quantization.convert import quantize_module, quantized_layers
 from wakeful.training.cluster import Ended, train_row
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 from wakeful.variants import build
+from wakeful.variants.roles import role_of
 
 HELPER = '"""A module beside it."""\n\n\ndef damped(x, k):\n    return x / k\n'
 MODULE = '''"""Values get a projection of what the layers before saw first."""
@@ -45,9 +45,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from outside_helper import damped
-from wakeful.roles import Role
+from wakeful.variants.roles import Role
 from wakeful.routes import EMBEDDED, QKV, Memory, Read, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 STREAM = Role(residual=1, decays=True, start="normal", quantized=True)
 
@@ -126,12 +126,12 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
         optimizer = {"name": "orthoadam", "lr": 3e-3, "warmup_steps": 2}
         return {"model": {"route": ROUTE}, "optimizer": optimizer, "train": {"steps": steps}}
 
-    whole = train(tiny(text, **run("whole", 6)), place / "whole")
+    whole = train_run(tiny(text, **run("whole", 6)), place / "whole")
     assert whole.config.model.route == ROUTE
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wakeful.training.loop.finish_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train(tiny(text, **run("cut", 6)), place / "cut")
+            train_run(tiny(text, **run("cut", 6)), place / "cut")
     checkpoints = sorted((place / "cut" / "checkpoints").iterdir())
     for newest in checkpoints[1:]:
         for file in newest.iterdir():
@@ -141,14 +141,14 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     forget()
     for attempt in (
         lambda: load(place / "whole"),
-        lambda: train(tiny(text), place / "cut", resume=True),
+        lambda: train_run(tiny(text), place / "cut", resume=True),
     ):
         with pytest.raises(WakefulError, match=ASKED):
             attempt()
     assert "outside_module" not in sys.modules
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_IMPORT", "outside_module")
-        again = load(train(tiny(text), place / "cut", resume=True).path).module
+        again = load(train_run(tiny(text), place / "cut", resume=True).path).module
     expected = load(place / "whole").module
     assert str(again.route) == ROUTE
     for (name, ours), theirs in zip(again.named_parameters(), expected.parameters(), strict=True):
@@ -171,7 +171,7 @@ def test_a_run_names_its_file_and_a_flag_lets_it_be_read(
     text, run = write_text(place / "text"), place / "run"
     table = {"model": {"route": ROUTE}, "optimizer": {"name": "own_optimizer:own"}}
     monkeypatch.chdir(place)
-    train(tiny(text, **table), run)
+    train_run(tiny(text, **table), run)
     files = {name: str(place / f"{name}.py") for name in ("outside_module", "own_optimizer")}
     assert json.loads((run / "run.json").read_text())["modules"] == files
     monkeypatch.chdir("/")
@@ -222,7 +222,7 @@ def test_its_export_stands_alone(route: str, place: Path) -> None:
         dtype=torch.float32, vocab_size=270, route=f"then(resformer, {route})"
     ).eval()
     folder = place / "out"
-    assert export(decoder, folder, tokenizer=tokenizer) == "wakeful"
+    assert export_decoder(decoder, folder, tokenizer=tokenizer) == "wakeful"
     code = {path.name for path in folder.glob("*.py")}
     assert {"outside_module.py", "outside_helper.py"} <= code
     tokens = some_tokens(2, 9)
@@ -245,17 +245,21 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
     decoder = tiny_decoder(vocab_size=270, route=route)
     source = place / "outside" / "outside_module.py"
-    for bad in ("import wakeful.shape\n", "import outside_helper\n", "from wakeful import model\n"):
+    for bad in (
+        "import wakeful.variants.shape\n",
+        "import outside_helper\n",
+        "from wakeful import model\n",
+    ):
         source.write_text(MODULE.replace("import torch\n", f"import torch\n{bad}", 1))
         with pytest.raises(WakefulError, match=r"line 6 of .*cannot go along with an export"):
-            export(decoder, place / "out", tokenizer=tokenizer)
+            export_decoder(decoder, place / "out", tokenizer=tokenizer)
         assert not (place / "out").exists()
     kind = type(decoder.route)
     kind.__module__, sys.modules["__main__"].Outside = "__main__", kind
     build("routes", "__main__:Outside", imports=True)
     try:
         with pytest.raises(WakefulError, match="defined in __main__, which has no file"):
-            export(tiny_decoder(vocab_size=270, route="__main__:Outside"), place / "out",
+            export_decoder(tiny_decoder(vocab_size=270, route="__main__:Outside"), place / "out",
                    tokenizer=tokenizer)  # fmt: skip
     finally:
         del sys.modules["__main__"].Outside
@@ -264,7 +268,7 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
 @torch.no_grad()
 def test_it_is_quantized_as_its_roles_say(route: str) -> None:
     decoder = tiny_decoder(route=route, dtype=torch.float32).eval()
-    small = quantize(decoder, EIGHT_BITS)
+    small = quantize_module(decoder, EIGHT_BITS)
     layers = quantized_layers(small)
     assert {f"route.maps.{n}" for n in range(4)} <= layers.keys()
     assert torch.equal(small.get_parameter("route.table"), decoder.route.table)
@@ -275,15 +279,15 @@ def test_it_is_quantized_as_its_roles_say(route: str) -> None:
 @torch.no_grad()
 def test_a_shallower_heir_takes_it_over(route: str) -> None:
     reference = tiny_decoder(route=route)
-    heir = inherit(reference, LayerMap((0, 2, 3), "chosen"))
+    heir = inherit_blocks(reference, LayerMap((0, 2, 3), "chosen"))
     for n, source in enumerate((0, 2, 3)):
         theirs = reference.get_parameter(f"route.maps.{source}.weight")
         assert torch.equal(heir.get_parameter(f"route.maps.{n}.weight"), theirs)
     assert len(list(generate(heir, some_tokens(1, 4)[0].tolist(), num_tokens=3))) == 3
     plain = tiny_decoder()
     assert torch.equal(
-        inherit(plain, LayerMap((0, 1), "first"), route=route)(some_tokens(1, 5)),
-        inherit(plain, LayerMap((0, 1), "first"))(some_tokens(1, 5)),
+        inherit_blocks(plain, LayerMap((0, 1), "first"), route=route)(some_tokens(1, 5)),
+        inherit_blocks(plain, LayerMap((0, 1), "first"))(some_tokens(1, 5)),
     )
 
 

@@ -22,7 +22,7 @@ from wakeful.hf.whole import Shards
 from wakeful.loading.model import Model
 from wakeful.paged import Paged, in_file, is_finite, like, page
 from wakeful.probes.running import held_bytes
-from wakeful.quant import quantize, quantized_layers
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
 
 loading = importlib.import_module("wakeful.loading.load")  # whose name a function has, too
@@ -207,10 +207,10 @@ def test_quantized_layers_are_the_same(
 ) -> None:
     inside, found = both(folder, no_room)
     text = [TOKENS] if "smooth" in scheme or "gptq" in scheme else []
-    expected = quantize(inside.module, scheme, calibration=text)
+    expected = quantize_module(inside.module, scheme, calibration=text)
     no_room.setattr(paged, "AT_ONCE", 200)
-    no_room.setattr("wakeful.quant.arithmetic.AT_ONCE", 200)
-    small = quantize(found.module, scheme, calibration=text)
+    no_room.setattr("wakeful.quantization.arithmetic.AT_ONCE", 200)
+    small = quantize_module(found.module, scheme, calibration=text)
     assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)
     with torch.inference_mode():
         assert torch.equal(expected(TOKENS).logits, small(TOKENS).logits)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from wakeful import plugins
 from wakeful.cli import main
 from wakeful.config import tables
 from wakeful.errors import WakefulError
-from wakeful.reports.layouts import LaidOut, layout_of, layouts
+from wakeful.training.layouts import LaidOut, layout_of, layouts
+from wakeful.variants import plugins
 
 ALONE = """
 import importlib, importlib.metadata, pkgutil, sys
@@ -81,15 +81,15 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "__init__.py").write_text("")
     (package / "presets" / "__init__.py").write_text("")
     (package / "verb.py").write_text(
-        "from wakeful.config.verbs import NoOptions\n"
-        "from wakeful.plugins import Verb\n"
+        "from wakeful.config.keywords import NoOptions\n"
+        "from wakeful.variants.plugins import Verb\n"
         "HELLO = Verb(\n"
         "    summary='Say hello.', usage='[NAME]', words={'NAME': 'whom'}, run=print,\n"
         "    options=NoOptions, examples=(('wakeful hello', 'Says it.'),),\n"
         ")\n"
     )
     (package / "tables.py").write_text(
-        "from wakeful.reports.layouts import LaidOut\n"
+        "from wakeful.training.layouts import LaidOut\n"
         "class Mine:\n"
         "    def laid_out(self, comparison):\n"
         "        return LaidOut(verdicts=['Mine too.'])\n"

@@ -12,7 +12,18 @@ from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.decoder import Decoder
-from wakeful.roles import BIAS, HEAD, READS, TABLE, WRITES, HasRoles, Role, mark, role_of, roles_of
+from wakeful.variants.roles import (
+    BIAS,
+    HEAD,
+    READS,
+    TABLE,
+    WRITES,
+    HasRoles,
+    Role,
+    mark,
+    role_of,
+    roles_of,
+)
 
 GPT2 = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "tied": True}
 

@@ -16,8 +16,8 @@ import pytest
 
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.hf.compressed import file_bytes
 from wakeful.hf.whole import smollm2_folder
+from wakeful.quantization.compressed import file_bytes
 
 README = Path(__file__).parents[1] / "README.md"
 HEADING = "## From a model on disk to a served one\n"

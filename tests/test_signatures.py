@@ -9,7 +9,7 @@ import wakeful
 from tool import tool_of
 from wakeful.cli.command import options_for
 from wakeful.cli.verbs import VERBS
-from wakeful.config.verbs import SHORT
+from wakeful.inheritance.options import SHORT_NAMES
 
 TOOL = tool_of("signatures")
 BESIDES = {"models", "model", "schemes", "reference", "prompt", "folder", "tokenizer", "shown",
@@ -26,7 +26,7 @@ def test_options_and_keywords_are_the_same(name: str) -> None:
     function: Any = getattr(wakeful, name)
     keywords = set(inspect.signature(function).parameters) - BESIDES
     flags = {option.name.partition(".")[0] for option in options_for(VERBS[name].options)}
-    flags |= set(SHORT) if name == "inherit" else set()
+    flags |= set(SHORT_NAMES) if name == "inherit" else set()
     assert keywords == flags - {"import", "prompt"}
     for option in options_for(VERBS[name].options):
         parameter = inspect.signature(function).parameters.get(option.name)

@@ -26,9 +26,9 @@ from transformers.utils import logging
 
 from wakeful.errors import WakefulError
 from wakeful.hf import WakefulConfig, WakefulForCausalLM, WakefulModel
-from wakeful.implementations import SOFTMAX1
 from wakeful.optim import build_optimizer
 from wakeful.optim.build import BUILDERS
+from wakeful.variants.implementations import SOFTMAX1
 
 OURS: dict[str, dict[str, Any]] = {
     "vanilla": {},

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from wakeful.verbs.presets import catalogue, figures_of
+from wakeful.demonstration.presets import catalogue, figures_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "presets.md"
 FROM = "<!-- python tools/presets.py writes what follows -->\n"

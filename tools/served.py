@@ -28,7 +28,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import describe
-from wakeful.hf.weights_out import export as write
+from wakeful.hf.weights_out import export_decoder as write
 from wakeful.loading.load import read_decoder
 from wakeful.model import Decoder, ModelConfig, generate, initialize
 from wakeful.surgery import learned_gates, learned_sinks, rotate, store_prefix

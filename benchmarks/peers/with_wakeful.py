@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
-from wakeful.hf.compressed import save_compressed
+from wakeful.curing.search import LENGTH, Texts, choose
 from wakeful.hf.weights_in import decoder_of
-from wakeful.quant import quantize
-from wakeful.quant.schemes import Absmax, Scheme, parse_scheme
-from wakeful.quant.schemes.methods import Gptq, Method, Smooth
-from wakeful.verbs.choosing import LENGTH, Texts, choose
+from wakeful.quantization import quantize_module
+from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.schemes import Absmax, Scheme, parse_scheme
+from wakeful.quantization.schemes.methods import Gptq, Method, Smooth
 
 HEADS = ("*head",)
 
@@ -40,7 +40,7 @@ def quantized(
         asked = choice.best.made(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
-    return quantize(
+    return quantize_module(
         asked, scheme, calibration=calibration if scheme.calibrated else (),
         skip=() if form.cache else HEADS,
     )  # fmt: skip

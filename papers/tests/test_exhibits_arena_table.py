@@ -9,7 +9,7 @@ import pytest
 
 from test_exhibits_ranks import KURTOSIS, ranked
 from tool import tool_of
-from wakeful.comparison.reading import read_comparison
+from wakeful.training.compared import read_comparison
 
 
 @pytest.fixture(scope="module")

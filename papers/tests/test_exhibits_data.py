@@ -9,15 +9,17 @@ import torch
 
 from helpers import tiny_decoder
 from tool import tool_of
+from wakeful.config.keywords import options_from
 from wakeful.config.model import ModelConfig
+from wakeful.config.reading import LENGTH
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
-from wakeful.config.verbs import LENGTH, InheritOptions, options_from
 from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data
 from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful.heirs.layers import first, last
+from wakeful.inheritance.layers import first, last
+from wakeful.inheritance.options import InheritOptions
 from wakeful.model.decoder import Decoder
 from wakeful.training.size import operations_of, parameters_of, run_size
 from wakeful.training.watching import WATCHED

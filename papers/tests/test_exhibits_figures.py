@@ -8,12 +8,12 @@ import pytest
 from heirs.references import reference, text, trained
 from heirs.test_heirs_recipe import IMPOSSIBLE, carry_out, known, quietly, recipe_for
 from training.test_mixture import mixture
-from wakeful.comparison.reading import read_run
-from wakeful.comparison.tables import training_rows
-from wakeful.heirs.outcome import Arm
+from wakeful.inheritance.outcome import Arm
 from wakeful.loading.model import Model
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.compared import read_run
+from wakeful.training.loop import train_run
+from wakeful.training.tables import training_rows
 from wakeful_papers.exhibits.figures import seen_of_arm, seen_of_run, train_curve
 
 __all__ = ["known", "reference", "text", "trained"]
@@ -21,7 +21,7 @@ __all__ = ["known", "reference", "text", "trained"]
 
 def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    run = read_run(train(mixture(tmp_path), tmp_path / "run").path, "r")
+    run = read_run(train_run(mixture(tmp_path), tmp_path / "run").path, "r")
     domains = run.summary.validation.domains
     assert domains is not None
     figures = seen_of_run(run).figures

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pages.test_report import make_comparison
-from wakeful.comparison.figures import figure
-from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
 from wakeful.errors import WakefulError
-from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
-from wakeful.reports.layouts import layout_of
+from wakeful.training.compared import TrainedRun, read_comparison, read_run
+from wakeful.training.figures import figure
+from wakeful.training.layouts import layout_of
+from wakeful.training.report import comparison_report
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import Filled, FilledCell, filled
 from wakeful_papers.exhibits.table import Column, PublishedTable

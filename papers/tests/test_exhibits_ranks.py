@@ -11,11 +11,11 @@ import pytest
 
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
-from wakeful.comparison.figures import figure
-from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.reports.charts import specification
-from wakeful.reports.comparison import comparison_report, verdicts
 from wakeful.reports.html import write
+from wakeful.training.compared import ComparedRuns, read_comparison
+from wakeful.training.figures import figure
+from wakeful.training.report import comparison_report, verdicts
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import filled
 from wakeful_papers.exhibits.ranks import Front, Ranking, equal_time, ranking_of, undominated
@@ -29,7 +29,7 @@ KURTOSIS = {"vanilla": 9.0, "a": 5.0, "b": 7.0, "c": 9.0}
 SHIFTS = {"vanilla": 0.0, "a": 0.4, "b": -0.4, "c": 0.0}
 
 
-def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) -> Comparison:
+def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) -> ComparedRuns:
     """Write a comparison laid out as the arena, evaluated every tenth step."""
     make_comparison(folder, SHIFTS, SEEDS)
     header = json.loads((folder / "run.json").read_text())
@@ -55,7 +55,7 @@ def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) 
 ARENA = exhibit("own/arena").table
 
 
-def ranks(comparison: Comparison, table: PublishedTable = ARENA) -> Ranking:
+def ranks(comparison: ComparedRuns, table: PublishedTable = ARENA) -> Ranking:
     found = ranking_of(comparison, table)
     assert found is not None
     return found

@@ -11,8 +11,8 @@ from heirs.references import reference, text, trained
 from heirs.test_heirs_recipe import quietly
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import first, last
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.runs.run import Run
@@ -122,7 +122,7 @@ def test_half_width_keeps_the_first_heads_units_and_channels() -> None:
 def test_half_heads_drop_the_other_heads_and_units_exactly() -> None:
     reference = tiny_decoder()
     narrow = half_width(reference, residual=False)
-    silent = inherit(reference, first(4, of=4))
+    silent = inherit_blocks(reference, first(4, of=4))
     with torch.no_grad():
         for block in silent.blocks:
             block.get_parameter("attention.out.weight")[:, 16:] = 0.0

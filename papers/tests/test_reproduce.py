@@ -22,9 +22,9 @@ from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
 from wakeful.device import free_memory
 from wakeful.errors import Diverged, WakefulError
-from wakeful.evaluation.scores import Score
-from wakeful.heirs.outcome import read_inheritance
+from wakeful.inheritance.outcome import read_inheritance
 from wakeful.runs.run import Run
+from wakeful.scores import Score
 from wakeful.training import cluster
 from wakeful_papers import reproduce
 from wakeful_papers.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from wakeful.comparison.reading import Comparison, read_comparison
-from wakeful.comparison.tables import machines, same_tokens
 from wakeful.estimates import with_error
+from wakeful.training.compared import ComparedRuns, read_comparison
+from wakeful.training.tables import machines, same_tokens
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import FilledCell, FilledRow, filled
 from wakeful_papers.exhibits.ranks import LOSS, Ranked, ranking_of
@@ -48,7 +48,7 @@ def read(page: str) -> dict[str, str]:
     return {text.split("\n", 1)[0]: f"## {text}" for text in sections}
 
 
-def section(comparison: Comparison, day: str) -> Iterator[str]:
+def section(comparison: ComparedRuns, day: str) -> Iterator[str]:
     """Yield what the page says of a comparison: its setting, and a table for each group.
 
     Raises:

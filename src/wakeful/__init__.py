@@ -7,28 +7,12 @@ Every verb about models and runs is a function here. Importing this package impo
 name costs its imports when it is first used.
 """
 
-from typing import TYPE_CHECKING
-
 from lazy_loader import attach
 
 from wakeful.errors import WakefulError
 from wakeful.version import __version__
 
-if TYPE_CHECKING:
-    from wakeful.loading.load import load
-    from wakeful.probes.watch import watch
-    from wakeful.verbs.compare import compare
-    from wakeful.verbs.cure import cure
-    from wakeful.verbs.diagnose import diagnose
-    from wakeful.verbs.evaluate import evaluate
-    from wakeful.verbs.export import export
-    from wakeful.verbs.generate import generate
-    from wakeful.verbs.inherit import inherit
-    from wakeful.verbs.quantize import quantize
-    from wakeful.verbs.report import report
-    from wakeful.verbs.train import train
-
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll] - `__init__.pyi` has them
     "WakefulError", "__version__", "compare", "cure", "diagnose", "evaluate", "export", "generate",
     "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip
@@ -36,18 +20,18 @@ __all__ = [
 __getattr__, _, _ = attach(
     __name__,
     submod_attrs={
+        "curing.tool": ["cure"],
+        "diagnosis.tool": ["diagnose"],
+        "evaluation.tool": ["evaluate"],
+        "exporting.tool": ["export"],
+        "generation.tool": ["generate"],
+        "inheritance.tool": ["inherit"],
         "loading.load": ["load"],
         "probes.watch": ["watch"],
-        "verbs.compare": ["compare"],
-        "verbs.cure": ["cure"],
-        "verbs.diagnose": ["diagnose"],
-        "verbs.evaluate": ["evaluate"],
-        "verbs.export": ["export"],
-        "verbs.generate": ["generate"],
-        "verbs.inherit": ["inherit"],
-        "verbs.quantize": ["quantize"],
-        "verbs.report": ["report"],
-        "verbs.train": ["train"],
+        "quantization.tool": ["quantize"],
+        "reporting.tool": ["report"],
+        "training.comparison": ["compare"],
+        "training.tool": ["train"],
     },
 )
 

@@ -8,31 +8,29 @@ from os import PathLike
 from typing import Any, Literal, overload
 
 from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, SampleConfig, TrainConfig
-from wakeful.config.verbs import (
-    CureOptions,
-    DiagnoseOptions,
-    EvaluateOptions,
-    ExportOptions,
-    GenerateOptions,
-    InheritOptions,
-    QuantizeOptions,
-)
-from wakeful.display import Shown
+from wakeful.curing.options import CureOptions
+from wakeful.diagnosis.options import DiagnoseOptions
+from wakeful.evaluation.options import EvaluateOptions
+from wakeful.exporting.options import ExportOptions
+from wakeful.generation.options import GenerateOptions
+from wakeful.inheritance.options import InheritOptions
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.terminal.display import Shown
 from wakeful.errors import WakefulError as WakefulError
 from wakeful.loading.load import load as load
 from wakeful.loading.model import AnyTokenizer
 from wakeful.probes.watch import watch as watch
-from wakeful.quant.schemes import Scheme
-from wakeful.verbs.compare import compare as compare
-from wakeful.verbs.cure import Cure
-from wakeful.verbs.diagnose import Diagnosis
-from wakeful.verbs.evaluate import Evaluation
-from wakeful.verbs.inherited import Inheritance
-from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-from wakeful.verbs.report import report as report
-from wakeful.verbs.sources import Source
-from wakeful.verbs.train import train as train
-from wakeful.verbs.untrained import UntrainedHeir
+from wakeful.quantization.schemes import Scheme
+from wakeful.training.comparison import compare as compare
+from wakeful.curing.tool import Cure
+from wakeful.diagnosis.tool import Diagnosis
+from wakeful.evaluation.tool import Evaluation
+from wakeful.inheritance.result import Inheritance
+from wakeful.quantization.result import Quantization, QuantizationMatrix
+from wakeful.reporting.tool import report as report
+from wakeful.loading.sources import Source
+from wakeful.training.tool import train as train
+from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.version import __version__ as __version__
 
 __all__: Sequence[str]

@@ -30,17 +30,17 @@ NAMES: dict[str, tuple[str, ...]] = {
     "optim.rotations": (
         "hadamard", "haar", "block_diagonal", "eigenbasis", "identity", "signed_permutation",
     ),
-    "quant.schemes": (
+    "quantization.schemes": (
         "fine", "moderate", "coarse", "w4", "w4g128", "w4g128_gptq", "smoothquant", "w8a8",
         "w4a16", "w4a8", "w4a4", "fp8", "mxfp4", "nvfp4", "nvfp4_4over6", "kv8", "kv4", "scheme",
     ),
     "optim": ("adamw", "orthoadam", "muon"),
 }  # fmt: skip
-"""By folder; of quant.schemes whole schemes, without grids and methods."""
+"""By folder; of quantization.schemes whole schemes, without grids and methods."""
 FOLDERS = {f"model.{field}": folder for field, folder in VARIANTS.items()} | {
     "rotate": "optim.rotations",
     "optimizer.rotation": "optim.rotations", "optimizer.name": "optim",
-    "scheme": "quant.schemes", "train.quantize.schemes": "quant.schemes",
+    "scheme": "quantization.schemes", "train.quantize.schemes": "quantization.schemes",
 }  # fmt: skip
 """Options whose values are expressions, and the folder that each names a class of."""
 

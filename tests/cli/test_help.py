@@ -25,10 +25,10 @@ from wakeful.config.model import VARIANTS
 from wakeful.config.refusals import forbidden
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import presets
-from wakeful.config.verbs import SHORT, InheritOptions
 from wakeful.errors import WakefulError
+from wakeful.inheritance.options import SHORT_NAMES, InheritOptions
 from wakeful.optim.build import BUILDERS
-from wakeful.quant.schemes import NAMED
+from wakeful.quantization.schemes import NAMED
 from wakeful.runs.run import Run
 from wakeful.variants import variants
 
@@ -96,7 +96,7 @@ def test_all_help_has_every_option_with_its_description_and_default(
             words, default = AUTOMATIC.get(name, words), default_of(InheritOptions, name)
         words = words.replace("runs/VERB-", f"runs/{verb}-")
         flag = f"--{name.removesuffix('_')}"
-        if verb == "inherit" and name in SHORT.values():  # two names that may wrap, likewise
+        if verb == "inherit" and name in SHORT_NAMES.values():  # two names that may wrap, likewise
             assert flag in shown
             continue
         if default is True:  # its two flags stand above each other, beside the words
@@ -154,14 +154,14 @@ class Read(WakefulError):
 
 
 WORK = {
-    "demo": "wakeful.verbs.demo.demonstrate", "train": "wakeful.train",
-    "compare": "wakeful.verbs.compare.compare",
-    "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.diagnose",
+    "demo": "wakeful.demonstration.tool.demonstrate", "train": "wakeful.train",
+    "compare": "wakeful.training.comparison.compare",
+    "generate": "wakeful.generation.tool.stream", "diagnose": "wakeful.diagnose",
     "inherit": "wakeful.inherit", "cure": "wakeful.cure", "evaluate": "wakeful.evaluate",
     "quantize": "wakeful.quantize", "report": "wakeful.report", "export": "wakeful.export",
     "reproduce": "wakeful_papers.verbs.reproduce.reproduce",
     "data": "wakeful.data.preparing.prepare",
-    "data generate": "wakeful.verbs.sample.sample_data",
+    "data generate": "wakeful.generation.sample.sample_data",
 }  # fmt: skip
 
 
@@ -172,7 +172,10 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def stub(*_: object, **__: object) -> None:
         raise Read("read")
 
-    listings = ("wakeful.verbs.presets.listing", "wakeful_papers.verbs.reproduce.exhibit_listing")
+    listings = (
+        "wakeful.demonstration.presets.listing",
+        "wakeful_papers.verbs.reproduce.exhibit_listing",
+    )
     # A module that another first imports now would keep the stub.
     for work in (*WORK.values(), *listings):
         importlib.import_module(work.rpartition(".")[0])
@@ -268,7 +271,7 @@ def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> 
         assert "--model.rope:" not in shown
         assert "--model.rope: plain, linear" in help_of(capsys, verb, ask="--help-all")
     assert "--out" in help_of(capsys, "data prepare")
-    assert ", ".join(NAMES["quant.schemes"]) in help_of(capsys, "quantize")
+    assert ", ".join(NAMES["quantization.schemes"]) in help_of(capsys, "quantize")
 
 
 def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,7 +314,7 @@ def test_every_field_of_the_configuration_is_an_option(
         taken.append(given)
         raise WakefulError(str(path))
 
-    monkeypatch.setattr("wakeful.verbs.train.train_into", stub)
+    monkeypatch.setattr("wakeful.training.tool.train_into", stub)
     numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
                "model.width": 48, "model.head_width": 6, "model.max_length": 99,
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
@@ -402,7 +405,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("folder", NAMES)
 def test_the_catalog_names_what_each_folder_defines(folder: str) -> None:
     known = set(BUILDERS) if folder == "optim" else {*variants(folder)}
-    if folder == "quant.schemes":
+    if folder == "quantization.schemes":
         known = {*NAMED, "scheme"}
     assert {*NAMES[folder]} == known
     assert folder in FOLDERS.values()
@@ -464,7 +467,7 @@ def test_bars_of_other_libraries_do_not_cut_through_a_sentence() -> None:
         "    from tqdm import tqdm\n"
         "    for word in tqdm([' a', ' b'], desc='unpacking'):\n"
         "        yield word\n"
-        "sys.modules['wakeful.verbs.generate'] = types.SimpleNamespace(stream=stream)\n"
+        "sys.modules['wakeful.generation.tool'] = types.SimpleNamespace(stream=stream)\n"
         "from wakeful.cli import main\n"
         "main(['generate', 'model', '--prompt', 'Once'])\n"
     )
@@ -477,8 +480,8 @@ def test_bars_of_other_libraries_do_not_cut_through_a_sentence() -> None:
 
 def test_short_names_of_an_inheritance_stand_for_options_that_exist() -> None:
     names = {name for name, _, _ in options_of(InheritOptions)}
-    assert {*SHORT.values()} <= names
-    assert not set(SHORT) & names
+    assert {*SHORT_NAMES.values()} <= names
+    assert not set(SHORT_NAMES) & names
 
 
 @pytest.mark.parametrize("verb", ["cure", "quantize", "export", "diagnose", "evaluate"])

@@ -12,7 +12,7 @@ from wakeful.cli.console import OUT
 from wakeful.cli.verbs import presets_for
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
-from wakeful.verbs.presets import facts
+from wakeful.demonstration.presets import facts
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = tool_of("presets")
@@ -71,7 +71,9 @@ def test_presets_are_listed_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OUT, "_width", 80)
-    monkeypatch.setattr("wakeful.verbs.presets.rough_seconds", lambda *_: 1 / TOOL.TWO_CORES)
+    monkeypatch.setattr(
+        "wakeful.demonstration.presets.rough_seconds", lambda *_: 1 / TOOL.TWO_CORES
+    )
     assert main(["presets"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from wakeful.cli.command import parse
 from wakeful.cli.verbs import VERBS
+from wakeful.config.keywords import filled
 from wakeful.config.model import ModelConfig
 from wakeful.config.refusals import check_rules
 from wakeful.config.schema import (
@@ -28,7 +29,6 @@ from wakeful.config.schema import (
     config_to_toml,
 )
 from wakeful.config.tables import from_table, merged, read_table, to_table
-from wakeful.config.verbs import filled
 from wakeful.errors import WakefulError
 
 

@@ -18,15 +18,13 @@ from wakeful.config.refusals import (
     forbidden,
 )
 from wakeful.config.schema import Config
-from wakeful.config.verbs import (
-    CureOptions,
-    DiagnoseOptions,
-    EvaluateOptions,
-    InheritOptions,
-    QuantizeOptions,
-    SampleOptions,
-)
+from wakeful.curing.options import CureOptions
+from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError
+from wakeful.evaluation.options import EvaluateOptions
+from wakeful.generation.data_options import SampleOptions
+from wakeful.inheritance.options import InheritOptions
+from wakeful.quantization.options import QuantizeOptions
 
 TABLES = (
     Config, CureOptions, DiagnoseOptions, EvaluateOptions, InheritOptions, QuantizeOptions,

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import wakeful
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.quant.convert import quantized_layers
-from wakeful.quant.schemes import Absmax, Scales, Zeropoint
-from wakeful.quant.schemes.grids import E4M3, MxE2M1
+from wakeful.quantization.convert import quantized_layers
+from wakeful.quantization.schemes import Absmax, Scales, Zeropoint
+from wakeful.quantization.schemes.grids import E4M3, MxE2M1
 
 TOKENS = torch.arange(40).view(2, 20)
 TOKENIZER = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)

@@ -17,9 +17,9 @@ from contracts import test_variants_contract as contract
 from helpers import gradients, rivals, some_tokens, tiny_config, tiny_decoder
 from hf.models import padded, pair
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import first
 from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import first
 from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
@@ -31,11 +31,11 @@ from wakeful.probes.hidden import Outliers
 from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import check_one_matrix, watch
-from wakeful.quant import quantize, quantized_layers
-from wakeful.roles import Role
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.routes import ValueRoute
 from wakeful.surgery import store_prefix
 from wakeful.variants import build
+from wakeful.variants.roles import Role
 
 pytestmark = pytest.mark.filterwarnings("error")
 RIVALS = [("routes", "preview"), ("normalizers", "clipped")]
@@ -116,7 +116,7 @@ ALL = {
 @torch.no_grad()
 def test_a_model_of_rivals_is_quantized():
     decoder = tiny_decoder(dtype=torch.float32, noise=0.05, **ALL).eval()
-    small = quantize(decoder, "fine")
+    small = quantize_module(decoder, "fine")
     assert {f"blocks.3.attention.{part}" for part in ("query", "key", "value", "out")} < set(
         quantized_layers(small)
     )
@@ -298,7 +298,7 @@ def test_what_a_norm_draws_is_the_same_in_every_model():
     for (name, parameter), other in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(parameter, other), name
     # And an heir that does not take the reference's norms has them too.
-    heir = inherit(one, first(2, of=4), copy="without_norms")
+    heir = inherit_blocks(one, first(2, of=4), copy="without_norms")
     assert torch.equal(heir.blocks[1].mlp_norm.turn.weight, one.blocks[1].mlp_norm.turn.weight)
     _, model = pair(norm=norm, noise=0)
     fresh = WakefulForCausalLM(model.config)

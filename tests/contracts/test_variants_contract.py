@@ -26,10 +26,10 @@ from helpers import (
     tiny_config,
     tiny_decoder,
 )
-from wakeful.discovery import classes
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, build, variant_name, variants
+from wakeful.variants.discovery import classes
 
 pytestmark = pytest.mark.filterwarnings("error")
 HEADS = {"gqa": 2, "mha": 0}

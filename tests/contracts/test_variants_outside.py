@@ -17,15 +17,15 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import canonical
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.hf.projections import named
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.model.generate import generate
 from wakeful.optim import OrthoAdam
-from wakeful.quant import quantize, quantized_layers
-from wakeful.roles import roles_of
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.runs import checkpoint
+from wakeful.variants.roles import roles_of
 
 every_example = pytest.mark.parametrize(
     ("folder", "expression"), EXAMPLES, ids=[e for _, e in EXAMPLES]
@@ -57,7 +57,7 @@ def test_an_export_comes_back_to_us_and_to_transformers(
     folder: str, expression: str, tmp_path: Path
 ) -> None:
     decoder = decoder_of(folder, expression, vocab_size=270)
-    kind = export(decoder, tmp_path / "out", tokenizer=TOKENIZER)
+    kind = export_decoder(decoder, tmp_path / "out", tokenizer=TOKENIZER)
     ours = read_decoder(tmp_path / "out").decoder()
     # Where wakeful is imported, AutoModelForCausalLM takes it instead of the code that went along.
     own = kind == "wakeful"
@@ -164,12 +164,12 @@ def test_quantization_reaches_every_weight_and_costs_what_rounding_costs(
     # The largest of some twenty numbers is 2.2 times their root mean square. Rounding to 1/127 of
     # it is an error of 2.2 / 127 / √12 = 0.5 % of weights and as much of inputs, 0.7 % a product;
     # 29 independent ones, as if they all followed one another, make √29 × 0.7 % = 3.8 %.
-    fine = quantize(decoder, "fine")
+    fine = quantize_module(decoder, "fine")
     assert set(quantized_layers(fine)) == wanted
     assert 0 < error(fine) < 0.05
     # From the least to the largest weight are 3.7 root mean squares in 15 steps of an error of
     # 1 / √12, so 7 % a product, of weights alone, and √29 × 7 % = 38 %.
-    light = quantize(decoder, "w4")
+    light = quantize_module(decoder, "w4")
     assert set(quantized_layers(light)) == wanted
     assert error(fine) < error(light) < 0.5
     # It is the same model with the dequantized matrices put into it.

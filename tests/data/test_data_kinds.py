@@ -15,7 +15,7 @@ from wakeful.data.mixture import MixedBatches, MixedTokens
 from wakeful.data.order import Tokens
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
-from wakeful.heirs.plan import _more
+from wakeful.inheritance.plan import _more
 
 KINDS = ("text", "folder", "mixture", "task")
 

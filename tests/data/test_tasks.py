@@ -19,9 +19,9 @@ from wakeful.data.tokens import SplitName
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder
+from wakeful.runs.records import DataFacts, data_facts
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
-from wakeful.training.records import DataFacts, data_facts
+from wakeful.training.loop import train_run
 from wakeful.training.validation import optimal, window_losses
 from wakeful.variants import build, variants
 
@@ -257,7 +257,7 @@ def test_a_task_of_ones_own_is_trained_on(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "coin.py").write_text(COIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = tiny(Path(), data={"source": "coin:Coin(heads=0.25)", "vocab_size": 4096})
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     assert run.read_json("data.json")["source"] == ["coin:Coin(heads=0.25)"]
     assert run.config.model.vocab_size == 3
     rows = [row for row in run.metrics() if row["kind"] == "validation"]
@@ -309,7 +309,7 @@ def config_of(file: str, **over) -> Config:
 
 def test_a_run_on_a_task_resumes_to_the_bit(file: str, tmp_path: Path) -> None:
     config = config_of(file)
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "train"]
     assert all(row["excess_loss"] > 0 for row in rows)
     validation = [row for row in run.metrics() if row["kind"] == "validation"]
@@ -325,7 +325,7 @@ def test_a_run_on_a_task_resumes_to_the_bit(file: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)
     shutil.rmtree(copy / "checkpoints" / "step-00000008")
-    again = train(Config(), copy, resume=True)
+    again = train_run(Config(), copy, resume=True)
     kept = ("step", "loss", "excess_loss", "grad_norm")
     assert [{k: row[k] for k in kept} for row in rows] == [
         {k: row[k] for k in kept} for row in again.metrics() if row["kind"] == "train"
@@ -340,7 +340,7 @@ def test_fields_that_a_task_does_not_read_are_refused(file: str, tmp_path: Path)
     fields = {"max_bytes": 5, "max_tokens": 5, "keep_overlap": True, "validation_source": file}
     for field, value in fields.items():
         with pytest.raises(WakefulError, match=f"data.{field} = .* does nothing"):
-            train(config_of(file, data={field: value}), tmp_path / "run")
+            train_run(config_of(file, data={field: value}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -390,12 +390,12 @@ def test_windows_of_text_begin_with_bos_where_asked(
         assert (other[0][:, 0] == data.tokenizer.end_of_text).all()
         assert torch.equal(other[0][:, 1:], one[0][:, 1:])
         assert torch.equal(other[1], one[1])
-    run = train(begun, tmp_path / "run")
+    run = train_run(begun, tmp_path / "run")
     model = load(run.path)
     assert model.begin("auto") == [data.tokenizer.end_of_text]
     assert model.encode("def ") == [data.tokenizer.end_of_text, *data.tokenizer.encode("def ")]
-    assert load(train(plain, tmp_path / "plain").path).begin("auto") == []
+    assert load(train_run(plain, tmp_path / "plain").path).begin("auto") == []
     losses = [row["loss"] for row in run.metrics() if row["kind"] == "train"]
     (run.checkpoints / "step-00000008").rename(tmp_path / "last")
-    again = train(Config(), run.path, resume=True)
+    again = train_run(Config(), run.path, resume=True)
     assert losses == [row["loss"] for row in again.metrics() if row["kind"] == "train"]

@@ -14,13 +14,13 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.tables import from_table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import first
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import first
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
-from wakeful.quant import quantize, quantized_layers
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
 
 PROJECTED = {"embedding": "projected"}
@@ -70,7 +70,7 @@ def test_an_export_is_a_stock_llama(tied: bool, tmp_path: Path) -> None:
     recipe = PROJECTED | {"norm": "rmsnorm_single", "tied": tied}
     decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, **recipe).eval()
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "llama"
+    assert export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer) == "llama"
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokens = some_tokens(2, 9)
     wanted = decoder(tokens)
@@ -96,7 +96,7 @@ def test_it_is_rotated_and_quantized_as_what_it_folds_to(tied: bool) -> None:
     tokens = some_tokens(2, 9)
     wanted = decoder(tokens)
     torch.testing.assert_close(rotate(decoder)(tokens), wanted, rtol=1e-9, atol=1e-9)
-    small = quantize(decoder.float(), "fine")
+    small = quantize_module(decoder.float(), "fine")
     assert "head" in quantized_layers(small)
     assert not any(name.startswith("embedding") for name in quantized_layers(small))
     assert (small(tokens) - wanted).norm() / wanted.norm() < 0.1
@@ -104,7 +104,7 @@ def test_it_is_rotated_and_quantized_as_what_it_folds_to(tied: bool) -> None:
 
 def test_heirs_keep_it() -> None:
     reference = tiny_decoder(**PROJECTED)
-    heir = inherit(reference, first(2, of=4))
+    heir = inherit_blocks(reference, first(2, of=4))
     cut = tiny_decoder(**PROJECTED)
     cut.blocks = nn.ModuleList(list(cut.blocks)[:2])
     assert torch.equal(heir(some_tokens(2, 9)), cut(some_tokens(2, 9)))

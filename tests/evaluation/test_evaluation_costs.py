@@ -16,16 +16,17 @@ from evaluation.models import llama, loaded_llama, save_llama
 from probes.architectures import build
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.config.verbs import EvaluateOptions
+from wakeful.config.reading import DECODED
 from wakeful.errors import WakefulError
 from wakeful.evaluation import costs as costs_module
-from wakeful.evaluation.costs import DECODED, OURS, ROUNDS, THEIRS, costs
+from wakeful.evaluation.costs import OURS, ROUNDS, THEIRS, costs
+from wakeful.evaluation.options import EvaluateOptions
+from wakeful.evaluation.tool import Evaluation
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.quant import quantize
+from wakeful.quantization import quantize_module
 from wakeful.reports.value import Table
-from wakeful.training.loop import train
-from wakeful.verbs.evaluate import Evaluation
+from wakeful.training.loop import train_run
 
 __all__ = ["llama", "text"]
 LENGTHS = (9, 20)
@@ -78,7 +79,7 @@ def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
 
 def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
     model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
-    small = dataclasses.replace(model, module=quantize(model.module, "fine"))
+    small = dataclasses.replace(model, module=quantize_module(model.module, "fine"))
     whole, quantized = (
         {s.metric: s.figure for s in costs(each, (16,), progress=lambda *_: None)}
         for each in (model, small)
@@ -88,7 +89,7 @@ def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
 
 
 def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     wakeful.export(run.path, tmp_path / "export")
     ours, theirs = (
         {s.metric: s.figure for s in costs(wakeful.load(place), (16,), progress=lambda *_: None)}
@@ -104,7 +105,7 @@ def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> N
 
 
 def test_files_are_those_of_the_checkpoint_that_was_loaded(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     model = wakeful.load(run.path)
     whole = run.path / "checkpoints" / "step-00000008" / "model.safetensors"
     older = run.path / "checkpoints" / "step-00000004"
@@ -147,7 +148,7 @@ def codes(result: Evaluation) -> dict[str, set[str]]:
 def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
     text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     timed: list[type] = []
     own = costs_module._timed
 
@@ -185,7 +186,7 @@ def test_models_in_memory_are_known_before_they_are_loaded(
     decoder = dataclasses.replace(model, module=model.decoder(), name="ours")
     assert codes(wakeful.evaluate(model, decoder, speed=[8])) == {"llama": {OURS}, "ours": {OURS}}
     assert codes(wakeful.evaluate(model, speed=[8])) == {"llama": {THEIRS}}
-    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     small = wakeful.quantize(run.path, "w4").model
     assert [*codes(wakeful.evaluate(llama, small, speed=[8])).values()] == [{OURS}, {OURS}]
 
@@ -193,7 +194,7 @@ def test_models_in_memory_are_known_before_they_are_loaded(
 def test_where_our_decoder_cannot_be_a_model_two_implementations_are_compared(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
-    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     foreign = save_opt(tmp_path / "opt")
     found = wakeful.evaluate(run.path, foreign, llama, speed=[8])
     assert codes(found) == {"vanilla": {OURS}, "opt": {THEIRS}, "llama": {OURS}}

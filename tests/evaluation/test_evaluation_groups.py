@@ -24,8 +24,8 @@ from wakeful.cli import main
 from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.harness import run_tasks
-from wakeful.evaluation.scores import Score, averages, difference
 from wakeful.evaluation.tasks import named_tasks, quiet
+from wakeful.scores import Score, averages, difference
 
 __all__ = ["llama"]
 

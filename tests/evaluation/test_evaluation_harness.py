@@ -26,13 +26,13 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.examples import TaskSet, read_choices, read_lambada
 from wakeful.evaluation.harness import HarnessModel, run_tasks
-from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks, quiet
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.quant import quantize
-from wakeful.training.loop import train
+from wakeful.quantization import quantize_module
+from wakeful.scores import Score
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 def ours(text: Path, tmp_path: Path) -> Model:
-    run = train(tiny(text, model={"max_length": 200}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 200}), tmp_path / "run")
     return load(str(run.path), device=CPU, dtype=torch.float32)
 
 
@@ -164,7 +164,7 @@ def test_padding_never_enters_a_per_tensor_scale(
     model: Model, tmp_path: Path, as_decoder: bool
 ) -> None:
     module: nn.Module = model.decoder() if as_decoder else model.module
-    small = dataclasses.replace(model, module=quantize(module, "coarse"))
+    small = dataclasses.replace(model, module=quantize_module(module, "coarse"))
     tasks = local_tasks(tmp_path)
     found = [
         figures(run_tasks("m", HarnessModel(small, batch_size=size), tasks)) for size in (1, 3)
@@ -180,7 +180,7 @@ def test_padding_never_enters_a_per_tensor_scale(
 
 
 def test_a_quantized_decoder_writes(model: Model) -> None:
-    small = dataclasses.replace(model, module=quantize(model.decoder(), "w4"))
+    small = dataclasses.replace(model, module=quantize_module(model.decoder(), "w4"))
     lm = HarnessModel(small, batch_size=2)
     settings = {"until": [], "max_gen_toks": 12}
     prompts = ["the ", "a longer one "]

@@ -11,15 +11,15 @@ import torch
 
 from evaluation.models import loaded_llama
 from pages.synthetic import damage, diagnosis
+from wakeful.diagnosis.measure import diagnose_model
+from wakeful.diagnosis.report import diagnosis_report
+from wakeful.diagnosis.verdict import findings, summary
 from wakeful.errors import WakefulError
-from wakeful.evaluation.damage import Damage, layer_errors, predicts, scheme_figures
-from wakeful.evaluation.damage import findings as damage_findings
-from wakeful.evaluation.damage import summary as damage_summary
-from wakeful.evaluation.diagnosis import diagnose
-from wakeful.evaluation.findings import findings, summary
-from wakeful.reports.diagnosis import diagnosis_report
+from wakeful.quantization.damage import Damage, layer_errors, predicts, scheme_figures
+from wakeful.quantization.damage import findings as damage_findings
+from wakeful.quantization.damage import summary as damage_summary
+from wakeful.quantization.report import quantization_report
 from wakeful.reports.html import write
-from wakeful.reports.quantization import quantization_report
 
 
 def with_values(found: Damage, metric: str, value: float, *, layer: int) -> Damage:
@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         loaded.module.get_output_embeddings().weight[3, 5] = float("nan")  # pyright: ignore
     with pytest.raises(WakefulError, match="llama's loss is not finite: the model is damaged"):
-        diagnose(loaded, [list(range(8))])
+        diagnose_model(loaded, [list(range(8))])
 
 
 def test_a_single_layer_that_is_lazy_cannot_be_left_out() -> None:

@@ -15,11 +15,11 @@ from evaluation.models import loaded_llama, save_llama
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import log_likelihoods, perplexity
-from wakeful.evaluation.reading import stream_windows, tokenize
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
+from wakeful.loading.reading import stream_windows, tokenize
 from wakeful.model.decoder import IGNORED
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 WORDS = "naïve café 😀 — the cat sat on the mat, and then it sat on the hat again. " * 3
@@ -93,7 +93,7 @@ def test_windows_may_be_limited(model: Model) -> None:
 
 
 def test_bytes_are_those_of_the_text(model: Model, text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
     for each in (model, ours):
         for words in (WORDS, "  def \n\n\t value é漢字😀  in\n"):
@@ -107,7 +107,7 @@ def test_bytes_are_those_of_the_text(model: Model, text: Path, tmp_path: Path) -
 
 
 def test_our_decoder_has_the_loss_of_its_own(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float64)
     words = (text / "000.txt").read_text()
     tokens = torch.tensor([ours.plain(words)[:33]])
@@ -129,7 +129,7 @@ def test_what_cannot_be_measured_is_refused(model: Model, text: Path, tmp_path: 
     fails("at least 2 tokens", length=1)
     fails("between 1 and the length, 16", stride=17)
     fails("between 1 and the length, 16", stride=0)
-    relaxed = train(tiny(text, model={"relaxed_prefix": 4}), tmp_path / "relaxed")
+    relaxed = train_run(tiny(text, model={"relaxed_prefix": 4}), tmp_path / "relaxed")
     ours = load(str(relaxed.path), device=torch.device("cpu"), dtype=torch.float32)
     fails("see their own targets", each=ours)
     fails("has no BOS", each=loaded_llama(tmp_path / "none", bos=False), bos=True)

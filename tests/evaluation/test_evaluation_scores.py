@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
-from wakeful.evaluation.scores import Score, averages, difference, ratio, scores_table
-from wakeful.reports.evaluation import headlines, summary
+from wakeful.evaluation.report import headlines, summary
+from wakeful.scores import Score, averages, difference, ratio, scores_table
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from surgery.test_prefix import TOKENS, Recorder, after, decoder, text
-from wakeful.evaluation.later_sinks import later_sinks
+from wakeful.diagnosis.later_sinks import later_sinks
 from wakeful.probes.attention import KeyShares
 from wakeful.probes.exact import even_shares
 from wakeful.probes.streaming import head_weights

@@ -6,7 +6,7 @@ import pytest
 
 from training.runs import tiny, write_text
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
          "--device", "cpu", "--diagnose_length", "16", "--diagnose_sequences", "2"]  # fmt: skip
@@ -22,9 +22,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
         config = tiny(
             text,
             model={"num_layers": 4},
-            train={"steps": 40, "eval_every": 0, "checkpoint_every": 0},
+            train_run={"steps": 40, "eval_every": 0, "checkpoint_every": 0},
         )
-        return text, train(config, folder / "reference")
+        return text, train_run(config, folder / "reference")
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.heirs.bridge import Bridged, Gap, bridge, gaps, rebridge, stayed
-from wakeful.heirs.equations import whole_products
-from wakeful.heirs.inherit import grow, inherit
-from wakeful.heirs.layers import LayerMap
-from wakeful.heirs.stream import TextStream
+from wakeful.inheritance.blocks import grow, inherit_blocks
+from wakeful.inheritance.bridge import bridge, gaps, rebridge, stayed
+from wakeful.inheritance.equations import whole_products
+from wakeful.inheritance.layers import LayerMap
+from wakeful.inheritance.stream import TextStream
 from wakeful.model.decoder import Decoder
+from wakeful.runs.records import Bridged, Gap
 
 LAYERS = LayerMap((0, 3), "named")
 ONE_GAP = LayerMap((0, 3, 4), "named")
@@ -101,10 +102,10 @@ def test_a_bridge_is_the_least_squares_solution(
     weigh: Literal["relative", "equal"],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wakeful.heirs.bridge._HELD", 2.0)  # constrained whatever comes out
+    monkeypatch.setattr("wakeful.inheritance.bridge._HELD", 2.0)  # constrained whatever comes out
     options = BridgeConfig(map=solve, first=first, weigh=weigh, ridge=1e-4)
     reference = tiny_decoder(**shape)
-    heir = inherit(reference, LAYERS)
+    heir = inherit_blocks(reference, LAYERS)
     with torch.no_grad():
         weight, bias = least(heir, reference, options)
     before = {name: p.clone() for name, p in heir.named_parameters()}
@@ -148,7 +149,7 @@ def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -
             down += torch.outer(length, reads / (reads @ first))
         else:
             reference.embed.weight[0] += length
-    plain, apart, out = (inherit(reference, LAYERS) for _ in range(3))
+    plain, apart, out = (inherit_blocks(reference, LAYERS) for _ in range(3))
     bridge(apart, reference, LAYERS, tokens, BridgeConfig(first="apart"))
     bridge(out, reference, LAYERS, tokens, BridgeConfig(first="out"))
     x, made, lost = (seen(each, 0, tokens)[2] for each in (plain, apart, out))
@@ -176,7 +177,7 @@ def test_layers_that_do_nothing_are_left_out_without_a_trace() -> None:
                 for parameter in reference.blocks[layer].get_submodule(name).parameters():
                     parameter.zero_()
     for solve in ("output", "down"):
-        heir = inherit(reference, LAYERS)
+        heir = inherit_blocks(reference, LAYERS)
         options = BridgeConfig(map=solve, ridge=0.0, first="in")
         (found,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
         assert found.plain == pytest.approx(0, abs=1e-12)
@@ -191,16 +192,16 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     reference = tiny_decoder(num_layers=6)
     layers = LayerMap((0, 2, 4), "alternate")
     options = BridgeConfig(first=first, ridge=1e-4)
-    whole = inherit(reference, layers)
+    whole = inherit_blocks(reference, layers)
     found = bridge(whole, reference, layers, TOKENS, options)
     assert [(b.after, b.first, b.last) for b in found] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
-    steps = inherit(reference, layers)
+    steps = inherit_blocks(reference, layers)
     for gap, one in zip(gaps(layers, 6), found, strict=True):
         assert bridge(steps, reference, layers, TOKENS, options, only=[gap]) == [one]
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, steps.get_parameter(name)), name
     # In another order the last is solved on a stream that it does not have later.
-    wrong = inherit(reference, layers)
+    wrong = inherit_blocks(reference, layers)
     for gap in reversed(gaps(layers, 6)):
         bridge(wrong, reference, layers, TOKENS, options, only=[gap])
     assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
@@ -209,7 +210,7 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
 def test_a_layer_taken_back_replaces_its_bridge() -> None:
     reference = tiny_decoder(num_layers=8, bias=True)
     before = LayerMap((0, 3, 7), "angle")  # gaps 1–2 and 4–6
-    student = inherit(reference, before)
+    student = inherit_blocks(reference, before)
     bridge(student, reference, before, TOKENS)
     with torch.no_grad():  # and some training
         for parameter in student.parameters():
@@ -256,9 +257,9 @@ def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = tiny_decoder()
-    one, other = inherit(reference, LAYERS), inherit(reference, LAYERS)
+    one, other = inherit_blocks(reference, LAYERS), inherit_blocks(reference, LAYERS)
     bridge(one, reference, LAYERS, TOKENS)
-    monkeypatch.setattr("wakeful.heirs.stream._AT_ONCE", 25)
+    monkeypatch.setattr("wakeful.inheritance.stream._AT_ONCE", 25)
     bridge(other, reference, LAYERS, TOKENS)
     torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
 
@@ -271,7 +272,7 @@ def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
     reference, alone = tiny_decoder(**shape), some_tokens(8, 7)
     together, numbers = alone.view(4, 14), torch.arange(14).expand(4, -1) // 7
     options = BridgeConfig(first=first)
-    one, other, crossed = (inherit(reference, LAYERS) for _ in range(3))
+    one, other, crossed = (inherit_blocks(reference, LAYERS) for _ in range(3))
     bridge(one, reference, LAYERS, alone, options)
     bridge(other, reference, LAYERS, together, options, documents=numbers)
     bridge(crossed, reference, LAYERS, together, options)
@@ -279,7 +280,7 @@ def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
         torch.testing.assert_close(one(alone), other(alone), rtol=1e-6, atol=1e-6)
         assert not torch.allclose(one(alone), crossed(alone), rtol=1e-3, atol=1e-3)
     before, now = LayerMap((0,), "named"), LayerMap((0, 2), "named")
-    again = [inherit(reference, now) for _ in range(2)]
+    again = [inherit_blocks(reference, now) for _ in range(2)]
     rebridge(again[0], reference, now, before, alone, options)
     rebridge(again[1], reference, now, before, together, options, documents=numbers)
     with torch.no_grad():
@@ -288,7 +289,7 @@ def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
 
 def test_no_bridge_changes_nothing() -> None:
     reference = tiny_decoder()
-    heir, plain = inherit(reference, LAYERS), inherit(reference, LAYERS)
+    heir, plain = inherit_blocks(reference, LAYERS), inherit_blocks(reference, LAYERS)
     assert bridge(heir, reference, LAYERS, TOKENS, BridgeConfig(map="none")) == []
     assert torch.equal(heir(TOKENS), plain(TOKENS))
 
@@ -301,13 +302,19 @@ def test_a_stream_that_is_no_plain_sum_is_refused(shape: dict[str, Any]) -> None
         shape = {"depth": next(e for f, e in EXAMPLES if f == "depth" and e != "residual")}
     reference = tiny_decoder(**shape)
     with pytest.raises(WakefulError, match=rf"model.{next(iter(shape))} = .* --bridge.map none"):
-        bridge(inherit(reference, LayerMap((0, 1), "x")), reference, LAYERS, TOKENS)
+        bridge(inherit_blocks(reference, LayerMap((0, 1), "x")), reference, LAYERS, TOKENS)
 
 
 def test_too_few_tokens_are_refused() -> None:
     reference = tiny_decoder()
     with pytest.raises(WakefulError, match=r"give more --bridge\.tokens"):
-        bridge(inherit(reference, LAYERS), reference, LAYERS, TOKENS[:1], BridgeConfig(ridge=0.0))
+        bridge(
+            inherit_blocks(reference, LAYERS),
+            reference,
+            LAYERS,
+            TOKENS[:1],
+            BridgeConfig(ridge=0.0),
+        )
 
 
 @pytest.mark.parametrize("kind", ["down", "output"])
@@ -315,12 +322,12 @@ def test_too_few_tokens_are_refused() -> None:
 def test_float32_solves_as_float64_does(
     shape: dict[str, Any], kind: Literal["down", "output"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wakeful.heirs.stream._AT_ONCE", 25)  # several parts are summed
+    monkeypatch.setattr("wakeful.inheritance.stream._AT_ONCE", 25)  # several parts are summed
     options = BridgeConfig(map=kind, ridge=1e-2)
     found = []
     for dtype in (torch.float32, torch.float64):
         reference = tiny_decoder(num_layers=5, **shape).to(dtype)
-        heir = inherit(reference, ONE_GAP)
+        heir = inherit_blocks(reference, ONE_GAP)
         (told,) = bridge(heir, reference, ONE_GAP, TOKENS, options)
         found.append((heir.get_parameter("blocks.0.mlp.down.weight").double(), told))
     (single, one), (double, other) = found

@@ -10,10 +10,10 @@ from torch import Tensor
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.heirs.bridge import bridge, rebridge
-from wakeful.heirs.choice import bridged_losses
-from wakeful.heirs.inherit import grow, inherit
-from wakeful.heirs.layers import LayerMap
+from wakeful.inheritance.blocks import grow, inherit_blocks
+from wakeful.inheritance.bridge import bridge, rebridge
+from wakeful.inheritance.choice import bridged_losses
+from wakeful.inheritance.layers import LayerMap
 from wakeful.model.decoder import Decoder
 
 LAYERS = LayerMap((0, 3), "named")
@@ -61,7 +61,7 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
 ) -> None:
     options = BridgeConfig(map=solve, first=first, weigh=weigh, ridge=1e-4)
     reference = tiny_decoder(**shape)
-    heir = inherit(reference, LAYERS)
+    heir = inherit_blocks(reference, LAYERS)
     norm = heir.blocks[0].get_submodule("mlp_output_norm")
     bias = shape.get("bias", False)
     before, y = seen(heir, 0), seen(reference, 2)["out"]
@@ -112,7 +112,7 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_only_the_matrix_and_its_norm_change(shape: dict[str, Any]) -> None:
     reference = tiny_decoder(**shape)
-    heir = inherit(reference, LAYERS)
+    heir = inherit_blocks(reference, LAYERS)
     before = {name: p.clone() for name, p in heir.named_parameters()}
     kept = {name: p.clone() for name, p in reference.named_parameters()}
     bridge(heir, reference, LAYERS, TOKENS)
@@ -134,7 +134,7 @@ def test_layers_that_add_nothing_are_left_out_without_a_trace(shape: dict[str, A
             ).parameters():
                 parameter.zero_()
     for solve in ("output", "down"):
-        heir = inherit(reference, LAYERS)
+        heir = inherit_blocks(reference, LAYERS)
         options = BridgeConfig(map=solve, ridge=0.0, first="in")
         (found,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
         assert found.plain == pytest.approx(0, abs=1e-12)
@@ -145,11 +145,11 @@ def test_layers_that_add_nothing_are_left_out_without_a_trace(shape: dict[str, A
 def test_the_first_token_apart_comes_out_in_the_references_direction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wakeful.heirs.bridge._HELD", 2.0)  # constrained whatever comes out
+    monkeypatch.setattr("wakeful.inheritance.bridge._HELD", 2.0)  # constrained whatever comes out
     reference = tiny_decoder(placement="reordered")
     same = TOKENS.clone()
     same[:, 0] = 1  # all first tokens alike: their mean is each
-    heir = inherit(reference, LAYERS)
+    heir = inherit_blocks(reference, LAYERS)
     before = heir.blocks[0].get_submodule("mlp_output_norm").get_parameter("weight").clone()
     bridge(heir, reference, LAYERS, same, BridgeConfig(first="apart", ridge=1e-4))
     found: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ def test_the_first_token_apart_comes_out_in_the_references_direction(
     )
     with torch.no_grad():
         heir.hidden(same)
-        plain = inherit(reference, LAYERS)
+        plain = inherit_blocks(reference, LAYERS)
         added: list[Tensor] = []
         put_out: list[Tensor] = []
         plain.blocks[0].get_submodule("mlp_output_norm").register_forward_hook(
@@ -187,11 +187,11 @@ def test_the_first_token_apart_comes_out_in_the_references_direction(
 def test_a_bridge_taken_back_takes_its_norm_back(norm: str) -> None:
     reference = tiny_decoder(num_layers=6, placement="peri", norm=norm)
     before, later = LayerMap((0, 4, 5), "angle"), LayerMap((0, 2, 4, 5), "angle")
-    student = inherit(reference, before)
+    student = inherit_blocks(reference, before)
     bridge(student, reference, before, TOKENS)
     heir = grow(student, before, reference, later)
     rebridge(heir, reference, later, before, TOKENS)
-    other = inherit(reference, later)
+    other = inherit_blocks(reference, later)
     bridge(other, reference, later, TOKENS)
     for name, parameter in heir.named_parameters():
         torch.testing.assert_close(parameter, other.get_parameter(name), msg=name)
@@ -208,7 +208,7 @@ def test_trying_runs_leaves_the_reference_as_it_was() -> None:
         assert torch.equal(parameter, kept[name]), name
     start = min(losses)
     layers = LayerMap(tuple(i for i in range(6) if not start <= i < start + 2), "bridge")
-    heir = inherit(reference, layers)
+    heir = inherit_blocks(reference, layers)
     bridge(heir, reference, layers, text[:-4], options)
     with torch.no_grad():
         logits = heir(text[-4:, :-1]).flatten(0, 1)
@@ -220,4 +220,4 @@ def test_trying_runs_leaves_the_reference_as_it_was() -> None:
 def test_norms_that_do_more_than_scale_are_refused(norm: str) -> None:
     reference = tiny_decoder(placement="peri", norm=norm)
     with pytest.raises(WakefulError, match=r"model\.norm = .* --bridge\.map none"):
-        bridge(inherit(reference, LAYERS), reference, LAYERS, TOKENS)
+        bridge(inherit_blocks(reference, LAYERS), reference, LAYERS, TOKENS)

@@ -9,7 +9,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.layers import By, Diagnosed, LayerMap, diagnose_layers, from_order, ordered
+from wakeful.inheritance.layers import By, Diagnosed, LayerMap, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe

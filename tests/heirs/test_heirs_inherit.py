@@ -9,8 +9,8 @@ from torch import Tensor
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import departures, grow, inherit, target_config
-from wakeful.heirs.layers import LayerMap, first, last, named_layers, stacked
+from wakeful.inheritance.blocks import departures, grow, inherit_blocks, target_config
+from wakeful.inheritance.layers import LayerMap, first, last, named_layers, stacked
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import store_prefix
 
@@ -27,7 +27,7 @@ def own_parameter(name: str) -> bool:
 @pytest.mark.parametrize(("folder", "expression"), EXAMPLES, ids=[e for _, e in EXAMPLES])
 def test_all_layers_inherited_are_the_reference_itself(folder: str, expression: str) -> None:
     reference = tiny_decoder(**{FIELD[folder]: expression})
-    heir = inherit(reference, first(4, of=4))
+    heir = inherit_blocks(reference, first(4, of=4))
     assert torch.equal(heir(TOKENS), reference(TOKENS))
     assert all(p.requires_grad for p in heir.parameters())
     shared = {p.data_ptr() for p in heir.parameters()} & {
@@ -40,7 +40,7 @@ def test_all_layers_inherited_are_the_reference_itself(folder: str, expression: 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_an_heir_computes_the_first_blocks(positions: str, tied: bool) -> None:
     reference = tiny_decoder(positions=positions, tied=tied, bias=True, norm="layernorm")
-    heir = inherit(reference, first(2, of=4))
+    heir = inherit_blocks(reference, first(2, of=4))
     cut = tiny_decoder(positions=positions, tied=tied, bias=True, norm="layernorm")
     cut.blocks = cut.blocks[:2]
     assert torch.equal(heir(TOKENS), cut(TOKENS))
@@ -50,8 +50,8 @@ def test_an_heir_computes_the_first_blocks(positions: str, tied: bool) -> None:
 @pytest.mark.parametrize("route", ["own", "resformer", "svformer", "cla"])
 def test_a_stored_prefix_comes_along(route: str) -> None:
     reference = store_prefix(tiny_decoder(route=route, num_kv_heads=2), [3, 4])
-    assert torch.equal(inherit(reference, first(4, of=4))(TOKENS), reference(TOKENS))
-    later = inherit(reference, LayerMap((1, 3), "named"))
+    assert torch.equal(inherit_blocks(reference, first(4, of=4))(TOKENS), reference(TOKENS))
+    later = inherit_blocks(reference, LayerMap((1, 3), "named"))
     for layer, source in enumerate((1, 3)):
         for kind, owner in (("key", "keys"), ("value", "values")):
             if later.plan.owns(kind, layer):
@@ -65,7 +65,7 @@ def test_a_stored_prefix_comes_along(route: str) -> None:
 @pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1), (2,)])
 def test_any_blocks_in_any_order(sources: tuple[int, ...]) -> None:
     reference = tiny_decoder()
-    heir = inherit(reference, LayerMap(sources, "named"))
+    heir = inherit_blocks(reference, LayerMap(sources, "named"))
     moved = tiny_decoder()
     moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
     assert torch.equal(heir(TOKENS), moved(TOKENS))
@@ -74,7 +74,7 @@ def test_any_blocks_in_any_order(sources: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("sources", [(1, 3), (0, 1, 0, 1)])
 def test_norms_divided_by_the_layer_number_are_compensated(sources: tuple[int, ...]) -> None:
     reference = tiny_decoder(norm="layernorm_scaling")
-    heir = inherit(reference, LayerMap(sources, "named"))
+    heir = inherit_blocks(reference, LayerMap(sources, "named"))
     moved = tiny_decoder(norm="layernorm_scaling")
     moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
     torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=0, atol=1e-11)
@@ -86,24 +86,24 @@ def test_logits_divided_by_the_layer_number_are_compensated(
     sources: tuple[int, ...], bias: bool
 ) -> None:
     reference = tiny_decoder(scale_logits_by_layer=True, bias=bias)
-    heir = inherit(reference, LayerMap(sources, "named"))
+    heir = inherit_blocks(reference, LayerMap(sources, "named"))
     moved = tiny_decoder(scale_logits_by_layer=True, bias=bias)
     # The reference's own blocks keep the scale of their old number.
     moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
     torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=1e-12, atol=1e-12)
-    without = inherit(reference, LayerMap(sources, "named"), copy="mlp")
+    without = inherit_blocks(reference, LayerMap(sources, "named"), copy="mlp")
     for layer in range(len(sources)):
         name = f"blocks.{layer}.attention.query.weight"
-        drawn = inherit(reference, first(len(sources), of=4), copy="mlp").get_parameter(name)
+        drawn = inherit_blocks(reference, first(len(sources), of=4), copy="mlp").get_parameter(name)
         assert torch.equal(without.get_parameter(name), drawn)
 
 
 @pytest.mark.parametrize("route", ["shared_queries", "query_residual", "attention_residual"])
 def test_compensation_that_would_touch_other_layers_is_refused(route: str) -> None:
     reference = tiny_decoder(scale_logits_by_layer=True, route=route)
-    inherit(reference, first(3, of=4))
+    inherit_blocks(reference, first(3, of=4))
     with pytest.raises(WakefulError, match="cannot become layer"):
-        inherit(reference, named_layers([0, 2, 3], of=4))
+        inherit_blocks(reference, named_layers([0, 2, 3], of=4))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_compensation_that_would_touch_other_layers_is_refused(route: str) -> No
 )
 def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> None:
     reference = tiny_decoder()
-    plain = inherit(reference, first(3, of=4))
-    heir = inherit(reference, first(3, of=4), route=route)
+    plain = inherit_blocks(reference, first(3, of=4))
+    heir = inherit_blocks(reference, first(3, of=4), route=route)
     torch.testing.assert_close(heir(TOKENS), plain(TOKENS), rtol=1e-12, atol=1e-12)
     assert departures(reference, first(3, of=4), route=route) == []
     # And it can leave that point.
@@ -131,12 +131,12 @@ def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> Non
 
 def test_an_heir_of_one_layer_has_no_later_layer_to_mix() -> None:
     for route in ('resformer(mode="learnable")', "dense", "gated", "svformer", "neutreno"):
-        heir = inherit(tiny_decoder(), first(1, of=4), route=route)
-        assert torch.equal(heir(TOKENS), inherit(tiny_decoder(), first(1, of=4))(TOKENS))
+        heir = inherit_blocks(tiny_decoder(), first(1, of=4), route=route)
+        assert torch.equal(heir(TOKENS), inherit_blocks(tiny_decoder(), first(1, of=4))(TOKENS))
 
 
 def test_the_learned_weights_start_at_zero_and_one() -> None:
-    heir = inherit(tiny_decoder(), first(3, of=4), route='resformer(mode="learnable")')
+    heir = inherit_blocks(tiny_decoder(), first(3, of=4), route='resformer(mode="learnable")')
     assert heir.route.get_parameter("weights").tolist() == [[0.0, 1.0], [0.0, 1.0]]
 
 
@@ -152,8 +152,8 @@ def test_the_learned_weights_start_at_zero_and_one() -> None:
 )
 def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, far: float) -> None:
     reference = tiny_decoder(init_std=0.2, noise=0.05)
-    plain = inherit(reference, first(3, of=4))(TOKENS)
-    heir = inherit(reference, first(3, of=4), **options)
+    plain = inherit_blocks(reference, first(3, of=4))(TOKENS)
+    heir = inherit_blocks(reference, first(3, of=4), **options)
     distance = (heir(TOKENS) - plain).abs().max()
     assert 0 < distance < far
     (said,) = departures(reference, first(3, of=4), **options)
@@ -175,8 +175,8 @@ def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, 
 def test_what_cannot_start_unchanged_is_named(options: dict, said: str) -> None:
     reference = tiny_decoder()
     assert any(said in text for text in departures(reference, first(3, of=4), **options))
-    heir = inherit(reference, first(3, of=4), **options)
-    assert not torch.allclose(heir(TOKENS), inherit(reference, first(3, of=4))(TOKENS))
+    heir = inherit_blocks(reference, first(3, of=4), **options)
+    assert not torch.allclose(heir(TOKENS), inherit_blocks(reference, first(3, of=4))(TOKENS))
 
 
 def test_norms_that_stand_elsewhere_in_a_smaller_model_are_named() -> None:
@@ -187,7 +187,7 @@ def test_norms_that_stand_elsewhere_in_a_smaller_model_are_named() -> None:
 
 
 def test_svformer_heirs_have_one_value_projection() -> None:
-    heir = inherit(tiny_decoder(), first(3, of=4), route="svformer")
+    heir = inherit_blocks(tiny_decoder(), first(3, of=4), route="svformer")
     names = [name for name, _ in heir.named_parameters() if ".value." in name]
     assert names == ["blocks.0.attention.value.weight"]
 
@@ -203,7 +203,7 @@ def test_neutral_settings_are_no_departure() -> None:
 def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
     learned = 'resformer(mode="learnable")'
     reference = tiny_decoder(route=learned, normalizer="softmax1(learned=True)")
-    heir = inherit(reference, named_layers([0, 2, 3], of=4))
+    heir = inherit_blocks(reference, named_layers([0, 2, 3], of=4))
     theirs = reference.route.get_parameter("weights")
     assert torch.equal(heir.route.get_parameter("weights"), theirs[[1, 2]])
     sinks = "blocks.{}.attention.dot.normalizer.log_sinks"
@@ -211,7 +211,7 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
         heir.get_parameter(sinks.format(1)), reference.get_parameter(sinks.format(2))
     )
     # A block that was first in the reference has no row; it starts plain.
-    twice = inherit(reference, stacked(4, of=4))
+    twice = inherit_blocks(reference, stacked(4, of=4))
     assert twice.route.get_parameter("weights")[1].tolist() == [0.0, 1.0]
     gone = departures(reference, first(2, of=4), route="own", normalizer="softmax")
     assert len(gone) == 2
@@ -220,57 +220,57 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
 
 def test_value_embeddings_start_at_zero_and_stay_where_they_were() -> None:
     plain, route = tiny_decoder(), "value_embedding"
-    heir = inherit(plain, first(3, of=4), route=route)
-    assert torch.equal(heir(TOKENS), inherit(plain, first(3, of=4))(TOKENS))
+    heir = inherit_blocks(plain, first(3, of=4), route=route)
+    assert torch.equal(heir(TOKENS), inherit_blocks(plain, first(3, of=4))(TOKENS))
     heir.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
     tables = [heir.get_parameter(f"route.tables.{layer}.weight") for layer in (0, 2)]
     assert all(table.grad is not None and table.grad.abs().max() > 0 for table in tables)
     reference = tiny_decoder(route=route)
     for part in ("tables", "gates"):
         name = f"route.{part}.1.weight"
-        kept = inherit(reference, first(2, of=4)).get_parameter(name)
+        kept = inherit_blocks(reference, first(2, of=4)).get_parameter(name)
         assert torch.equal(kept, reference.get_parameter(name))
     with pytest.raises(WakefulError, match=r"gives layer 1 no table, and the layer 1"):
-        inherit(reference, first(3, of=4))
+        inherit_blocks(reference, first(3, of=4))
 
 
 def test_what_depends_on_the_layers_number_stays_there() -> None:
     reference = tiny_decoder(route="differential")
-    heir = inherit(reference, first(3, of=4))
+    heir = inherit_blocks(reference, first(3, of=4))
     vectors = reference.get_parameter("route.vectors")
     assert torch.equal(heir.get_parameter("route.vectors"), vectors[:3])
     with pytest.raises(WakefulError, match=r"layer 1 cannot inherit what layer 2 has learned"):
-        inherit(reference, named_layers([0, 2, 3], of=4))
+        inherit_blocks(reference, named_layers([0, 2, 3], of=4))
     exclusive = tiny_decoder(route="xsa")
-    kept = inherit(exclusive, named_layers([0, 2], of=4)).get_parameter("route.strengths")
+    kept = inherit_blocks(exclusive, named_layers([0, 2], of=4)).get_parameter("route.strengths")
     assert torch.equal(kept, exclusive.get_parameter("route.strengths")[[0, 2]])
 
 
 def test_plus_keeps_every_kept_layers_weight() -> None:
     reference = tiny_decoder(route='resformer(mode="plus")')
-    heir = inherit(reference, named_layers([0, 1, 3], of=4))
+    heir = inherit_blocks(reference, named_layers([0, 1, 3], of=4))
     total, share = (reference.route.get_parameter(name) for name in ("total", "share"))
     weights = total * share.softmax(0)
     total, share = (heir.route.get_parameter(name) for name in ("total", "share"))
     torch.testing.assert_close(total * share.softmax(0), weights[[0, 2]])
     with pytest.raises(WakefulError, match="no share in the reference"):
-        inherit(reference, stacked(4, of=4))
+        inherit_blocks(reference, stacked(4, of=4))
 
 
 def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     dense = tiny_decoder(route="dense")
-    heir = inherit(dense, named_layers([0, 2, 3], of=4))
+    heir = inherit_blocks(dense, named_layers([0, 2, 3], of=4))
     theirs = dense.route.get_parameter("weights.3")
     assert torch.equal(heir.route.get_parameter("weights.2"), theirs[[0, 2, 3]])
     with pytest.raises(WakefulError, match="in their order and once each"):
-        inherit(dense, stacked(4, of=4))
+        inherit_blocks(dense, stacked(4, of=4))
     former = tiny_decoder(depth="denseformer")
-    kept = inherit(former, first(2, of=4))
+    kept = inherit_blocks(former, first(2, of=4))
     assert torch.equal(
         kept.depth.get_parameter("weights.2"), former.depth.get_parameter("weights.2")
     )
     with pytest.raises(WakefulError, match="only the first layers"):
-        inherit(former, last(2, of=4))
+        inherit_blocks(former, last(2, of=4))
 
 
 def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
@@ -312,7 +312,7 @@ def test_what_each_layer_has_of_a_variant_comes_from_its_source(
 ) -> None:
     reference = tiny_decoder(**options)
     theirs = by_number(reference)
-    heir = by_number(inherit(reference, named_layers([0, 2, 3], of=4)))
+    heir = by_number(inherit_blocks(reference, named_layers([0, 2, 3], of=4)))
     assert {number for _, number, _ in heir} == set(places)
     for (kind, number, rest), tensor in heir.items():
         assert torch.equal(tensor, theirs[kind, places[number], rest]), (kind, number, rest)
@@ -327,7 +327,7 @@ def test_a_student_grown_back_untrained_is_its_reference(folder: str, expression
     reference = tiny_decoder(**{FIELD[folder]: expression})
     # Two layers, but for routes that name the third.
     layers, every = first(3 if re.search(r"2\]|range", expression) else 2, of=4), first(4, of=4)
-    student = inherit(reference, layers)
+    student = inherit_blocks(reference, layers)
     grown = grow(student, layers, reference, every)
     for name, parameter in grown.named_parameters():
         # After its last block the student's MUDD has one way instead of four.
@@ -336,7 +336,7 @@ def test_a_student_grown_back_untrained_is_its_reference(folder: str, expression
 
 def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() -> None:
     reference, layers = tiny_decoder(depth="x0_lambdas"), named_layers([0, 3], of=4)
-    student = inherit(reference, layers)
+    student = inherit_blocks(reference, layers)
     with torch.no_grad():
         student.depth.get_parameter("stream").add_(1)
     grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).depth
@@ -348,7 +348,7 @@ def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() ->
 
 def test_a_layer_that_is_new_to_a_student_starts_plain_in_a_route_of_the_students_own() -> None:
     reference, layers = tiny_decoder(), named_layers([0, 3], of=4)
-    student = inherit(reference, layers, route="output_gate")
+    student = inherit_blocks(reference, layers, route="output_gate")
     with torch.no_grad():
         student.route.gates["1"].bias.fill_(0.5)
     grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).route
@@ -358,7 +358,7 @@ def test_a_layer_that_is_new_to_a_student_starts_plain_in_a_route_of_the_student
 def test_mudd_keeps_what_sums_as_many_blocks() -> None:
     reference = tiny_decoder(depth="mudd")
     layers = first(2, of=4)
-    heir = inherit(reference, layers)
+    heir = inherit_blocks(reference, layers)
     grown = grow(heir, layers, reference, first(3, of=4))
     for made in (heir, grown):
         for part in ("into.1.weight", "out.1", "fixed.1"):
@@ -378,12 +378,12 @@ def test_mudd_keeps_what_sums_as_many_blocks() -> None:
         assert not out.any()
     for others in (last(2, of=4), named_layers([0, 2, 3], of=4)):
         with pytest.raises(WakefulError, match="only the first layers"):
-            inherit(reference, others)
+            inherit_blocks(reference, others)
 
 
 def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
     reference = tiny_decoder(route="svformer")
-    heir = inherit(reference, last(2, of=4))
+    heir = inherit_blocks(reference, last(2, of=4))
     value = "blocks.0.attention.value.weight"
     assert torch.equal(heir.get_parameter(value), reference.get_parameter(value))
 
@@ -401,8 +401,8 @@ def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
 )
 def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
     reference = tiny_decoder()
-    heir = inherit(reference, named_layers([1, 2], of=4), copy=copy, seed=7)
-    fresh = inherit(reference, named_layers([1, 2], of=4), copy="attention", seed=7)
+    heir = inherit_blocks(reference, named_layers([1, 2], of=4), copy=copy, seed=7)
+    fresh = inherit_blocks(reference, named_layers([1, 2], of=4), copy="attention", seed=7)
     for layer, source in enumerate((1, 2)):
         theirs = dict(reference.blocks[source].named_parameters())
         for name, tensor in heir.blocks[layer].named_parameters():
@@ -412,8 +412,8 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
         assert same == (copy != "blocks"), name
     if copy == "mlp":
         drawn = "blocks.0.attention.out.weight"
-        again = inherit(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
-        other = inherit(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
+        again = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
+        other = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
         assert torch.equal(heir.get_parameter(drawn), again.get_parameter(drawn))
         assert not torch.equal(heir.get_parameter(drawn), other.get_parameter(drawn))
         assert not torch.equal(heir.get_parameter(drawn), fresh.get_parameter(drawn))
@@ -422,7 +422,7 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
 def test_growing_keeps_what_was_trained() -> None:
     reference = tiny_decoder(route='resformer(mode="learnable")')
     layers = named_layers([0, 2], of=4)
-    student = inherit(reference, layers)
+    student = inherit_blocks(reference, layers)
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.add_(1.0)
@@ -448,7 +448,7 @@ def test_growing_keeps_what_was_trained() -> None:
 
 def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
     reference, layers = tiny_decoder(), named_layers([0, 2], of=4)
-    student = inherit(reference, layers, copy="blocks", seed=3)
+    student = inherit_blocks(reference, layers, copy="blocks", seed=3)
     for copy in ("mlp", "blocks"):
         grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4), copy=copy)
         for name, tensor in student.named_parameters():
@@ -461,28 +461,30 @@ def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
 def test_growing_compensates_moved_blocks() -> None:
     reference = tiny_decoder(scale_logits_by_layer=True)
     layers = named_layers([0, 2], of=4)
-    grown = grow(inherit(reference, layers), layers, reference, named_layers([0, 1, 2], of=4))
-    direct = inherit(reference, named_layers([0, 1, 2], of=4))
+    grown = grow(
+        inherit_blocks(reference, layers), layers, reference, named_layers([0, 1, 2], of=4)
+    )
+    direct = inherit_blocks(reference, named_layers([0, 1, 2], of=4))
     torch.testing.assert_close(grown(TOKENS), direct(TOKENS), rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_refused() -> None:
     reference = tiny_decoder()
     with pytest.raises(WakefulError, match="wants layer 9"):
-        inherit(reference, LayerMap((0, 9), "named"))
+        inherit_blocks(reference, LayerMap((0, 9), "named"))
     with pytest.raises(WakefulError, match="unknown route"):
-        inherit(reference, first(2, of=4), route="resfomer")
+        inherit_blocks(reference, first(2, of=4), route="resfomer")
     with pytest.raises(WakefulError, match="the model has the layers"):
-        inherit(reference, first(2, of=4), route="on_layers([3], resformer)")
+        inherit_blocks(reference, first(2, of=4), route="on_layers([3], resformer)")
 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_part_that_is_none_is_refused() -> None:
     with pytest.raises(WakefulError, match="copy must be one of all, attention"):
-        inherit(tiny_decoder(), first(2, of=4), copy="heads")
+        inherit_blocks(tiny_decoder(), first(2, of=4), copy="heads")
 
 
 def test_the_targets_configuration_is_the_references() -> None:
     config = tiny_config(tied=True)
     assert target_config(config, (0, 2)) == dataclasses.replace(config, num_layers=2)
-    assert isinstance(inherit(tiny_decoder(tied=True), first(2, of=4)), Decoder)
+    assert isinstance(inherit_blocks(tiny_decoder(tied=True), first(2, of=4)), Decoder)

@@ -3,7 +3,7 @@
 import pytest
 
 from wakeful.errors import WakefulError
-from wakeful.heirs.layers import (
+from wakeful.inheritance.layers import (
     RANGES,
     LayerMap,
     alternate,
@@ -13,8 +13,8 @@ from wakeful.heirs.layers import (
     named_layers,
     numbered,
     stacked,
-    written,
 )
+from wakeful.layer_ranges import format_layers
 
 
 def test_the_papers_examples() -> None:
@@ -64,8 +64,8 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("layers", [[0], [0, 2, 3, 4, 9], list(range(15)), []])
 def test_layers_that_are_written_are_read(layers: list[int]) -> None:
-    assert numbered([written(layers)]) == layers
-    assert numbered(written(layers).replace("–", "-").split(", ")) == layers
+    assert numbered([format_layers(layers)]) == layers
+    assert numbered(format_layers(layers).replace("–", "-").split(", ")) == layers
 
 
 @pytest.mark.parametrize("part", ["2-0", "a", "-1", "1-", "1..3", "9" * 9])
@@ -75,6 +75,6 @@ def test_other_words_are_no_layers(part: str) -> None:
 
 
 def test_layers_are_written_in_runs() -> None:
-    assert written(range(15)) == "0–14"
-    assert written([0, 2, 3, 4, 9]) == "0, 2–4, 9"
+    assert format_layers(range(15)) == "0–14"
+    assert format_layers([0, 2, 3, 4, 9]) == "0, 2–4, 9"
     assert str(first(2, of=3)) == "first (0–1)"

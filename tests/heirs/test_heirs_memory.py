@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from helpers import EXAMPLES, FIELD, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
-from wakeful.heirs.inherit import departures, inherit
-from wakeful.heirs.layers import first
+from wakeful.inheritance.blocks import departures, inherit_blocks
+from wakeful.inheritance.layers import first
 from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import fill, initialize
 
@@ -76,7 +76,7 @@ def test_matrices_made_later_are_those_made_at_once(
 )
 def test_what_is_not_inherited_starts_as_in_a_new_model(copy: Any) -> None:
     reference = tiny_decoder(bias=True)
-    heir = inherit(reference, first(3, of=4), copy=copy, route="resformer", seed=5)
+    heir = inherit_blocks(reference, first(3, of=4), copy=copy, route="resformer", seed=5)
     new = initialize(Decoder(heir.config), 5)
     both = ("attention", "mlp")
     taken = dict.fromkeys(("all", "without_norms", "blocks"), both).get(copy, (copy,))
@@ -94,7 +94,7 @@ def test_an_heir_takes_little_more_than_its_weights(dtype: torch.dtype) -> None:
     )
     reference = initialize(Decoder(config), 0).to(dtype)
     with Bytes(reference) as counted:
-        heir = inherit(reference, first(6, of=8))
+        heir = inherit_blocks(reference, first(6, of=8))
     weights = sum(p.numel() * p.element_size() for p in heir.parameters())
     assert counted.now >= weights  # the count sees what is there
     assert counted.peak <= 1.3 * weights

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from heirs.references import reference, text, trained
+from wakeful.config.keywords import options_from
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -23,17 +24,16 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
-from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
-from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.heirs import reading
-from wakeful.heirs.bridge import bridge
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import LayerMap
-from wakeful.heirs.outcome import (
+from wakeful.inheritance import reading
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.bridge import bridge
+from wakeful.inheritance.layers import LayerMap
+from wakeful.inheritance.options import InheritOptions
+from wakeful.inheritance.outcome import (
     Outlook,
     Point,
     arms,
@@ -43,14 +43,15 @@ from wakeful.heirs.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.heirs.plan import doubts, make_recipe
-from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.rounds import BASELINES, Seed, check_stages
-from wakeful.heirs.stages import FinishedStage, FinishedStages
+from wakeful.inheritance.plan import doubts, make_recipe
+from wakeful.inheritance.recipe import Recipe
+from wakeful.inheritance.rounds import BASELINES, Seed, check_stages
+from wakeful.inheritance.stages import FinishedStage, FinishedStages
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
+from wakeful.terminal.display import Display, Silent
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0
@@ -164,7 +165,7 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
     if bos:
         tokens[:, 0] = data.tokenizer.begin
     layers = LayerMap((0, 1), "first")
-    heir = inherit(known.decoder(), layers)
+    heir = inherit_blocks(known.decoder(), layers)
     bridge(heir, known.decoder(), layers, tokens, recipe.bridge)
     start = load_file(done.rounds[0].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.down.weight"

@@ -6,11 +6,11 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.heirs import choice
-from wakeful.heirs.bridge import bridge
-from wakeful.heirs.choice import bridged_losses
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import Diagnosed, LayerMap, diagnose_layers, ordered
+from wakeful.inheritance import choice
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.bridge import bridge
+from wakeful.inheritance.choice import bridged_losses
+from wakeful.inheritance.layers import Diagnosed, LayerMap, diagnose_layers, ordered
 
 TEXT = some_tokens(9, 13)
 
@@ -38,7 +38,7 @@ def test_a_tried_run_has_the_loss_of_the_heir_without_it(
         assert torch.equal(parameter, before[name]), name
     for start, loss in found.items():
         layers = LayerMap((*range(start), *range(start + 3, 7)), "named")
-        heir = inherit(reference, layers)
+        heir = inherit_blocks(reference, layers)
         bridge(heir, reference, layers, TEXT[:5], options)
         with torch.no_grad():
             wanted = heir.loss(TEXT[5:, :-1], TEXT[5:, 1:])
@@ -51,7 +51,7 @@ def test_documents_of_a_row_do_not_see_each_other() -> None:
     found = bridged_losses(reference, TEXT, 2, BridgeConfig(), documents=numbers)
     for start, loss in found.items():
         layers = LayerMap((*range(start), *range(start + 2, 5)), "named")
-        heir = inherit(reference, layers)
+        heir = inherit_blocks(reference, layers)
         bridge(heir, reference, layers, TEXT[:-4], BridgeConfig(), documents=numbers[:-4])
         with torch.no_grad():
             logits = heir(TEXT[-4:, :-1], documents=numbers[-4:, :-1]).flatten(0, 1)
@@ -108,7 +108,9 @@ def test_bridging_trying_and_diagnosing_say_how_far_they_are() -> None:
         passed.append((done, total))
 
     layers = LayerMap((0, 3), "first")
-    bridge(inherit(reference, layers), reference, layers, TEXT, BridgeConfig(), progress=heard)
+    bridge(
+        inherit_blocks(reference, layers), reference, layers, TEXT, BridgeConfig(), progress=heard
+    )
     assert passed == [(layer, 6) for layer in range(7)]
     passed.clear()
     tried = bridged_losses(reference, TEXT, 2, BridgeConfig(), progress=heard)

@@ -31,18 +31,17 @@ from transformers import (
 from helpers import tiny_decoder
 from quant.test_experts import model_of
 from wakeful.errors import WakefulError
-from wakeful.hf import compressed
-from wakeful.hf.compressed import check_compressed, packed, save_compressed
 from wakeful.hf.dropping import drop_layers
 from wakeful.hf.transforms import attach
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
-from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers, prepared
-from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quant.schemes import Absmax, Scales
-from wakeful.quant.schemes.grids import MxE2M1
+from wakeful.quantization import compressed, parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.compressed import check_compressed, packed, save_compressed
+from wakeful.quantization.convert import linear_layers, prepared
+from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
+from wakeful.quantization.schemes import Absmax, Scales
+from wakeful.quantization.schemes.grids import MxE2M1
 from wakeful.surgery.rotate import rotate
 
 SIZES = {
@@ -102,7 +101,7 @@ def qwen() -> Qwen2ForCausalLM:
 
 def small(model: nn.Module, scheme: str) -> nn.Module:
     found = parse_scheme(scheme)
-    return quantize(model, found, calibration=TEXT if found.calibrated else ())
+    return quantize_module(model, found, calibration=TEXT if found.calibrated else ())
 
 
 def saved(model: nn.Module, folder: Path) -> PreTrainedModel:
@@ -325,7 +324,9 @@ def test_our_decoder_becomes_the_stock_architecture(
 
 def test_bfloat16_and_layers_left_as_they_are(tmp_path: Path) -> None:
     model = llama().bfloat16()
-    ours = quantize(model, "scheme(weights=absmax(bits=8, per='channel'))", skip=["*.o_proj"])
+    ours = quantize_module(
+        model, "scheme(weights=absmax(bits=8, per='channel'))", skip=["*.o_proj"]
+    )
     theirs = saved(ours, tmp_path / "small")
     assert theirs.dtype == torch.bfloat16
     apart = (logits(theirs) - logits(ours)).float().norm()
@@ -425,7 +426,9 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         tiny_decoder(dtype=torch.float32, route="resformer"),
         "fine",
     )
-    part = quantize(model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"])
+    part = quantize_module(
+        model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"]
+    )
     smooth, some = parse_scheme("fine(method=smooth(norms=True))"), ["*.q_proj"]
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):
         check_compressed(model, smooth, linear_layers(model, some))
@@ -448,7 +451,7 @@ def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     with torch.no_grad():
         model.get_buffer(name).copy_(torch.tensor([5.0, 0.0, 0.0, -5.0]))
-    part = quantize(model, "fine", skip=["*.mlp.experts", "*.mlp.gate"])
+    part = quantize_module(model, "fine", skip=["*.mlp.experts", "*.mlp.gate"])
     save_compressed(part, tmp_path / "small", lambda _: None)
     stored = load_file(tmp_path / "small" / "model.safetensors")
     assert torch.equal(stored[name], model.get_buffer(name))
@@ -463,7 +466,7 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
     model, found = model_of(name), parse_scheme(scheme)
     apart = prepared(model)
     check_compressed(apart, found, linear_layers(apart))
-    ours = quantize(model, found, calibration=TEXT * 2 if found.calibrated else ())
+    ours = quantize_module(model, found, calibration=TEXT * 2 if found.calibrated else ())
     theirs = saved(ours, tmp_path / "small")
     assert type(theirs) is type(model)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
@@ -487,7 +490,7 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
 
 def test_experts_that_stay_are_one_tensor_and_named_by_themselves(tmp_path: Path) -> None:
     """Transformers reads them as one tensor alone, and vLLM asks whether expert 0 is left out."""
-    ours = quantize(model_of("Mixtral"), EXACT[0], skip=["*.1.mlp.experts"])
+    ours = quantize_module(model_of("Mixtral"), EXACT[0], skip=["*.1.mlp.experts"])
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
@@ -518,6 +521,6 @@ def test_a_head_that_was_untied_in_memory_is_written(skip: tuple[str, ...], tmp_
     model = llama(tie_word_embeddings=True)
     model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))  # pyright: ignore
     assert model.config.tie_word_embeddings
-    ours = quantize(model, EXACT[3], skip=skip)
+    ours = quantize_module(model, EXACT[3], skip=skip)
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)

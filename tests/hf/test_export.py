@@ -18,12 +18,12 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import canonical
 from wakeful.hf.families.granite import SWA
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import load, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded_config
 from wakeful.model.generate import generate
-from wakeful.plain_text import visible
+from wakeful.terminal.plain_text import visible
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
 GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
@@ -124,7 +124,7 @@ def decoder_of(**options: object) -> Decoder:
 def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = decoder_of(**STOCK[name])
     known = of_qwen(tokenizer) if name.startswith("qwen2") else tokenizer
-    kind = export(decoder, tmp_path / "out", tokenizer=known)
+    kind = export_decoder(decoder, tmp_path / "out", tokenizer=known)
     assert kind == name.split(",", maxsplit=1)[0]
     theirs, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True,
@@ -147,7 +147,7 @@ def test_no_architecture_is_chosen_beside_which_transformers_reads_another_token
 ) -> None:
     """Beside a Qwen2 it cuts text as Qwen2's tokenizer does, whatever the files say."""
     decoder = decoder_of(attention_bias="qkv")
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    assert export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "e\u0301 12345  x\n\n\t y"
     assert theirs(text).input_ids == tokenizer.encode(text)
@@ -158,7 +158,7 @@ def test_no_architecture_is_chosen_beside_which_transformers_reads_another_token
 @torch.no_grad()
 def test_the_rest_goes_out_as_our_own(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = decoder_of(**OWN[name])
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    assert export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
     ours, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values())
     tokens = some_tokens(2, 9)
@@ -172,7 +172,7 @@ def test_the_rest_goes_out_as_our_own(name: str, tokenizer: Tokenizer, tmp_path:
 
 def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = decoder_of()
-    export(decoder, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
+    export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "def f(x): return <|endoftext|> é\n"
     assert theirs(text, split_special_tokens=True).input_ids == tokenizer.encode(text)
@@ -187,7 +187,7 @@ def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
     # From one folder to the next: files and ids go along.
     (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages }}")
     first = read_decoder(tmp_path / "out")
-    export(first.decoder(), tmp_path / "next", tokenizer=first.own_tokenizer, shard="20KB")
+    export_decoder(first.decoder(), tmp_path / "next", tokenizer=first.own_tokenizer, shard="20KB")
     assert (tmp_path / "next" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert AutoTokenizer.from_pretrained(tmp_path / "next").eos_token_id == theirs.eos_token_id
     assert len(list((tmp_path / "next").glob("model-*.safetensors"))) > 2
@@ -240,7 +240,7 @@ def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_
     ):  # fmt: skip
         folder = tmp_path / name.replace(" ", "_")
         decoder = decoder_of(**OWN[name])
-        export(decoder, folder, tokenizer=tokenizer)
+        export_decoder(decoder, folder, tokenizer=tokenizer)
         tokens = some_tokens(2, 9)
         with torch.no_grad():
             torch.save((tokens, decoder(tokens)), folder / "wanted.pt")
@@ -266,16 +266,16 @@ def test_nothing_is_overwritten_or_left_half_written(
     (tmp_path / "file").write_text("mine")
     for name in ("there", "file"):
         with pytest.raises(WakefulError, match=f"{name} exists already"):
-            export(decoder, tmp_path / name, tokenizer=tokenizer)
+            export_decoder(decoder, tmp_path / name, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match="cannot be written: Not a directory"):
-        export(decoder, tmp_path / "file" / "out", tokenizer=tokenizer)
+        export_decoder(decoder, tmp_path / "file" / "out", tokenizer=tokenizer)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("wakeful.hf.weights_out.save_tensors", full)
     with pytest.raises(WakefulError, match="the disk is full"):
-        export(decoder, tmp_path / "out", tokenizer=tokenizer)
+        export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -284,7 +284,7 @@ def test_the_command_line(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
-    export(decoder_of(route="svformer"), first, tokenizer=tokenizer)
+    export_decoder(decoder_of(route="svformer"), first, tokenizer=tokenizer)
     assert main(["export", first, second, "--dtype", "float16"]) == 0
     assert "trust_remote_code=True" in capsys.readouterr().out
     assert read_decoder(second, dtype=torch.float16).decoder().config.route == "svformer"
@@ -304,7 +304,7 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decoder = decoder_of(route="svformer")
-    export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer)
     capsys.readouterr()
     arguments = ["generate", str(tmp_path / "out"), "--prompt", "ab", "--num_tokens", "6"]
     assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
@@ -330,7 +330,7 @@ def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").write_text('{"max_new_tokens": 7}')
     Tokenizer.load(tmp_path / "theirs").save(tmp_path / "run")  # as an heir's run does
-    export(
+    export_decoder(
         tiny_decoder(dtype=torch.float32, vocab_size=259), tmp_path / "out",
         tokenizer=Tokenizer.load(tmp_path / "run"),
     )  # fmt: skip
@@ -347,7 +347,7 @@ def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:
 def test_what_could_fold_stays_beside_a_part_of_ours(parts: dict[str, str], tmp_path: Path) -> None:
     decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, **parts, route="resformer")
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    assert export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
     again = read_decoder(tmp_path / "out").decoder()
     assert again.config == decoder.config
     tokens = some_tokens(2, 9)

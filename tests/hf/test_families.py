@@ -11,11 +11,11 @@ from helpers import some_tokens
 from hf.test_export import of_qwen
 from hf.test_weights_in import MODELS, random_model
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.heirs.bridge import bridge
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import named_layers
 from wakeful.hf.weights_in import decoder_of
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.bridge import bridge
+from wakeful.inheritance.layers import named_layers
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes import Outliers, Sinks
@@ -66,9 +66,9 @@ def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: P
         order = [name for name in watched.frame.columns if name not in ("value", "standard_error")]
         seen.append(watched.frame.sort(order)["value"])
     assert seen[0].to_list() == pytest.approx(seen[1].to_list(), rel=1e-3, abs=1e-4, nan_ok=True)
-    heir = inherit(ours, named_layers(KEPT[kind], of=3)).eval()
+    heir = inherit_blocks(ours, named_layers(KEPT[kind], of=3)).eval()
     known = of_qwen(tokenizer) if kind == "qwen2" else tokenizer
-    assert export(heir, tmp_path / "out", tokenizer=known) == kind
+    assert export_decoder(heir, tmp_path / "out", tokenizer=known) == kind
     again = stored(tmp_path / "out")
     tokens = some_tokens(2, 9)
     torch.testing.assert_close(again(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
@@ -95,12 +95,12 @@ def test_an_heir_with_a_bridge_is_read_back_by_its_family(
 ) -> None:
     """Bridges change matrices, and norms behind them, which families store in their own ways."""
     ours, kept = decoder_of(random_model(MODELS[name])), named_layers((0, 2), of=3)
-    plain, heir = (inherit(ours, kept).eval() for _ in range(2))
+    plain, heir = (inherit_blocks(ours, kept).eval() for _ in range(2))
     (found,) = bridge(heir, ours, kept, some_tokens(40, 31))
     assert found.error < found.plain
     tokens = some_tokens(2, 21)
     assert (heir(tokens) - plain(tokens)).abs().max() > 1e-2
-    export(heir, tmp_path / "out", tokenizer=tokenizer)
+    export_decoder(heir, tmp_path / "out", tokenizer=tokenizer)
     again = stored(tmp_path / "out")
     torch.testing.assert_close(again(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
     same_text(heir, again)

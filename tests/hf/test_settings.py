@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, CTRLConfig, CTRLLMHeadModel
 import wakeful
 from evaluation.models import save_llama
 from wakeful.errors import WakefulError
-from wakeful.quant import quantize
+from wakeful.quantization import quantize_module
 
 TOKENS = torch.arange(12)[None]
 WATERMARK = {"greenlist_ratio": 0.25, "bias": 2.0, "hashing_key": 7, "seeding_scheme": "lefthash",
@@ -118,7 +118,7 @@ def test_a_model_that_scales_its_embeddings_in_place_is_quantized_by_gptq() -> N
     config = CTRLConfig(vocab_size=64, n_positions=32, n_embd=16, dff=24, n_layer=2, n_head=2)
     model = CTRLLMHeadModel(config).eval()
     scheme = "scheme(weights=absmax(bits=8, per='channel', group=8), method=gptq)"
-    small = quantize(model, scheme, calibration=[TOKENS])
+    small = quantize_module(model, scheme, calibration=[TOKENS])
     expected = model(TOKENS).logits
     assert (small(TOKENS).logits - expected).norm() < 0.05 * expected.norm()
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_in import decoder_of
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
-from wakeful.quant import parse_scheme, quantize
+from wakeful.quantization import parse_scheme, quantize_module
+from wakeful.quantization.compressed import save_compressed
 from wakeful.surgery.rotate import rotate
 
 PYTHON = os.environ.get("WAKEFUL_VLLM", "")
@@ -71,7 +71,7 @@ def test_it_runs_the_rotated_model_that_was_quantized(
 ) -> None:
     parsed = parse_scheme(scheme)
     turned = rotate(decoder(), inner=True)
-    ours = quantize(turned, parsed, calibration=TEXT if parsed.calibrated else ())
+    ours = quantize_module(turned, parsed, calibration=TEXT if parsed.calibrated else ())
     save_compressed(ours, tmp_path / "small", lambda _: None)
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -11,8 +11,8 @@ from helpers import EXAMPLES, some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.errors import WakefulError
-from wakeful.heirs.inherit import grow, inherit
-from wakeful.heirs.layers import named_layers
+from wakeful.inheritance.blocks import grow, inherit_blocks
+from wakeful.inheritance.layers import named_layers
 from wakeful.probes import AttentionEvent
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import DecoderSource
@@ -109,7 +109,7 @@ def test_a_window_hides_what_is_further_away() -> None:
     assert_close(narrow(TOKENS, valid=valid)[1:, 3:], narrow(TOKENS[1:, 3:]))
     documents = (torch.arange(11) >= 5).long().expand(2, -1)
     assert_close(narrow(TOKENS, documents=documents)[:, 5:], narrow(TOKENS[:, 5:]))
-    heir = inherit(narrow, named_layers([1, 2], of=4))
+    heir = inherit_blocks(narrow, named_layers([1, 2], of=4))
     assert (heir.config.local_layers, heir.config.window) == ((1,), 4)
 
 
@@ -128,13 +128,13 @@ def test_probes_see_the_window() -> None:
 
 def test_heirs_keep_the_positions_of_the_layers_that_stay() -> None:
     reference = tiny_decoder(**LOCAL[0])
-    heir = inherit(reference, named_layers([0, 3], of=4))
+    heir = inherit_blocks(reference, named_layers([0, 3], of=4))
     assert heir.config.local_layers == (1,)
-    assert inherit(reference, named_layers([0, 2], of=4)).config.local_layers == ()
-    assert inherit(reference, named_layers([1, 3, 1], of=4)).config.local_layers == (0, 1, 2)
+    assert inherit_blocks(reference, named_layers([0, 2], of=4)).config.local_layers == ()
+    assert inherit_blocks(reference, named_layers([1, 3, 1], of=4)).config.local_layers == (0, 1, 2)
     grown = grow(heir, named_layers([0, 3], of=4), reference, named_layers([0, 1, 3], of=4))
     assert grown.config.local_layers == (1, 2)
-    assert_close(grown(TOKENS), inherit(reference, named_layers([0, 1, 3], of=4))(TOKENS))
+    assert_close(grown(TOKENS), inherit_blocks(reference, named_layers([0, 1, 3], of=4))(TOKENS))
 
 
 def test_descriptions_of_before_and_after() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.model.lora import LowRank, adapt, merged_weight
-from wakeful.roles import role_of
+from wakeful.variants.roles import role_of
 
 
 def test_one_layer_is_pefts() -> None:

@@ -10,7 +10,7 @@ from training.runs import tiny, write_text
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import admit
 from wakeful.model.outside import check_outside
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 PEEKING = '''
 import torch
@@ -102,5 +102,5 @@ def test_a_part_that_is_right_passes() -> None:
 def test_no_run_begins_with_a_wrong_part(place: Path) -> None:
     config = tiny(write_text(place / "text"), model={"route": "peeking_module:Next"})
     with pytest.raises(WakefulError, match="changes the logits of those before it"):
-        train(config, place / "run")
+        train_run(config, place / "run")
     assert not (place / "run").exists()

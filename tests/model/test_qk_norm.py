@@ -8,7 +8,7 @@ from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eig
 from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
 from wakeful.model.lora import adapt
-from wakeful.quant import quantize, quantized_layers
+from wakeful.quantization import quantize_module, quantized_layers
 
 TOKENS = some_tokens(2, 11)
 WHOLE = {"qk_norm": True, "qk_norm_whole": True}
@@ -42,7 +42,7 @@ def test_other_projections_into_heads_do_the_same() -> None:
     assert_close(as_transformers(decoder)(TOKENS).logits, wanted)
     assert_close(adapt(tiny_decoder(**WHOLE), 2, alpha=4.0)(TOKENS), wanted)
     narrow = tiny_decoder(**WHOLE, dtype=torch.float32).eval()
-    small = quantize(narrow, EIGHT_BITS)
+    small = quantize_module(narrow, EIGHT_BITS)
     assert_close(small(TOKENS), with_eight_bits(narrow, quantized_layers(small))(TOKENS))
 
 

@@ -13,8 +13,8 @@ from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
 from wakeful.model.generate import generate
 from wakeful.probes.running import logits_of
-from wakeful.quant import quantize, quantized_layers
-from wakeful.quant.linear import QuantizedLinear
+from wakeful.quantization import quantize_module, quantized_layers
+from wakeful.quantization.linear import QuantizedLinear
 from wakeful.surgery import rotate, store_prefix
 from wakeful.training.size import parameters_of
 
@@ -75,7 +75,7 @@ def test_a_rotation_leaves_the_function(tied: bool) -> None:
 @torch.no_grad()
 def test_a_quantized_head_is_capped() -> None:
     decoder = tiny_decoder(**ALL, dtype=torch.float32).eval()
-    small = quantize(decoder, EIGHT_BITS)
+    small = quantize_module(decoder, EIGHT_BITS)
     assert isinstance(small.head, QuantizedLinear)
     wanted = with_eight_bits(decoder, quantized_layers(small))(TOKENS)
     assert_close(small(TOKENS), wanted)

@@ -8,7 +8,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
 from wakeful.norms import GatedNorm, Norm, NormPlace, PreAffine
-from wakeful.quant import quantize, quantized_layers
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
 
 HERE = NormPlace(part="mlp", layer=2, num_layers=4, width=7, eps=1e-3, bias=False)
@@ -72,7 +72,7 @@ def test_their_matrices_stay_where_linear_layers_are_quantized(norm: str, scheme
     decoder = tiny_decoder(dtype=torch.float32, norm=norm, noise=0.02, init_std=0.1).eval()
     tokens = some_tokens(2, 9)
     calibration = [tokens] if scheme == "smoothquant" else []
-    small = quantize(decoder, scheme, calibration=calibration)
+    small = quantize_module(decoder, scheme, calibration=calibration)
     assert not any("norm" in name for name in quantized_layers(small))
     kept = dict(small.named_parameters())
     for name, parameter in decoder.named_parameters():

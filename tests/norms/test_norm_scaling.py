@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.model.fold import folded
 from wakeful.norms import Norm
-from wakeful.quant import quantize
+from wakeful.quantization import quantize_module
 from wakeful.surgery import rotate
 
 SCALED = "layernorm_scaling"
@@ -57,7 +57,7 @@ def test_folded_it_is_a_plain_rmsnorm() -> None:
 def test_an_export_is_a_stock_llama(tied: bool, tmp_path: Path) -> None:
     decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, norm=SCALED, tied=tied).eval()
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "llama"
+    assert export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer) == "llama"
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     again = read_decoder(tmp_path / "out").decoder()
     assert again.config.norm == "rmsnorm"
@@ -71,7 +71,7 @@ def test_it_rotates_and_is_quantized() -> None:
     decoder = tiny_decoder(norm=SCALED).eval()
     tokens = some_tokens(2, 9)
     torch.testing.assert_close(rotate(decoder)(tokens), decoder(tokens), rtol=1e-9, atol=1e-9)
-    small = quantize(decoder.float(), "fine")
+    small = quantize_module(decoder.float(), "fine")
     wanted = decoder(tokens)
     assert (small(tokens) - wanted).norm() / wanted.norm() < 0.1
     assert small.config.norm == "rmsnorm"

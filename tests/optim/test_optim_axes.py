@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from helpers import assert_rotated_along
 from wakeful.config.model import ModelConfig
-from wakeful.families import FAMILIES
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.optim.axes import plain_name
-from wakeful.roles import Role
+from wakeful.variants.families import FAMILIES
+from wakeful.variants.roles import Role
 
 D, F, V, L = 24, 40, 50, 31
 IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}

@@ -17,11 +17,11 @@ from torch import nn
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.families import role_outside_layers
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam, build_optimizer, decay_groups
 from wakeful.optim.build import BUILDERS, optimizer_of, warmup_cosine
-from wakeful.roles import HEAD, TABLE, Role
+from wakeful.variants.families import role_outside_layers
+from wakeful.variants.roles import HEAD, TABLE, Role
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-2},

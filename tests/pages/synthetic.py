@@ -11,9 +11,8 @@ import polars as pl
 import torch
 
 from wakeful.config.tables import to_table
-from wakeful.evaluation.damage import Damage
-from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.heirs.outcome import (
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.inheritance.outcome import (
     Arm,
     Behind,
     Footprint,
@@ -25,13 +24,14 @@ from wakeful.heirs.outcome import (
     Sizes,
     Summary,
 )
-from wakeful.heirs.recipe import Recipe
+from wakeful.inheritance.recipe import Recipe
 from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
-from wakeful.quant import parse_scheme
-from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
+from wakeful.quantization import parse_scheme
+from wakeful.quantization.damage import Damage
+from wakeful.quantization.measure import LAYER_SCHEMA, Measurement, Totals
+from wakeful.runs.records import DataFacts
 from wakeful.runs.run import Run, environment
-from wakeful.training.records import DataFacts
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""
@@ -68,7 +68,7 @@ _LAYERS = (
 @cache
 def diagnosis(
     name: str = "made", *, layers: int = 2, heads: int = 2, groups: int = 1, pictured: int = 2
-) -> Diagnosis:
+) -> ModelDiagnosis:
     """Return a diagnosis with every metric that a page draws; the values are uniform.
 
     `pictured` layers have pictures of up to four heads' attention.
@@ -106,7 +106,7 @@ def diagnosis(
     places = [(n, m) for n in range(layers) for m in range(heads)]
     seen = [(*place, *pair) for place in places for pair in _pairs(TOKENS)]
     attention = pl.DataFrame(seen, schema=list(FirstAttention.COLUMNS)[:-1], orient="row")
-    return Diagnosis(
+    return ModelDiagnosis(
         name=name, architecture="LlamaForCausalLM", num_layers=layers, length=128,
         num_sequences=2, loss=3.8, loss_error=0.16,
         rows=pl.DataFrame(list(rows()), schema=SCHEMA, orient="row"),

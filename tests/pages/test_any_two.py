@@ -9,9 +9,9 @@ import pytest
 
 import wakeful
 from pages.test_report import make_comparison
-from wakeful.comparison.reading import read_comparison
-from wakeful.comparison.tables import paired_difference
 from wakeful.errors import WakefulError
+from wakeful.training.compared import read_comparison
+from wakeful.training.tables import paired_difference
 
 SHIFTS = {"a": 0.0, "=b": -0.5, "c": 0.25}
 

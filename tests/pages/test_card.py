@@ -14,14 +14,17 @@ import wakeful
 from training.runs import tiny, write_text
 from wakeful.cli.command import parse
 from wakeful.cli.verbs import VERBS
+from wakeful.config.commands import _flags, command_of
+from wakeful.config.keywords import filled
 from wakeful.config.schema import DataConfig, SampleConfig
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions, filled
+from wakeful.curing.options import CureOptions
 from wakeful.estimates import with_interval
-from wakeful.reports.card import _flags, command_of
+from wakeful.inheritance.options import InheritOptions
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.runs.records import Evaluation, rows
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
-from wakeful.training.records import Evaluation, rows
+from wakeful.training.loop import train_run
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
         settings = {"steps": 8, "eval_every": 4, "checkpoint_every": 2, "keep_checkpoints": 9}
         config = tiny(write_text(folder / "text"), model={"num_layers": 3}, train=settings)
-        return train(config, folder / "run")
+        return train_run(config, folder / "run")
 
 
 ORIGIN = {"reference": "some/model", "arm": "heir-3", "offset": 0, "layers": []}

@@ -10,12 +10,12 @@ import vl_convert
 
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
+from wakeful.diagnosis.heads import attention
+from wakeful.diagnosis.report import diagnosis_report, layer_charts, rank_strips, top_importance
+from wakeful.quantization.matrix_report import matrix_report
+from wakeful.quantization.report import quantization_report
 from wakeful.reports.charts import Titled, save_figures, slug, specification, still
-from wakeful.reports.diagnosis import diagnosis_report, layer_charts, rank_strips, top_importance
-from wakeful.reports.heads import attention
 from wakeful.reports.html import write
-from wakeful.reports.quantization import quantization_report
-from wakeful.reports.quantization_matrix import matrix_report
 
 NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "the same, cured")
 OF_EACH = re.compile("|".join(f"-of-{slug(name)}$" for name in NAMES))

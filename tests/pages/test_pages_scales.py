@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pages.synthetic import diagnosis, inheritance
 from pages.test_report import make_comparison
-from wakeful.comparison.reading import read_comparison
+from wakeful.diagnosis.heads import hidden
+from wakeful.inheritance.report import inheritance_report
 from wakeful.reports.charts import specification
-from wakeful.reports.comparison import comparison_report
-from wakeful.reports.heads import hidden
 from wakeful.reports.html import write
-from wakeful.reports.inheritance import inheritance_report
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import comparison_report
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:

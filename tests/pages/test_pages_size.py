@@ -12,9 +12,9 @@ import vl_convert
 
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
+from wakeful.diagnosis.heads import attention, hidden
+from wakeful.diagnosis.report import diagnosis_report, rank_strips
 from wakeful.reports.charts import specification
-from wakeful.reports.diagnosis import diagnosis_report, rank_strips
-from wakeful.reports.heads import attention, hidden
 from wakeful.reports.html import _packed, write
 
 SCREEN = 900

@@ -21,21 +21,21 @@ from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
 from pages.test_report_demonstration import filmed, make_sick
-from wakeful.comparison.reading import read_comparison
+from wakeful.demonstration.report import Story, demonstration_report
+from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import with_interval
-from wakeful.evaluation.scores import Score
+from wakeful.evaluation.report import evaluation_report, headlines
+from wakeful.inheritance.report import inheritance_report
+from wakeful.quantization.matrix_report import matrix_report
+from wakeful.quantization.report import quantization_report
+from wakeful.reporting.tool import report
 from wakeful.reports.charts import slug, specification
-from wakeful.reports.comparison import comparison_report, headline
-from wakeful.reports.comparison_charts import followed_charts, relative_loss_chart
-from wakeful.reports.demonstration import Story, demonstration_report
-from wakeful.reports.diagnosis import after_cure, diagnosis_report, layer_charts
-from wakeful.reports.evaluation import evaluation_report, headlines
 from wakeful.reports.html import write
-from wakeful.reports.inheritance import inheritance_report
-from wakeful.reports.quantization import quantization_report
-from wakeful.reports.quantization_matrix import matrix_report
 from wakeful.reports.value import listed, rough
-from wakeful.verbs.report import report
+from wakeful.scores import Score
+from wakeful.training.charts import followed_charts, relative_loss_chart
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import comparison_report, headline
 
 
 def score(model: str, shift: float) -> Score:

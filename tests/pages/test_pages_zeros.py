@@ -8,13 +8,13 @@ import polars as pl
 import pytest
 
 from pages.synthetic import diagnosis
-from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.diagnosis.heads import round_up, sink
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.report import layer_charts, spectra, top_importance
 from wakeful.reports.charts import specification
-from wakeful.reports.diagnosis import layer_charts, spectra, top_importance
-from wakeful.reports.heads import round_up, sink
 
 
-def with_a_zero(metric: str) -> Diagnosis:
+def with_a_zero(metric: str) -> ModelDiagnosis:
     """Return a diagnosis whose first layer has zeros for a metric."""
     found = diagnosis("made", layers=3)
     here = (pl.col("metric") == metric) & (pl.col("layer") == 0)
@@ -27,7 +27,7 @@ def drawn(chart: Any) -> list[float]:
     return [row["value"] for rows in specification(chart)["datasets"].values() for row in rows]
 
 
-def curve(diagnoses: list[Diagnosis], title: str) -> Any:
+def curve(diagnoses: list[ModelDiagnosis], title: str) -> Any:
     """Return the curve over layers of that title."""
     return next(each.draw() for each in layer_charts(diagnoses) if each.heading == title)
 

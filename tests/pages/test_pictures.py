@@ -11,9 +11,9 @@ import polars as pl
 import vl_convert
 
 from pages.synthetic import diagnosis
+from wakeful.diagnosis.heads import MAPS, head_map
+from wakeful.diagnosis.report import layer_charts
 from wakeful.reports.charts import specification, still
-from wakeful.reports.diagnosis import layer_charts
-from wakeful.reports.heads import MAPS, head_map
 from wakeful.reports.pictures import picture, small_png, small_svg
 
 LABEL = 'a <b> & "c" role="d" 0.12345 #5 100%'

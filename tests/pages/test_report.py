@@ -15,28 +15,28 @@ import torch
 from rich.console import Console
 
 from wakeful.cli import main
-from wakeful.comparison.reading import read_comparison
-from wakeful.comparison.tables import (
-    paired_difference,
-    relative_training_loss,
-    smoothing_window,
-    summary_table,
-)
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
+from wakeful.reporting.tool import report
 from wakeful.reports.charts import save_chart
-from wakeful.reports.comparison import caveat, comparison_report, notes, seeds_missing, verdicts
-from wakeful.reports.comparison_charts import (
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
+from wakeful.runs.run import environment
+from wakeful.training.charts import (
     cost_charts,
     difference_chart,
     relative_loss_chart,
     training_loss_chart,
 )
-from wakeful.reports.html import write
-from wakeful.reports.terminal import terminal
-from wakeful.runs.run import environment
-from wakeful.verbs.report import report
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import caveat, comparison_report, notes, seeds_missing, verdicts
+from wakeful.training.tables import (
+    paired_difference,
+    relative_training_loss,
+    smoothing_window,
+    summary_table,
+)
 
 STEPS, WINDOWS = 40, 12
 

@@ -9,14 +9,14 @@ import pytest
 import vl_convert
 
 from pages.test_report import make_comparison
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
+from wakeful.demonstration.report import Story, film_of
+from wakeful.diagnosis.heads import ink
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
-from wakeful.reports.demonstration import Story, film_of
-from wakeful.reports.heads import ink
 from wakeful.runs.run import Run
+from wakeful.training.compared import read_comparison
 
 TASK = task_of("backcopy")
 

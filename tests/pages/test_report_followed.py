@@ -10,15 +10,15 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
-from wakeful.comparison.reading import read_comparison
-from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
-from wakeful.reports.comparison import comparison_report, verdicts
-from wakeful.reports.comparison_charts import followed_charts, head_charts, training_loss_chart
 from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal
 from wakeful.runs.run import Run
+from wakeful.training.charts import followed_charts, head_charts, training_loss_chart
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import comparison_report, verdicts
+from wakeful.training.tables import followed, heads_over_steps, sink_growth
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
 MASSES = {

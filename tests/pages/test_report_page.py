@@ -17,13 +17,13 @@ from rich.console import Console
 from test_report_reading import interrupt
 
 from pages.test_report import make_comparison, make_run
-from wakeful.comparison.reading import read_comparison
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import save_chart, specification
-from wakeful.reports.comparison import comparison_report
-from wakeful.reports.comparison_charts import cost_charts, training_loss_chart
 from wakeful.reports.html import vega_bundle, write
 from wakeful.reports.terminal import terminal
+from wakeful.training.charts import cost_charts, training_loss_chart
+from wakeful.training.compared import read_comparison
+from wakeful.training.report import comparison_report
 
 # A link to a part of the page itself, href="#part-1", and a picture inside it ask for nothing.
 _ASKS = (

@@ -7,10 +7,10 @@ import polars as pl
 import pytest
 
 from pages.synthetic import damage
-from wakeful.config.verbs import QuantizeOptions
-from wakeful.quant.schemes import parse_scheme
-from wakeful.reports.quantization import after_saving, next_step
-from wakeful.reports.quantization_matrix import matrix_report
+from wakeful.quantization.matrix_report import matrix_report
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.report import after_saving, next_step
+from wakeful.quantization.schemes import parse_scheme
 
 
 def test_the_scheme_that_is_saved_can_be_typed() -> None:

@@ -15,8 +15,16 @@ from rich.console import Console
 
 from pages.synthetic import inheritance
 from pages.test_report import STEPS, make_comparison, make_run
-from wakeful.comparison.reading import Comparison, read_comparison, read_run
-from wakeful.comparison.tables import (
+from wakeful.errors import WakefulError
+from wakeful.inheritance.report import inheritance_report
+from wakeful.reports.charts import specification
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Facts
+from wakeful.training.charts import difference_chart, relative_loss_chart
+from wakeful.training.compared import ComparedRuns, read_comparison, read_run
+from wakeful.training.report import caveat, comparison_report, headline, next_step
+from wakeful.training.tables import (
     differing_fields,
     machines,
     relative_training_loss,
@@ -24,14 +32,6 @@ from wakeful.comparison.tables import (
     summary_table,
     training_loss,
 )
-from wakeful.errors import WakefulError
-from wakeful.reports.charts import specification
-from wakeful.reports.comparison import caveat, comparison_report, headline, next_step
-from wakeful.reports.comparison_charts import difference_chart, relative_loss_chart
-from wakeful.reports.html import write
-from wakeful.reports.inheritance import inheritance_report
-from wakeful.reports.terminal import terminal
-from wakeful.reports.value import Facts
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def replace_losses(run: Path, losses: dict[int, float | None]) -> None:
     pl.DataFrame(changed, schema_overrides={"loss": pl.Float64}).write_parquet(path)
 
 
-def compared(path: Path, shifts: dict[str, float], seeds: list[int]) -> Comparison:
+def compared(path: Path, shifts: dict[str, float], seeds: list[int]) -> ComparedRuns:
     return read_comparison(make_comparison(path, shifts, seeds))
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from markupsafe import escape
 
-from wakeful.evaluation.scores import Score
-from wakeful.reports.evaluation import evaluation_report
+from wakeful.evaluation.report import evaluation_report
 from wakeful.reports.html import write
 from wakeful.reports.terms import TERMS, explained
+from wakeful.scores import Score
 
 
 def test_a_measure_has_its_metrics_line() -> None:

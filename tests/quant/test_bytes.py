@@ -14,9 +14,9 @@ from hf.gguf_models import TEXTS, decoder
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.compressed import file_bytes
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.hf.whole import INSTALL_SMOLLM2, narrowed, smollm2_folder
+from wakeful.quantization.compressed import file_bytes
 
 TOKENS = torch.arange(24).view(1, 24) * 7 % 250
 HEADERS = 20_000
@@ -29,7 +29,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bytes") / "llama"
     tokenizer = Tokenizer.train(TEXTS, vocab_size=270)
     made = decoder(tokenizer.vocab_size, tied=False)
-    export(made, folder, tokenizer=tokenizer, dtype=torch.bfloat16)
+    export_decoder(made, folder, tokenizer=tokenizer, dtype=torch.bfloat16)
     return folder
 
 

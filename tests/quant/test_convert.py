@@ -28,9 +28,9 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.lora import adapt
 from wakeful.probes.running import logits_of
-from wakeful.quant import SCHEMES, parse_scheme, quantize, quantized_layers
-from wakeful.quant.linear import quantized
-from wakeful.quant.measure import measure
+from wakeful.quantization import SCHEMES, parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.linear import quantized
+from wakeful.quantization.measure import measure_damage
 
 FLOAT32 = {"dtype": torch.float32}
 
@@ -60,7 +60,7 @@ def logits(model: nn.Module, length: int = 11) -> torch.Tensor:
 
 def test_which_layers() -> None:
     decoder = tiny_decoder(**FLOAT32).eval()
-    names = list(quantized_layers(quantize(decoder, "fine")))
+    names = list(quantized_layers(quantize_module(decoder, "fine")))
     assert names[:7] == [
         f"blocks.0.{name}"
         for name in ("attention.query", "attention.key", "attention.value", "attention.out",
@@ -68,10 +68,10 @@ def test_which_layers() -> None:
     ]  # fmt: skip
     assert names[-1] == "head"
     assert len(names) == 4 * 7 + 1
-    tied = quantize(tiny_decoder(**FLOAT32, tied=True).eval(), "fine")
+    tied = quantize_module(tiny_decoder(**FLOAT32, tied=True).eval(), "fine")
     assert "head" not in quantized_layers(tied)
     assert tied.head.weight is tied.embed.weight
-    shared = quantize(decoder, "fine", skip=["head", "blocks.1.*"])
+    shared = quantize_module(decoder, "fine", skip=["head", "blocks.1.*"])
     assert len(quantized_layers(shared)) == 3 * 7
     assert shared.embed.weight is decoder.embed.weight
     assert shared.head.weight is decoder.head.weight
@@ -79,7 +79,7 @@ def test_which_layers() -> None:
 
 def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
     # In float64 no sum in another order puts an activation on the other side of a rounding.
-    decoder = quantize(tiny_decoder().eval(), "fine", arithmetic="integer")
+    decoder = quantize_module(tiny_decoder().eval(), "fine", arithmetic="integer")
     tokens = some_tokens(1, 9)
     with torch.inference_mode():
         whole = decoder(tokens)
@@ -95,13 +95,15 @@ def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
 def test_transformers_models() -> None:
     for model, count in ((llama(), 15), (llama(tie_word_embeddings=True), 14), (gpt2(), 8)):
         full = logits(model)
-        small = quantize(model, "fine")
+        small = quantize_module(model, "fine")
         assert type(small) is type(model)
         assert len(quantized_layers(small)) == count
         assert 0 < (logits(small) - full).norm() / full.norm() < 0.1
         assert torch.equal(logits(model), full)
-        assert torch.equal(logits(small), logits(quantize(model, "fine", arithmetic="integer")))
-    tied = quantize(gpt2(), "w4")
+        assert torch.equal(
+            logits(small), logits(quantize_module(model, "fine", arithmetic="integer"))
+        )
+    tied = quantize_module(gpt2(), "w4")
     assert tied.lm_head.weight is tied.transformer.wte.weight
     assert "transformer.h.1.mlp.c_proj" in quantized_layers(tied)
 
@@ -111,10 +113,10 @@ def test_coarser_is_worse(name: str) -> None:
     """8-bit weights and inputs must be nearer to the model than 3-bit ones."""
     decoder = tiny_decoder(**FLOAT32).eval()
     full = logits(decoder)
-    crude = quantize(
+    crude = quantize_module(
         decoder, "scheme(weights=absmax(bits=3, per='tensor'), inputs=absmax(bits=3, per='tensor'))"
     )
-    error, other = ((logits(m) - full).norm() for m in (quantize(decoder, name), crude))
+    error, other = ((logits(m) - full).norm() for m in (quantize_module(decoder, name), crude))
     assert error < other / 2
 
 
@@ -130,7 +132,7 @@ def test_static_scales_are_the_largest_of_the_calibration() -> None:
             decoder(each)
     handle.remove()
     scheme = parse_scheme("coarse", "static")
-    small = quantize(decoder, scheme, calibration=tokens)
+    small = quantize_module(decoder, scheme, calibration=tokens)
     layer = quantized_layers(small)["blocks.1.mlp.down"]
     assert layer.input_scale is not None
     assert layer.output_scale is not None
@@ -139,41 +141,43 @@ def test_static_scales_are_the_largest_of_the_calibration() -> None:
     # A static scale does not depend on the other tokens of a sequence.
     with torch.inference_mode():
         torch.testing.assert_close(small(tokens[0])[:, :5], small(tokens[0][:, :5]))
-    assert not torch.equal(logits(small), logits(quantize(decoder, "coarse")))
-    twin = quantize(decoder, scheme, calibration=tokens, arithmetic="integer")
+    assert not torch.equal(logits(small), logits(quantize_module(decoder, "coarse")))
+    twin = quantize_module(decoder, scheme, calibration=tokens, arithmetic="integer")
     assert torch.equal(logits(small), logits(twin))
 
 
 def test_what_is_refused(as_users_run_it: None) -> None:
     decoder = tiny_decoder(**FLOAT32).eval()
     with pytest.raises(WakefulError, match="static scales need calibration"):
-        quantize(decoder, parse_scheme("coarse", "static"))
+        quantize_module(decoder, parse_scheme("coarse", "static"))
     with pytest.raises(WakefulError, match="would be ignored"):
-        quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
+        quantize_module(decoder, "coarse", calibration=[some_tokens(1, 4)])
     with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
-        quantize(decoder, "fine", skip=["nothing"])
+        quantize_module(decoder, "fine", skip=["nothing"])
     with pytest.raises(WakefulError, match=r"mlp matches no layer; what lies .* is '\*.mlp.\*'"):
-        quantize(decoder, "fine", skip=["head", "*.mlp"])
+        quantize_module(decoder, "fine", skip=["head", "*.mlp"])
     with pytest.raises(WakefulError, match="norm matches no layer"):
-        quantize(decoder, "fine", skip=["norm"])
+        quantize_module(decoder, "fine", skip=["norm"])
     with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
-        quantize(quantize(decoder, "fine"), "w4")
+        quantize_module(quantize_module(decoder, "fine"), "w4")
     with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
-        quantize(decoder, "fine", arithmetic="fast")
+        quantize_module(decoder, "fine", arithmetic="fast")
     with pytest.raises(WakefulError, match="no linear layer"):
-        quantize(nn.Sequential(nn.Embedding(3, 4)), "fine")
+        quantize_module(nn.Sequential(nn.Embedding(3, 4)), "fine")
     before = logits(decoder)
     up, down = decoder.blocks[2].mlp.up.weight.data, decoder.blocks[0].mlp.down.weight.data
     kept = up.clone(), down.clone()
     up[0, 0] = torch.nan
     with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* a NaN"):
-        quantize(decoder, "fine")
+        quantize_module(decoder, "fine")
     down.fill_(torch.inf)
     skip = "--skip blocks.0.mlp.down blocks.2.mlp.up"
     with pytest.raises(WakefulError, match=rf"1 other layer cannot either.* {skip}$"):
-        quantize(decoder, "fine")
+        quantize_module(decoder, "fine")
     down.copy_(kept[1])
-    assert "blocks.2.mlp.up" not in quantized_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
+    assert "blocks.2.mlp.up" not in quantized_layers(
+        quantize_module(decoder, "w4", skip=["*.2.mlp.up"])
+    )
     up.copy_(kept[0])
     assert torch.equal(logits(decoder), before)
 
@@ -181,7 +185,7 @@ def test_what_is_refused(as_users_run_it: None) -> None:
 def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None:
     config = WakefulConfig(parts=dataclasses.asdict(tiny_config(embedding="projected")))
     model = WakefulForCausalLM(config).eval()
-    small = quantized_layers(quantize(model, "fine"))
+    small = quantized_layers(quantize_module(model, "fine"))
     assert "model.decoder.blocks.0.attention.query.q_proj" in small
     assert not any("embedding" in name for name in small)
 
@@ -189,15 +193,15 @@ def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None
 def test_adapters_are_never_left_out_silently() -> None:
     decoder = adapt(tiny_decoder(dtype=torch.float32), 2, alpha=4.0).eval()
     with pytest.raises(WakefulError, match=r"blocks\.0\.attention\.query"):
-        quantize(decoder, "fine", skip=["*mlp*", "*out*"])
+        quantize_module(decoder, "fine", skip=["*mlp*", "*out*"])
 
 
 @pytest.mark.parametrize("method", ["smooth(norms=True)", "gptq(sequential=True)"])
 def test_a_model_in_training_is_looked_at_without_dropout(method: str) -> None:
     model, text = gpt2(), [some_tokens(1, 8)]
     scheme = f"w4a16(method={method})"
-    expected = quantized_layers(quantize(model, scheme, calibration=text))
-    found = quantized_layers(quantize(model.train(), scheme, calibration=text))
+    expected = quantized_layers(quantize_module(model, scheme, calibration=text))
+    found = quantized_layers(quantize_module(model.train(), scheme, calibration=text))
     for name, layer in expected.items():
         assert torch.equal(found[name].dequantized(), layer.dequantized())
     assert all(module.training for module in model.modules())
@@ -217,16 +221,16 @@ def test_layers_that_are_no_matrix_are_named() -> None:
         MambaConfig(vocab_size=29, hidden_size=16, num_hidden_layers=1, state_size=4)
     ).eval()
     with pytest.raises(WakefulError, match=r"backbone.layers.0.mixer is a MambaMixer, whose A_log"):
-        quantize(mamba, "fine")
+        quantize_module(mamba, "fine")
     with pytest.raises(WakefulError, match=r"mixer.conv1d is a Conv1d of 32 groups"):
-        quantize(mamba, "fine", skip=["backbone.layers.0.mixer"])
+        quantize_module(mamba, "fine", skip=["backbone.layers.0.mixer"])
     mixtral = MixtralForCausalLM(
         MixtralConfig(
             vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
             num_attention_heads=4, num_key_value_heads=2, num_local_experts=2,
         )
     ).eval()  # fmt: skip
-    kept = quantize(mixtral, "fine", skip=["*.mlp.gate", "*.mlp.experts"])
+    kept = quantize_module(mixtral, "fine", skip=["*.mlp.gate", "*.mlp.experts"])
     assert len(quantized_layers(kept)) == 5
     assert torch.isfinite(logits(kept)).all()
 
@@ -248,10 +252,10 @@ class Spelled(nn.Linear):
 def test_a_linear_layer_that_spells_its_product_out_is_one() -> None:
     model = llama()
     spelled = Spelled(16, 24, bias=False)
-    plain = quantized_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    plain = quantized_layers(quantize_module(model, "fine"))["model.layers.1.mlp.up_proj"]
     spelled.weight = model.model.layers[1].mlp.up_proj.weight
     model.model.layers[1].mlp.up_proj = spelled
-    layer = quantized_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    layer = quantized_layers(quantize_module(model, "fine"))["model.layers.1.mlp.up_proj"]
     x = torch.randn(3, 16)
     assert torch.equal(layer(x), plain(x))
 
@@ -260,7 +264,7 @@ def test_a_linear_layer_with_a_way_of_its_own_is_refused() -> None:
     model = llama()
     model.model.layers[1].mlp.up_proj = Doubled(16, 24, bias=False)
     with pytest.raises(WakefulError, match=r"layers.1.mlp.up_proj is a Doubled"):
-        quantize(model, "fine")
+        quantize_module(model, "fine")
 
 
 class Wrapped(nn.Module):
@@ -273,8 +277,8 @@ class Wrapped(nn.Module):
 
 def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
     decoder = tiny_decoder(**FLOAT32, route="resformer(mode='learnable')").eval()
-    names = list(quantized_layers(quantize(Wrapped(decoder), "fine")))
-    assert names == [f"inner.{name}" for name in quantized_layers(quantize(decoder, "fine"))]
+    names = list(quantized_layers(quantize_module(Wrapped(decoder), "fine")))
+    assert names == [f"inner.{name}" for name in quantized_layers(quantize_module(decoder, "fine"))]
 
 
 @pytest.mark.parametrize("arithmetic", ["reference", "integer"])
@@ -294,7 +298,7 @@ def test_models_that_are_not_causal_are_refused() -> None:
              "num_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip
     tokens = [torch.arange(12)[None]]
     encoder = BertLMHeadModel(BertConfig(**small)).eval()
-    for check in (lambda m: measure("m", m, {}, tokens), lambda m: likelihood_check("m", m)):
+    for check in (lambda m: measure_damage("m", m, {}, tokens), lambda m: likelihood_check("m", m)):
         with pytest.raises(WakefulError, match="not causal"):
             check(encoder)
         check(BertLMHeadModel(BertConfig(**small, is_decoder=True)).eval())
@@ -310,7 +314,7 @@ def test_sequences_that_a_model_puts_in_one_row_have_their_own_scales(by_name: b
         vocab_size=29, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=64, word_embed_proj_dim=16, init_std=0.3,
     )  # fmt: skip
-    small = copy.deepcopy(quantize(OPTForCausalLM(config).eval(), "moderate"))
+    small = copy.deepcopy(quantize_module(OPTForCausalLM(config).eval(), "moderate"))
     tokens = some_tokens(3, 11)
     with torch.inference_mode():
         given = {"input_ids": tokens} if by_name else {"inputs_embeds": embedded(small, tokens)}

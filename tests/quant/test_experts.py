@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import wakeful
 from probes.architectures import LLAMA, QWEN35
 from wakeful.errors import WakefulError
-from wakeful.quant import NAMED, quantize, quantized_layers
-from wakeful.quant.convert import prepared
-from wakeful.quant.experts import Experts, is_fused
-from wakeful.quant.measure import measure
-from wakeful.quant.sensitivity import costs, growth, mixed
+from wakeful.probes.experts import Experts, is_fused
+from wakeful.quantization import NAMED, quantize_module, quantized_layers
+from wakeful.quantization.convert import prepared
+from wakeful.quantization.measure import measure_damage
+from wakeful.quantization.sensitivity import costs, growth, mixed
 
 FEW = LLAMA | {"vocab_size": 320, "initializer_range": 0.3}
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
@@ -52,7 +52,7 @@ def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(name: st
     model = model_of(name)
     apart = prepared(model)
     torch.testing.assert_close(apart(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-5)
-    small = quantize(model, W4, skip=SKIP.get(name, ()))
+    small = quantize_module(model, W4, skip=SKIP.get(name, ()))
     expected = copy.deepcopy(model)
     for place, module in expected.named_modules():
         if is_fused(module):
@@ -73,9 +73,9 @@ def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(name: st
 @pytest.mark.parametrize("scheme", [*NAMED, "coarse(scales='static')"])
 def test_every_scheme_takes_them(scheme: str) -> None:
     model = model_of("Mixtral")
-    found = wakeful.quant.parse_scheme(scheme)
-    small = quantize(model, found, calibration=TEXT if found.calibrated else ())
-    seen = measure("mixtral", model, {scheme: small}, [TOKENS[:1]])
+    found = wakeful.quantization.parse_scheme(scheme)
+    small = quantize_module(model, found, calibration=TEXT if found.calibrated else ())
+    seen = measure_damage("mixtral", model, {scheme: small}, [TOKENS[:1]])
     assert torch.isfinite(small(TOKENS).logits).all()
     if found.weights is not None:
         experts = seen.layers.filter(module="model.layers.0.mlp.experts.down_proj")
@@ -87,16 +87,16 @@ def test_every_scheme_takes_them(scheme: str) -> None:
 
 def test_layers_cost_what_they_cost_and_some_get_more_bits() -> None:
     model = model_of("Qwen3Moe")
-    small = quantize(model, W4)
+    small = quantize_module(model, W4)
     found = costs(model, small, [TOKENS[:1]])
     assert {each.name for each in found} == set(quantized_layers(small))
-    better = wakeful.quant.parse_scheme("w8a8")
+    better = wakeful.quantization.parse_scheme("w8a8")
     assert len(mixed(found, growth(model, small, better), 10**9)) == len(found)
 
 
 def test_what_is_skipped_stays_one_tensor() -> None:
     model = model_of("Mixtral")
-    small = quantize(model, "fine", skip=["*.0.mlp.experts", "*.1.mlp.experts.down_proj.*"])
+    small = quantize_module(model, "fine", skip=["*.0.mlp.experts", "*.1.mlp.experts.down_proj.*"])
     assert is_fused(small.get_submodule("model.layers.0.mlp.experts"))
     second = small.get_submodule("model.layers.1.mlp.experts")
     assert isinstance(second, Experts)
@@ -113,7 +113,7 @@ def test_an_expert_that_no_text_reaches_is_named() -> None:
     with pytest.raises(
         WakefulError, match=r"never reaches .*experts.*calibration_sequences"
     ) as error:
-        quantize(model, "w4g128_gptq", calibration=[TEXT[0][:, :1]])
+        quantize_module(model, "w4g128_gptq", calibration=[TEXT[0][:, :1]])
     count = len(model.model.layers[0].mlp.experts.down_proj)
     for number in range(len(model.model.layers)):  # every one of them, once
         said = re.search(rf"experts ([\d, ]+) of model\.layers\.{number}\.mlp", str(error.value))

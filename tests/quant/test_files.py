@@ -12,14 +12,14 @@ import wakeful
 from evaluation.models import save_llama
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.hf.compressed import file_bytes, save_compressed, state_bytes
-from wakeful.quant import NAMED, parse_scheme, quantize, quantized_layers
-from wakeful.quant.measure import measure
+from wakeful.quantization import NAMED, parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.compressed import file_bytes, save_compressed, state_bytes
+from wakeful.quantization.measure import measure_damage
 
 
 def test_what_a_model_takes_is_what_the_grids_say() -> None:
     model = tiny_decoder(dtype=torch.float32, width=64, mlp_width=160, head_width=16).eval()
-    layers = quantized_layers(quantize(model, "fine")).values()
+    layers = quantized_layers(quantize_module(model, "fine")).values()
     linear = sum(layer.in_features * layer.out_features for layer in layers)
     channels = sum(layer.out_features for layer in layers)
     full = state_bytes(model)
@@ -28,12 +28,12 @@ def test_what_a_model_takes_is_what_the_grids_say() -> None:
         ("moderate", full - 3 * linear + 4 * 29),
         ("w4", full - 4 * linear + linear // 2 + 8 * channels),
     ):
-        assert state_bytes(quantize(model, scheme)) == expected
+        assert state_bytes(quantize_module(model, scheme)) == expected
     assert state_bytes(tiny_decoder(tied=True)) < state_bytes(tiny_decoder())
 
 
 def test_the_file_takes_what_the_model_takes(tmp_path: Path) -> None:
-    small = quantize(llama(), "fine")
+    small = quantize_module(llama(), "fine")
     save_compressed(small, tmp_path / "small", lambda _: None)
     size = state_bytes(small)
     assert size < file_bytes(tmp_path / "small") < size + 20_000
@@ -54,11 +54,11 @@ def test_matrices_of_zeros_stay_zeros(scheme: str) -> None:
         layer.weight.data.zero_()
     known = parse_scheme(scheme)
     text = [some_tokens(2, 9)] if known.calibrated else []
-    small = quantize(model, known, calibration=text)
+    small = quantize_module(model, known, calibration=text)
     layers = quantized_layers(small)
     for name in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
         assert not layers[f"blocks.1.{name}"].dequantized().any()
-    found = measure("m", model, {"q": small}, [some_tokens(1, 9)]).layers
+    found = measure_damage("m", model, {"q": small}, [some_tokens(1, 9)]).layers
     for kind in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
         errors = found.filter(layer=1, kind=kind, metric="relative_error")["value"]
         assert errors.to_list() == [0.0, 0.0, 0.0]

@@ -12,10 +12,10 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.quant import NAMED, parse_scheme
-from wakeful.quant.arithmetic import Operands, pack
-from wakeful.quant.linear import quantized
-from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
+from wakeful.quantization import NAMED, parse_scheme
+from wakeful.quantization.arithmetic import Operands, pack
+from wakeful.quantization.linear import quantized
+from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 ROWS = hnp.arrays(

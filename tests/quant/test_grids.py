@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.quant.arithmetic import pack, unpack
-from wakeful.quant.schemes import Absmax, Grid, Zeropoint
+from wakeful.quantization.arithmetic import pack, unpack
+from wakeful.quantization.schemes import Absmax, Grid, Zeropoint
 
 
 def absmax(bits: int) -> Absmax:

@@ -12,8 +12,8 @@ from wakeful.errors import WakefulError
 from wakeful.probes import exact
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
-from wakeful.quant import quantize, quantized_layers
-from wakeful.quant.measure import Measurement, Totals, measure, relative_errors
+from wakeful.quantization import quantize_module, quantized_layers
+from wakeful.quantization.measure import Measurement, Totals, measure_damage, relative_errors
 
 SEQUENCES = [some_tokens(1, 13, seed=n) for n in range(4)]
 
@@ -30,8 +30,8 @@ def value(frame: pl.DataFrame, **wanted: object) -> float:
 
 def test_perplexity_and_divergence_are_their_definitions() -> None:
     model = decoder()
-    small = quantize(model, "coarse")
-    found = measure("tiny", model, {"coarse": small}, SEQUENCES)
+    small = quantize_module(model, "coarse")
+    found = measure_damage("tiny", model, {"coarse": small}, SEQUENCES)
     nll, other, divergence = [], [], []
     with torch.inference_mode():
         for tokens in SEQUENCES:
@@ -81,7 +81,7 @@ def test_errors_are_the_delta_methods() -> None:
 
 def test_one_sequence_has_no_error() -> None:
     model = decoder()
-    found = measure("tiny", model, {"fine": quantize(model, "fine")}, SEQUENCES[:1])
+    found = measure_damage("tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES[:1])
     for estimate in (found.perplexity(), found.increase("fine"), found.divergence("fine")):
         assert math.isnan(estimate[1])
     assert found.layers["standard_error"].null_count() == len(found.layers)
@@ -89,7 +89,7 @@ def test_one_sequence_has_no_error() -> None:
 
 def test_a_model_that_is_no_different_is_not_damaged() -> None:
     model = decoder()
-    found = measure("tiny", model, {"same": model}, SEQUENCES)
+    found = measure_damage("tiny", model, {"same": model}, SEQUENCES)
     assert found.increase("same") == (0.0, 0.0)
     assert found.divergence("same") == (0.0, 0.0)
     assert found.layers.filter(pl.col("metric") == "block_error")["value"].max() == 0
@@ -100,8 +100,8 @@ def test_a_model_that_is_no_different_is_not_damaged() -> None:
 def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
     model = decoder(tied=True) if kind == "decoder" else gpt2()
     inner = "blocks.2.attention.value" if kind == "decoder" else "transformer.h.1.mlp.c_fc"
-    small = quantize(model, "moderate", arithmetic="integer")
-    found = measure("tiny", model, {"moderate": small}, SEQUENCES).layers
+    small = quantize_module(model, "moderate", arithmetic="integer")
+    found = measure_damage("tiny", model, {"moderate": small}, SEQUENCES).layers
     names = set(found.filter(pl.col("metric") == "relative_error")["module"])
     assert names == set(quantized_layers(small))
     inputs: list[torch.Tensor] = []
@@ -138,7 +138,9 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
 
 def test_block_kurtosis_is_that_of_the_probes() -> None:
     model = decoder(norm="layernorm")
-    found = measure("tiny", model, {"fine": quantize(model, "fine")}, SEQUENCES).layers
+    found = measure_damage(
+        "tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES
+    ).layers
     probe = Outliers()
     with torch.inference_mode(), watch(model, probe):
         for tokens in SEQUENCES:
@@ -162,7 +164,7 @@ def test_relative_errors_by_hand() -> None:
 
 def test_tokens_that_see_their_own_targets_are_not_counted() -> None:
     model = decoder(relaxed_prefix=4)
-    found = measure("tiny", model, {"fine": quantize(model, "fine")}, SEQUENCES)
+    found = measure_damage("tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES)
     assert found.counts == [9] * 4
     with torch.inference_mode():
         losses = [
@@ -171,15 +173,15 @@ def test_tokens_that_see_their_own_targets_are_not_counted() -> None:
         ]
     assert found.full.nll == pytest.approx(losses, rel=1e-5)
     with pytest.raises(WakefulError, match="no token to predict"):
-        measure("tiny", model, {}, [some_tokens(1, 4)])
+        measure_damage("tiny", model, {}, [some_tokens(1, 4)])
 
 
 def test_hooks_are_gone_after_a_failure() -> None:
     model = decoder()
-    broken = quantize(model, "fine")
+    broken = quantize_module(model, "fine")
     broken.blocks[1].mlp.up.scheme = None
     with pytest.raises(AttributeError):
-        measure("tiny", model, {"fine": broken}, SEQUENCES)
+        measure_damage("tiny", model, {"fine": broken}, SEQUENCES)
     for module in (*model.modules(), *broken.modules()):
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -187,9 +189,9 @@ def test_hooks_are_gone_after_a_failure() -> None:
 
 def test_a_projected_models_head_is_compared_with_what_it_is_folded_into() -> None:
     model = decoder(embedding="projected")
-    small = quantize(model, "scheme(weights=absmax(bits=8, per='channel'))")
+    small = quantize_module(model, "scheme(weights=absmax(bits=8, per='channel'))")
     name = str(small.get_submodule("head").scheme)  # pyright: ignore[reportAttributeAccessIssue]
-    found = measure("tiny", model, {name: small}, SEQUENCES).layers
+    found = measure_damage("tiny", model, {name: small}, SEQUENCES).layers
     assert set(found.filter(pl.col("metric") == "relative_error")["module"]) == set(
         quantized_layers(small)
     )

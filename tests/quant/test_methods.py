@@ -19,15 +19,15 @@ from transformers import (
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
+from wakeful.probes.experts import put
 from wakeful.probes.running import blocks_of
-from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers
-from wakeful.quant.experts import put
-from wakeful.quant.linear import matrix
-from wakeful.quant.norm_readers import readers_of_norms
-from wakeful.quant.observing import observe, plain_linear
-from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
-from wakeful.quant.schemes.methods import Gptq, Readers, Seen, Smooth, shrunk
+from wakeful.quantization import parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.linear import matrix
+from wakeful.quantization.norm_readers import readers_of_norms
+from wakeful.quantization.observing import observe, plain_linear
+from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
+from wakeful.quantization.schemes.methods import Gptq, Readers, Seen, Smooth, shrunk
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
@@ -170,8 +170,8 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
         asked.append(layer)
         return real(layer, x)
 
-    monkeypatch.setattr("wakeful.quant.observing.plain_linear", counted)
-    quantize(model, scheme, calibration=[some_tokens(1, 12)])
+    monkeypatch.setattr("wakeful.quantization.observing.plain_linear", counted)
+    quantize_module(model, scheme, calibration=[some_tokens(1, 12)])
     assert len(asked) == again * len(linear_layers(model))
 
 
@@ -185,18 +185,18 @@ def test_gptq_in_portions_is_gptq_at_once(
     changes = {"plain": {}, "resformer": {"route": kind}, "denseformer": {"depth": kind}}
     model = llama() if kind == "llama" else tiny_decoder(dtype=torch.float32, **changes[kind])
     given = [some_tokens(4, 20), some_tokens(2, 12), some_tokens(1, 16)]
-    whole = quantize(model.eval(), "w4g128_gptq", calibration=given)
-    monkeypatch.setattr("wakeful.quant.walking.PRODUCTS", 1)
+    whole = quantize_module(model.eval(), "w4g128_gptq", calibration=given)
+    monkeypatch.setattr("wakeful.quantization.layerwise.PRODUCTS", 1)
     ran: list[int] = []
     name = "model.layers.1.mlp.down_proj" if kind == "llama" else "blocks.1.mlp.down"
     model.get_submodule(name).register_forward_hook(lambda _, x, y: ran.append(len(x[0])))
-    parts = quantize(model, "w4g128_gptq", calibration=given)
+    parts = quantize_module(model, "w4g128_gptq", calibration=given)
     assert torch.equal(logits(whole), logits(parts))
     # A layer's part runs its block again, and so do two passes over eight tokens.
     inside = 7 if passes == 1 else passes
     assert len(ran) == 2 + 3 * (inside + 1)
     assert not any("forward" in vars(block) for block in blocks_of(model))
-    plain = quantize(model, "w4g128")
+    plain = quantize_module(model, "w4g128")
     full = logits(model)
     assert not torch.equal(logits(plain), logits(whole))
     assert (logits(whole) - full).norm() < 0.5 * full.norm()
@@ -222,7 +222,7 @@ def test_a_smoothed_layer_is_its_formula() -> None:
     model.model.layers[0].input_layernorm.weight.data[3] = 30.0
     given = [some_tokens(1, 12)]
     scheme = parse_scheme("smoothquant")
-    small = quantize(model, scheme, calibration=given)
+    small = quantize_module(model, scheme, calibration=given)
     attention = model.model.layers[0].self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     found: list[Tensor] = []
@@ -239,7 +239,7 @@ def test_a_smoothed_layer_is_its_formula() -> None:
     layer = quantized_layers(small)["model.layers.0.self_attn.k_proj"]
     torch.testing.assert_close(layer(x)[0], x_hat @ w_hat.T, rtol=1e-4, atol=1e-5)
     y = attention.k_proj(x)
-    rough = quantized_layers(quantize(model, "moderate"))["model.layers.0.self_attn.k_proj"]
+    rough = quantized_layers(quantize_module(model, "moderate"))["model.layers.0.self_attn.k_proj"]
     assert (layer(x) - y).norm() < 0.7 * (rough(x) - y).norm()
 
 
@@ -257,7 +257,7 @@ def test_a_static_input_scale_is_of_what_was_divided() -> None:
     for layer in read:
         layer.register_forward_pre_hook(note)
     scheme = parse_scheme("smoothquant", "static")
-    layers = quantized_layers(quantize(model, scheme, calibration=given))
+    layers = quantized_layers(quantize_module(model, scheme, calibration=given))
     for (name, sharers), xs in zip(readers.items(), read.values(), strict=True):
         x = torch.cat(xs).abs()
         rows = torch.cat([model.get_parameter(f"{mlp}.{each}.weight") for each in sharers])
@@ -276,7 +276,7 @@ CACHED = ["own", "resformer", "svformer"]
 def test_attention_reads_quantized_keys_and_values(route: str, scheme: str) -> None:
     # In float64 no sum in another order puts a key on the other side of a rounding.
     model = tiny_decoder(route=route).eval()
-    small = quantize(model, scheme)
+    small = quantize_module(model, scheme)
     grid = parse_scheme(scheme).cache
     assert grid is not None
     read: list[tuple[Tensor, Tensor]] = []
@@ -307,9 +307,9 @@ def test_attention_reads_quantized_keys_and_values(route: str, scheme: str) -> N
 def test_what_methods_and_caches_refuse() -> None:
     decoder = tiny_decoder(dtype=torch.float32).eval()
     with pytest.raises(WakefulError, match="gptq needs calibration text"):
-        quantize(decoder, "w4g128_gptq")
+        quantize_module(decoder, "w4g128_gptq")
     with pytest.raises(WakefulError, match=r"quantized already: .* is kv4"):
-        quantize(quantize(decoder, "kv4"), "fine")
+        quantize_module(quantize_module(decoder, "kv4"), "fine")
     for text, message in (
         ("scheme(inputs=absmax(bits=8, per='token'))", "weights, or a cache and nothing else"),
         ("scheme(cache=mx_e2m1(per='channel'))", "a cache has groups of a token's channels"),
@@ -336,7 +336,7 @@ def test_all_readers_of_one_tensor_are_divided_alike() -> None:
     )  # fmt: skip
     model = PhiForCausalLM(config).eval()
     tokens = [some_tokens(1, 12, seed=n) for n in range(2)]
-    layers = quantized_layers(quantize(model, "smoothquant", calibration=tokens))
+    layers = quantized_layers(quantize_module(model, "smoothquant", calibration=tokens))
     for number, block in enumerate(model.model.layers):
         attention = block.self_attn
         readers = [attention.q_proj, attention.k_proj, attention.v_proj, block.mlp.fc1]
@@ -361,7 +361,7 @@ SMOOTH_NORMS = "fine(method=smooth(norms=True))"
 def scales_moved_into_norms(model: nn.Module, skip: tuple[str, ...] = ()) -> nn.Module:
     """A copy whose norms do what the quantized layers' divisions do, in full precision."""
     tokens = some_tokens(1, 12)
-    layers = quantized_layers(quantize(model, SMOOTH_NORMS, calibration=[tokens], skip=skip))
+    layers = quantized_layers(quantize_module(model, SMOOTH_NORMS, calibration=[tokens], skip=skip))
     moved = copy.deepcopy(model)
     with torch.no_grad():
         for norm, readers in readers_of_norms(model).items():
@@ -415,7 +415,7 @@ def test_no_division_goes_into_a_norm_that_something_else_reads(
 
 def test_norms_of_a_model_with_a_relaxed_prefix_have_readers() -> None:
     model = tiny_decoder(dtype=torch.float32, relaxed_prefix=4).eval()
-    small = quantize(model, SMOOTH_NORMS, calibration=[some_tokens(1, 12)])
+    small = quantize_module(model, SMOOTH_NORMS, calibration=[some_tokens(1, 12)])
     assert bool((quantized_layers(small)["head"].divisor != 1).any())
 
 
@@ -460,7 +460,7 @@ def test_sequential_gptq_rounds_by_what_quantized_blocks_give(make) -> None:
     method = "gptq(weighting='none', sequential={})"
     grid = "scheme(weights=absmax(bits=3, per='channel'), method={})"
     small, apart = (
-        quantized_layers(quantize(model, grid.format(method.format(how)), calibration=TEXTS))
+        quantized_layers(quantize_module(model, grid.format(method.format(how)), calibration=TEXTS))
         for how in (True, False)
     )
     first, later = ("h.0.", "h.1.") if "transformer.h.0.mlp.c_fc" in small else ("s.0.", "s.1.")

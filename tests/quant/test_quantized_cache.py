@@ -19,17 +19,17 @@ from transformers import (
 
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
-from wakeful.hf.compressed import save_compressed
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.load import load
 from wakeful.loading.sampling import sample
 from wakeful.probes.base import AttentionEvent, Event, Probe
+from wakeful.probes.experts import is_fused
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
-from wakeful.quant import parse_scheme, quantize
-from wakeful.quant.cache import QuantizedCache
-from wakeful.quant.experts import is_fused
-from wakeful.quant.schemes import Scales
+from wakeful.quantization import parse_scheme, quantize_module
+from wakeful.quantization.cache import QuantizedCache
+from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.schemes import Scales
 
 CALIBRATED = [
     "scheme(cache=absmax(bits=8, per='tensor'))",
@@ -63,9 +63,9 @@ def test_the_same_numbers_as_in_our_decoder(
     model = make()
     before = logits(model)
     text = TEXT if scheme in CALIBRATED else []
-    small = quantize(model, scheme, calibration=text)
+    small = quantize_module(model, scheme, calibration=text)
     with torch.inference_mode():
-        expected = quantize(decoder_of(model), scheme, calibration=text)(TOKENS)
+        expected = quantize_module(decoder_of(model), scheme, calibration=text)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, before, atol=1e-4)
     assert model.config._attn_implementation == "sdpa"
@@ -99,16 +99,16 @@ def test_a_scale_of_calibration_text_is_of_the_tensor_or_the_channel(scheme: str
 
 def test_a_scale_of_a_growing_cache_needs_text() -> None:
     with pytest.raises(WakefulError, match="scales need calibration text"):
-        quantize(llama(), "scheme(cache=absmax(bits=8, per='tensor'))")
+        quantize_module(llama(), "scheme(cache=absmax(bits=8, per='tensor'))")
     with pytest.raises(WakefulError, match="groups of a token's channels"):
         parse_scheme("scheme(cache=absmax(bits=4, per='channel', group=16))")
 
 
 def test_eager_attention_and_a_mask() -> None:
     model = llama()
-    small = quantize(model, "kv4")
+    small = quantize_module(model, "kv4")
     model.set_attn_implementation("eager")
-    eager = quantize(model, "kv4")
+    eager = quantize_module(model, "kv4")
     mask = torch.ones_like(TOKENS)
     mask[0, :4] = 0
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def test_eager_attention_and_a_mask() -> None:
 
 
 def test_reading_token_by_token_is_reading_at_once() -> None:
-    small = quantize(llama(), "kv4")
+    small = quantize_module(llama(), "kv4")
     past, parts = None, []
     with torch.inference_mode():
         for n in range(9):
@@ -142,7 +142,7 @@ def test_probes_see_what_attention_reads(implementation: str) -> None:
 
     model, seen = llama(), []
     model.set_attn_implementation(implementation)
-    for each in (model, quantize(model, "kv4")):
+    for each in (model, quantize_module(model, "kv4")):
         probe = Recorder()
         probe.keys = []
         with watch(each, probe):
@@ -162,19 +162,19 @@ def test_probes_see_what_attention_reads(implementation: str) -> None:
     "scheme", ["kv8", "fine(cache=absmax(bits=4, per='token'))", CALIBRATED[1]]
 )
 def test_a_model_that_has_it_is_quantized_already(scheme: str, make: Callable) -> None:
-    small = quantize(make(), scheme, calibration=TEXT if scheme in CALIBRATED else ())
+    small = quantize_module(make(), scheme, calibration=TEXT if scheme in CALIBRATED else ())
     with pytest.raises(WakefulError, match="quantized already"):
-        quantize(small, "fine")
+        quantize_module(small, "fine")
 
 
 @pytest.mark.parametrize("scheme", ["fine", "kv4"])
 def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path) -> None:
     model = llama()
-    plain = logits(quantize(model, scheme))
+    plain = logits(quantize_module(model, scheme))
     model.set_attn_implementation("wakeful_softmax1")
-    small = quantize(model, scheme)
+    small = quantize_module(model, scheme)
     with torch.inference_mode():
-        expected = quantize(decoder_of(model), scheme)(TOKENS)
+        expected = quantize_module(decoder_of(model), scheme)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, plain, atol=1e-3)
     if scheme == "fine":
@@ -183,8 +183,8 @@ def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path)
 
 
 def test_its_decoder_would_read_other_keys_and_values() -> None:
-    small = quantize(llama(), "kv4")
-    for each in (small, quantize(llama(), "fine")):
+    small = quantize_module(llama(), "kv4")
+    for each in (small, quantize_module(llama(), "fine")):
         with pytest.raises(WakefulError, match="take the model before it was quantized"):
             decoder_of(each)
     loaded = load(small, tokenizer=None)
@@ -201,30 +201,30 @@ def test_a_scheme_of_the_cache_leaves_experts_as_they_are() -> None:
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, initializer_range=0.3,
     )  # fmt: skip
     model = MixtralForCausalLM(config).eval()
-    small = quantize(model, "kv4")
+    small = quantize_module(model, "kv4")
     assert any(is_fused(module) for module in small.modules())
     assert not torch.allclose(logits(small), logits(model), atol=1e-4)
     with pytest.raises(WakefulError, match="kv4 quantizes no layer"):
-        quantize(model, "kv4", skip=["lm_head"])
+        quantize_module(model, "kv4", skip=["lm_head"])
     with pytest.raises(
         WakefulError, match=r"quantized already: model.layers.0.*quantized_cache is kv4"
     ):
-        quantize(small, "kv8")
+        quantize_module(small, "kv8")
 
 
 def test_models_out_of_reach_are_refused() -> None:
     torch.manual_seed(0)
     bloom = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=16, n_layer=1, n_head=2)).eval()
     with pytest.raises(WakefulError, match="bypasses Transformers' AttentionInterface"):
-        quantize(bloom, "kv8")
+        quantize_module(bloom, "kv8")
     narrow = DeepseekV3Config(
         vocab_size=29, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
         first_k_dense_replace=1, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=8,
         kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4,
     )  # fmt: skip
     with pytest.raises(WakefulError, match="keys 8 and values 4 wide"):
-        quantize(DeepseekV3ForCausalLM(narrow).eval(), "kv8")
+        quantize_module(DeepseekV3ForCausalLM(narrow).eval(), "kv8")
     flexible = llama()
     flexible.config._attn_implementation = "flex_attention"
     with pytest.raises(WakefulError, match="has 'flex_attention'"):
-        quantize(flexible, "kv8")
+        quantize_module(flexible, "kv8")

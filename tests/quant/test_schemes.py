@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.damage import describe
-from wakeful.quant import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
-from wakeful.quant.arithmetic import Arithmetic, _by_floats, integer_matmul
-from wakeful.quant.linear import QuantizedLinear, quantized
+from wakeful.quantization import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
+from wakeful.quantization.arithmetic import Arithmetic, _by_floats, integer_matmul
+from wakeful.quantization.damage import describe
+from wakeful.quantization.linear import QuantizedLinear, quantized
 from wakeful.variants import Variant, build, variants
 
 
@@ -165,9 +165,9 @@ def test_names_and_expressions_are_read_back() -> None:
 
 
 def test_every_variant_of_schemes_builds_what_it_says() -> None:
-    for kind in variants("quant.schemes").values():
+    for kind in variants("quantization.schemes").values():
         for example in kind.examples:
-            made = build("quant.schemes", example)
+            made = build("quantization.schemes", example)
             assert type(made) is kind
             assert Variant.__str__(made) == example
 
@@ -184,7 +184,7 @@ def test_objects_are_as_good_as_expressions() -> None:
 OWN = """
 from dataclasses import dataclass
 
-from wakeful.quant import Absmax, Scheme
+from wakeful.quantization import Absmax, Scheme
 
 
 class Fives(Absmax):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from wakeful.quant import SCHEMES
-from wakeful.quant.arithmetic import scratch
-from wakeful.quant.linear import quantized
+from wakeful.quantization import SCHEMES
+from wakeful.quantization.arithmetic import scratch
+from wakeful.quantization.linear import quantized
 
 
 def layers(count: int = 2) -> list[nn.Module]:

@@ -9,10 +9,11 @@ from test_convert import llama
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
-from wakeful.hf.compressed import save_compressed, state_bytes
 from wakeful.probes.running import logits_of
-from wakeful.quant import Scheme, parse_scheme, quantize, quantized_layers, walking
-from wakeful.quant.sensitivity import better_than, costs, growth, mixed, size_of
+from wakeful.quantization import Scheme, parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization import layerwise as walking
+from wakeful.quantization.compressed import save_compressed, state_bytes
+from wakeful.quantization.sensitivity import better_than, costs, growth, mixed, size_of
 
 W4 = "w4"
 TEXT = [some_tokens(1, 14, seed=n) for n in range(3)]
@@ -31,14 +32,14 @@ def losses(model: torch.nn.Module) -> list[float]:
 ])  # fmt: skip
 def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make) -> None:
     model = make()
-    small = quantize(model, W4)
+    small = quantize_module(model, W4)
     layers, before, whole = list(quantized_layers(small)), losses(model), losses(small)
     found = {each.name: each for each in costs(model, small, TEXT)}
     assert list(found) == sorted(layers, key=lambda name: -found[name].alone[0])
     assert losses(small) == whole  # all is as it was
     for name in layers:
-        one = losses(quantize(model, W4, skip=[each for each in layers if each != name]))
-        rest = losses(quantize(model, W4, skip=[name]))
+        one = losses(quantize_module(model, W4, skip=[each for each in layers if each != name]))
+        rest = losses(quantize_module(model, W4, skip=[name]))
         alone = mean_and_error([a - b for a, b in zip(one, before, strict=True)])
         together = mean_and_error([a - b for a, b in zip(whole, rest, strict=True)])
         assert found[name].alone == pytest.approx(alone, abs=1e-5)
@@ -49,7 +50,7 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
 
 def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, runs = tiny_decoder(num_layers=5, dtype=torch.float32).eval(), []
-    small = quantize(model, W4)
+    small = quantize_module(model, W4)
     for block in small.blocks:
         block.mlp.register_forward_hook(lambda *_: runs.append(0))
     found = costs(model, small, TEXT)
@@ -63,33 +64,33 @@ def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch
 def test_a_text_without_a_prediction_is_refused() -> None:
     model = llama()
     with pytest.raises(WakefulError, match="no token to predict; make them longer"):
-        costs(model, quantize(model, W4), [TEXT[0][:, :1]])
+        costs(model, quantize_module(model, W4), [TEXT[0][:, :1]])
 
 
 def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
     model = llama()
-    small = quantize(model, W4, others={"*down_proj": "fine", "model.layers.0.*": "w4g128"})
+    small = quantize_module(model, W4, others={"*down_proj": "fine", "model.layers.0.*": "w4g128"})
     kinds = {name: str(layer.scheme) for name, layer in quantized_layers(small).items()}
     assert kinds["model.layers.0.mlp.down_proj"] == "fine"
     assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
     assert kinds["model.layers.1.mlp.up_proj"] == "w4"
-    several = quantize(model, "fine", others={"*down_proj": "fp8"})
+    several = quantize_module(model, "fine", others={"*down_proj": "fp8"})
     with pytest.raises(WakefulError, match="written of one scheme"):
         save_compressed(several, tmp_path / "small", lambda _: None)
     for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
         with pytest.raises(WakefulError, match=words):
-            quantize(model, W4, others=others)
+            quantize_module(model, W4, others=others)
 
 
 def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
     model = tiny_decoder(dtype=torch.float32).eval()
-    small, scheme = quantize(model, W4), better_than(parse_scheme(W4))
+    small, scheme = quantize_module(model, W4), better_than(parse_scheme(W4))
     found = costs(model, small, TEXT)
-    every = quantize(model, scheme)
+    every = quantize_module(model, scheme)
     room = (state_bytes(every) - state_bytes(small)) // 3
     grows = growth(model, small, scheme)
     chosen = mixed(found, grows, room)
-    made = quantize(model, W4, others=dict.fromkeys(chosen, scheme))
+    made = quantize_module(model, W4, others=dict.fromkeys(chosen, scheme))
     assert 0 < len(chosen) < len(found)
     assert state_bytes(small) < state_bytes(made) <= state_bytes(small) + room
     assert sum(map(size_of, quantized_layers(made).values())) <= sum(
@@ -105,17 +106,17 @@ def test_what_is_better_touches_no_cache_and_no_layer_that_has_it() -> None:
     model = tiny_decoder(dtype=torch.float32).eval()
     plain = parse_scheme("w4(cache=absmax(bits=8, per='token'))")
     scheme = better_than(plain)
-    small = quantize(model, plain, others={"*.key": scheme})
+    small = quantize_module(model, plain, others={"*.key": scheme})
     grows = growth(model, small, scheme)
     assert set(grows) == {name for name in quantized_layers(small) if not name.endswith(".key")}
-    made = quantize(model, plain, others={next(iter(grows)): scheme})
+    made = quantize_module(model, plain, others={next(iter(grows)): scheme})
     assert str(quantized_layers(made)[next(iter(grows))].scheme) == str(scheme)
 
     class Ours(Scheme):  # whose constructor takes none of a scheme's fields
         def __init__(self) -> None:
             super().__init__(weights=scheme.weights)
 
-    assert not growth(model, quantize(model, Ours()), scheme)
+    assert not growth(model, quantize_module(model, Ours()), scheme)
     # A pattern all of whose layers an earlier one takes is no mistake.
-    made = quantize(model, W4, others={"head": scheme, "*head": "fine"})
+    made = quantize_module(model, W4, others={"head": scheme, "*head": "fine"})
     assert quantized_layers(made)["head"].scheme == scheme

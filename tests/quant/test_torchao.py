@@ -9,9 +9,9 @@ from torch import nn
 
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.quant import SCHEMES, parse_scheme, quantize
-from wakeful.quant.arithmetic import torchao_kernels
-from wakeful.quant.linear import quantized
+from wakeful.quantization import SCHEMES, parse_scheme, quantize_module
+from wakeful.quantization.arithmetic import torchao_kernels
+from wakeful.quantization.linear import quantized
 
 INSTALLED = importlib.util.find_spec("torchao") is not None
 needs_torchao = pytest.mark.skipif(not INSTALLED, reason="torchao is not installed")
@@ -41,7 +41,7 @@ def test_a_layer_agrees_with_the_reference(text: str, width: int) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_whole_models_agree(scheme: str) -> None:
     for model in (tiny_decoder(dtype=torch.float32).eval(), gpt2()):
-        one, other = (logits(quantize(model, scheme, arithmetic=way))
+        one, other = (logits(quantize_module(model, scheme, arithmetic=way))
                       for way in ("reference", "torchao"))  # fmt: skip
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
 
@@ -52,13 +52,13 @@ def test_what_torchao_cannot_multiply_is_refused() -> None:
         "scheme(weights=zeropoint(bits=8, per='channel'), inputs=absmax(bits=8, per='token'))"
     )
     with pytest.raises(WakefulError, match=r"a zero point, and scheme\(weights=zeropoint"):
-        quantize(tiny_decoder().eval(), scheme, arithmetic="torchao")
+        quantize_module(tiny_decoder().eval(), scheme, arithmetic="torchao")
 
 
 def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.kernel.intmm", None)
     torchao_kernels.cache_clear()
     with pytest.raises(WakefulError, match=r"pip install 'wakeful\[torchao\]'") as caught:
-        quantize(tiny_decoder().eval(), "fine", arithmetic="torchao")
+        quantize_module(tiny_decoder().eval(), "fine", arithmetic="torchao")
     assert "\n" not in str(caught.value)
     torchao_kernels.cache_clear()

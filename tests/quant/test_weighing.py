@@ -9,12 +9,12 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
-from wakeful.quant import quantize
-from wakeful.quant.convert import linear_layers
-from wakeful.quant.linear import matrix
-from wakeful.quant.observing import observe
-from wakeful.quant.schemes import parse_scheme
-from wakeful.quant.weighing import token_weights
+from wakeful.quantization import quantize_module
+from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.linear import matrix
+from wakeful.quantization.observing import observe
+from wakeful.quantization.schemes import parse_scheme
+from wakeful.quantization.weighing import token_weights
 
 
 def decoder() -> nn.Module:
@@ -105,7 +105,7 @@ def test_gptq_weighs_tokens_unless_told_otherwise() -> None:
     tokens = [some_tokens(1, 24)]
     name = "scheme(weights=absmax(bits=4, per='channel'), method=gptq{})"
     weighed, plain = (
-        logits_of(quantize(decoder(), name.format(how), calibration=tokens), tokens[0])
+        logits_of(quantize_module(decoder(), name.format(how), calibration=tokens), tokens[0])
         for how in ("", "(weighting='none')")
     )
     assert not torch.equal(weighed, plain)

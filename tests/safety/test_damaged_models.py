@@ -15,11 +15,11 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.compressed import save_compressed
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.hf.whole import hushed
 from wakeful.loading.load import load, read_decoder
-from wakeful.quant.convert import quantize
+from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.convert import quantize_module
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CPU = torch.device("cpu")
@@ -43,8 +43,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         config = GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=2, n_head=2)
         GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
         own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
-        export(own, folder / "own", tokenizer=tokenizer)
-        save_compressed(quantize(llama().eval(), "fine"), folder / "q_llama", lambda _: None)
+        export_decoder(own, folder / "own", tokenizer=tokenizer)
+        save_compressed(quantize_module(llama().eval(), "fine"), folder / "q_llama", lambda _: None)
         for entry in folder.iterdir():
             tokenizer.save(entry)
         yield folder

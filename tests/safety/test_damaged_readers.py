@@ -25,7 +25,7 @@ from wakeful.config.tables import from_table, read_table
 from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
-from wakeful.heirs.recipe import Recipe
+from wakeful.inheritance.recipe import Recipe
 from wakeful.runs.run import read_windows
 
 TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.slow)]

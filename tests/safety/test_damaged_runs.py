@@ -17,21 +17,21 @@ from pages.test_report import make_comparison
 from safety.folders import TRIALS, damage_one, sign
 from training.runs import tiny, write_text
 from wakeful.cli import main
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, DataConfig, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data, prepare
-from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate
 from wakeful.reports import html
-from wakeful.reports.comparison import comparison_report
 from wakeful.reports.terminal import terminal
 from wakeful.runs import checkpoint
-from wakeful.training.comparison import train_variants
-from wakeful.training.loop import train
-from wakeful.training.records import data_facts
+from wakeful.runs.records import data_facts
+from wakeful.terminal.display import Silent
+from wakeful.training.compared import read_comparison
+from wakeful.training.loop import train_run
+from wakeful.training.report import comparison_report
+from wakeful.training.rows import train_variants
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CHECKPOINT = ["checkpoints/step-00000006/*", "checkpoints/step-00000004/*"]
@@ -58,9 +58,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(write_text(folder / "text")), folder / "data", vocab_size=280, validation_fraction=0.1
     )
     config = tiny(folder / "data", train={"steps": 6, "checkpoint_every": 0, "eval_every": 0})
-    train(config, folder / "done")
+    train_run(config, folder / "done")
     with pytest.raises(Interrupted):
-        train(config, folder / "stopped", show=StopAfter())
+        train_run(config, folder / "stopped", show=StopAfter())
     return folder
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_run_goes_on_or_is_refused(base: Path, tmp_path: Path, trials:
     names = ["run.json", "config.toml", "data.json", "metrics.jsonl", *CHECKPOINT]
     assert damage_one(
         base / "stopped", tmp_path / "w", names,
-        lambda folder: train(Config(), folder, resume=True), trials,
+        lambda folder: train_run(Config(), folder, resume=True), trials,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_sizes_that_the_checkpoint_has_not_take_no_memory(
     with pytest.raises(WakefulError, match=message):
         write(work)
     with pytest.raises(WakefulError, match=message):
-        train(Config(), work, resume=True)
+        train_run(Config(), work, resume=True)
 
 
 def test_an_optimizer_state_of_other_options_is_refused(base: Path, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_optimizer_state_of_other_options_is_refused(base: Path, tmp_path: Pa
         (step / "state.json").write_text(json.dumps(changed))
         sign(step)
         with pytest.raises(WakefulError, match=message):
-            train(Config(), work, resume=True)
+            train_run(Config(), work, resume=True)
 
 
 def test_a_checkpoint_under_another_steps_name_is_refused(base: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_checkpoint_under_another_steps_name_is_refused(base: Path, tmp_path: 
     step = checkpoint.newest(work / "checkpoints")
     step.rename(step.with_name("step-00000005"))
     with pytest.raises(WakefulError, match=r"the checkpoint of step 4 by its state\.json"):
-        train(Config(), work, resume=True)
+        train_run(Config(), work, resume=True)
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "tensorboard"])
@@ -184,7 +184,7 @@ def test_a_run_is_not_written_through_a_link(base: Path, tmp_path: Path, name: s
     with pytest.raises(
         WakefulError, match=rf"{name} is a symbolic link, and a run writes only inside"
     ):
-        train(Config(), work, resume=True)
+        train_run(Config(), work, resume=True)
     assert (sorted(path.name for path in victim.rglob("*")) or victim.read_bytes()) == before
 
 
@@ -228,7 +228,7 @@ def test_tokens_past_the_vocabulary_are_refused(base: Path, tmp_path: Path) -> N
     tokens[400:600] = b"\xff" * 200
     (work / "train.tokens").write_bytes(tokens)
     with pytest.raises(WakefulError, match=r"train\.tokens is damaged \(id 65535 of 28\d\)"):
-        train(tiny(work, train={"steps": 60}), tmp_path / "run")
+        train_run(tiny(work, train={"steps": 60}), tmp_path / "run")
 
 
 def test_a_tokenizer_with_an_id_past_all_others_takes_no_memory(base: Path, tmp_path: Path) -> None:

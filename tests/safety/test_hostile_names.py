@@ -14,10 +14,10 @@ import wakeful
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
+from wakeful.diagnosis.report import diagnosis_report
 from wakeful.reports.charts import colored, drawable, lines, opacity, save_chart, switchable
-from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.html import write
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 PROPERTIES = ["constructor", "toString", "__proto__", "hasOwnProperty", "valueOf"]
@@ -116,7 +116,7 @@ def test_a_text_of_odd_characters_is_diagnosed_and_kept_where_drawing_fails(
     odd = text / "odd.txt"
     odd.write_text(ODD_TEXT * 40, "utf-8")
     run = tmp_path / "constructor"
-    train(tiny(text), run)
+    train_run(tiny(text), run)
     small: dict[str, Any] = {"text": str(odd), "length": 16, "num_sequences": 2}
 
     def made(verb: str, out: Path) -> list[str]:

@@ -24,16 +24,16 @@ from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
 from wakeful.data.preparing import load_data, prepare
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.hf.compressed import save_compressed
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
+from wakeful.inheritance.tool import inherit
 from wakeful.loading.load import load, read_decoder
-from wakeful.quant.convert import quantize
+from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.convert import quantize_module
 from wakeful.runs.run import Run
+from wakeful.terminal.display import Silent
 from wakeful.training.cluster import cluster_of
-from wakeful.training.loop import train
-from wakeful.verbs.inherit import inherit
+from wakeful.training.loop import train_run
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 ABSENT, THERE = "wakeful_canary", "wakeful_witness"
@@ -59,22 +59,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         text = str(write_text(base / "text"))
         prepare(text, base / "data", vocab_size=280, validation_fraction=0.1)
         config = tiny(base / "data", train={"steps": 6, "checkpoint_every": 0, "eval_every": 0})
-        train(config, base / "run")
+        train_run(config, base / "run")
         with pytest.raises(Interrupted):
-            train(config, base / "stopped", show=StopAfter())
+            train_run(config, base / "stopped", show=StopAfter())
         heirs = ["inherit", str(base / "run"), "--text", text, "--out", str(base / "heirs"),
                  "--layers", "1", "--steps", "2", "--baseline", "random", "reference"]  # fmt: skip
         assert main([*heirs, *SMALL]) == 0
         shutil.rmtree(base / "heirs" / "random")
         own = tiny_decoder(dtype=torch.float32, vocab_size=257, route="svformer").eval()
         tokenizer = Tokenizer.train(["a b c"], 257)
-        export(own, base / "export", tokenizer=tokenizer)
+        export_decoder(own, base / "export", tokenizer=tokenizer)
         llama = LlamaForCausalLM(
             LlamaConfig(vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                         num_attention_heads=2, max_position_embeddings=32)
         ).eval()  # fmt: skip
         llama.save_pretrained(base / "llama")
-        save_compressed(quantize(llama, "fine"), base / "quantized", lambda _: None)
+        save_compressed(quantize_module(llama, "fine"), base / "quantized", lambda _: None)
         for name in ("llama", "quantized"):
             tokenizer.save(base / name)
         yield base
@@ -138,7 +138,7 @@ def write(file: Path, table: Any) -> None:
 
 
 def resume(folder: Path) -> None:
-    train(Config(), folder, resume=True)
+    train_run(Config(), folder, resume=True)
 
 
 def resume_heirs(folder: Path) -> None:
@@ -250,7 +250,7 @@ def test_what_the_user_writes_is_imported_and_a_file_may_then_name_it(
         resume(work)
     assert "slow_optimizer" not in sys.modules
     config = tiny(folders / "data", train={"steps": 2}, optimizer={"name": name})
-    train(config, tmp_path / "mine")  # the user's own configuration
+    train_run(config, tmp_path / "mine")  # the user's own configuration
     with pytest.raises(WakefulError, match="checkpoint"):  # of another optimizer's state
         resume(work)
     sys.modules.pop("slow_optimizer")

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer as Inner
 from training.runs import tiny, write_text
 from wakeful.cli import main
 from wakeful.cli.console import Printer
-from wakeful.display import display
+from wakeful.loading.card import model_card
 from wakeful.loading.load import load
-from wakeful.plain_text import markdown, visible
-from wakeful.reports.card import model_card
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.terminal.display import display
+from wakeful.terminal.plain_text import markdown, visible
+from wakeful.training.loop import train_run
 
 STEERS = [
     "\x1b]0;owned\x07",
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(place / "cache"))
         words = write_text(place / "text")
-        yield train(tiny(words, train={"steps": 1, "eval_every": 0}), place / "run").path
+        yield train_run(tiny(words, train={"steps": 1, "eval_every": 0}), place / "run").path
 
 
 @pytest.mark.parametrize("steers", STEERS)

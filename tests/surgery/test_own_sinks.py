@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import wakeful
 from quant.test_experts import TEXT, TOKENS, model_of
 from verbs.test_diagnose import save_tokenizer
+from wakeful.diagnosis.advice import advise
+from wakeful.diagnosis.later_sinks import LaterSink
 from wakeful.errors import WakefulError
-from wakeful.evaluation.later_sinks import LaterSink
 from wakeful.surgery import fit_own_sinks, opened
-from wakeful.verbs.advice import advise
 
 SLOW = {"rope_type": "linear", "factor": 1e12, "rope_theta": 1e4}
 ROWS = torch.cat(TEXT)

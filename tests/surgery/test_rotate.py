@@ -7,7 +7,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
-from wakeful.quant import quantize
+from wakeful.quantization import quantize_module
 from wakeful.surgery import check_rotates, rotate, rotate_keys, store_prefix
 from wakeful.variants import variants
 
@@ -144,7 +144,7 @@ def test_a_key_channel_that_stands_out_no_longer_spoils_a_coarse_cache() -> None
         query.view(4, 16, -1)[:, 2] /= 60
     errors = []
     for model in (plain, rotate_keys(plain)):
-        found = logits(quantize(model.float(), "scheme(cache=absmax(bits=8, per='token'))"))
+        found = logits(quantize_module(model.float(), "scheme(cache=absmax(bits=8, per='token'))"))
         errors.append(float((found - logits(plain)).norm()))
     assert errors[1] < 0.6 * errors[0]
 

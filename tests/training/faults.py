@@ -14,10 +14,10 @@ import torch
 from training.runs import tiny, write_text
 from training.test_loop import losses, weights
 from wakeful.config.schema import Config, config_to_toml
-from wakeful.display import Silent
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.terminal.display import Silent
+from wakeful.training.loop import train_run
 
 LONG = {"steps": 36, "eval_every": 7, "checkpoint_every": 5}
 
@@ -57,7 +57,7 @@ def kill_and_resume(config: Config, folder: Path, kills: list[int]) -> Run:
         process.communicate()
         if again < len(kills):
             process = start(config, folder, "--resume", str(folder / "run"))
-    return train(Config(), folder / "run", resume=True)
+    return train_run(Config(), folder / "run", resume=True)
 
 
 def assert_same(run: Run, whole: Run) -> None:
@@ -89,14 +89,14 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("uncut")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
-        run = train(tiny(write_text(folder / "text")), folder / "run")
+        run = train_run(tiny(write_text(folder / "text")), folder / "run")
     return left_by(run)
 
 
 @pytest.fixture
 def stopped(text: Path, tmp_path: Path) -> Run:
     """Give a finished run with the checkpoints of steps 6 and 8."""
-    return train(tiny(text), tmp_path / "run")
+    return train_run(tiny(text), tmp_path / "run")
 
 
 class Signalling(Silent):

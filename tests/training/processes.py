@@ -135,7 +135,7 @@ def main(job: Path) -> None:
     from wakeful.errors import WakefulError
     from wakeful.loading.load import read_decoder
     from wakeful.runs.distributed import joined
-    from wakeful.training.loop import Initial, train
+    from wakeful.training.loop import Initial, train_run
 
     with joined() as world:
         for one in json.loads(job.read_text()):
@@ -153,7 +153,7 @@ def main(job: Path) -> None:
                         decoder.load_state_dict({k: torch.zeros_like(t) for k, t in state.items()})
                     initial = Initial(decoder, {"from": one["initial"]})
                 try:
-                    train(config, one["out"], resume=one["resume"], initial=initial)
+                    train_run(config, one["out"], resume=one["resume"], initial=initial)
                 except WakefulError as error:
                     if world.first:
                         Path(one["out"] + ".error").write_text(str(error))

@@ -11,7 +11,7 @@ from training.runs import tiny, write_text
 from wakeful.config.schema import Config, config_to_table
 from wakeful.config.tables import Table
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 CASES: dict[str, Table] = {
     "own": {"train": {"diagnose": {"every": 4, "num_sequences": 3}, "eval_batch_size": 7}},
@@ -76,7 +76,7 @@ def together(folder: Path, number: int, jobs: list[Table]) -> None:
 def alone(folder: Path, name: str) -> Run:
     """Return the run of a case in one process."""
     path = folder / "one" / name
-    return Run.open(path) if path.exists() else train(config_of(folder, CASES[name]), path)
+    return Run.open(path) if path.exists() else train_run(config_of(folder, CASES[name]), path)
 
 
 def assert_alike(run: Run, one: Run, tolerance: float) -> None:

@@ -20,14 +20,14 @@ from safetensors.torch import load_file
 from training.runs import tiny
 from wakeful.cli import INTERRUPTED
 from wakeful.config.schema import Config, config_to_toml
-from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
+from wakeful.terminal.display import Display
 from wakeful.training import cluster
 from wakeful.training.cluster import Call, Ended, Work, cluster_of, deal, run_work, train_row
-from wakeful.training.comparison import train_variants
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
+from wakeful.training.rows import train_variants
 
 SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
 
@@ -540,7 +540,7 @@ def test_two_workers_one_killed(
     assert killed
     assert any("it goes on in another" in line for line in notes.lines), notes.lines
     assert run.header.status == "done"
-    alone = {name: train(Run.open(folder / name / "seed-1").config, tmp_path / name)
+    alone = {name: train_run(Run.open(folder / name / "seed-1").config, tmp_path / name)
              for name in variants}  # fmt: skip
     for name, whole in alone.items():
         ours, theirs = (

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from training.runs import tiny
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_to_table, seeds_of, variants_of
-from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run
-from wakeful.training import comparison
-from wakeful.training.comparison import train_variants
-from wakeful.training.loop import train
+from wakeful.terminal.display import Display, Silent
+from wakeful.training import rows as comparison
+from wakeful.training.compared import read_comparison
+from wakeful.training.loop import train_run
+from wakeful.training.rows import train_variants
 
 SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
 
@@ -105,7 +105,7 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
         begun.append(place)
         if len(begun) == 2:
             raise WakefulError("the power is gone")
-        return train(config, place, **options)  # pyright: ignore[reportArgumentType]
+        return train_run(config, place, **options)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(comparison, "train", fails_second)
     with pytest.raises(WakefulError, match="power"):
@@ -146,7 +146,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
 
     def recorded(config: Config, place: Path, *, resume: bool, show: Display) -> Run:
         resumed.append(resume)
-        return train(config, place, resume=resume, show=show)
+        return train_run(config, place, resume=resume, show=show)
 
     monkeypatch.setattr(comparison, "train", recorded)
     train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
@@ -154,7 +154,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
 
 
 def test_resuming_what_is_not_a_comparison_is_refused(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     with pytest.raises(WakefulError, match=r"is not a comparison: run\.json calls it"):
         train_variants(two(text), run.path, seeds=[0], shown=silent, resume=True)
 

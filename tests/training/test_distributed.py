@@ -22,7 +22,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 REPLICAS = ("own", "resformer", "neutreno")
 """The cases that the fast tests train on replicas too."""
@@ -40,7 +40,7 @@ def two(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(RuntimeError, match="stop"):
-            train(haar, out / "one-then-two")
+            train_run(haar, out / "one-then-two")
     jobs = [job(out / f"{name}-fsdp", config_of(folder, over)) for name, over in CASES.items()]
     jobs += [job(out / f"{name}-ddp", config_of(folder, CASES[name], "ddp")) for name in REPLICAS]
     jobs += [
@@ -85,13 +85,13 @@ def test_two_processes_compute_what_one_does(
 
 
 def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: Path) -> None:
-    one = train(config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon")
+    one = train_run(config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon")
     # Its Newton–Schulz iteration works in bfloat16, and sums over processes in another order.
     assert losses(Run.open(two / "muon-fsdp")) == pytest.approx(losses(one), rel=2e-4)
 
 
 def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
-    one = train(config_of(folder, HALF), folder / "one" / "half")
+    one = train_run(config_of(folder, HALF), folder / "one" / "half")
     run = Run.open(two / "half-fsdp")
     mine, theirs = (each.read_json("summary.json")["diagnosis"] for each in (run, one))
     assert mine == pytest.approx(theirs, rel=0.05)
@@ -131,7 +131,7 @@ def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: s
         file.unlink()
     said = {"bit": "is corrupt", "short": "is cut short", "missing": "is missing"}[damage]
     with pytest.raises(WakefulError, match=rf"optimizer-00001.*{said}.*; delete"):
-        train(Config(), copy, resume=True)
+        train_run(Config(), copy, resume=True)
     manifest = file.parent / "manifest.json"
     entries = json.loads(manifest.read_text())
     for name in ("../model.safetensors", "model-00002-of-00003.safetensors"):
@@ -180,7 +180,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path)
     assert (
         checkpoint.newest(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
     ).exists()
-    assert_alike(train(Config(), fewer, resume=True), one, SUMS["float32"])
+    assert_alike(train_run(Config(), fewer, resume=True), one, SUMS["float32"])
     assert_alike(Run.open(two / "one-then-two"), one, SUMS["float32"])
 
 
@@ -203,7 +203,7 @@ def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: P
     assert ", ".join(str(start) for start in batches.starts(4)) in error
     assert run.header.status == "stopped"
     assert [row["step"] for row in run.metrics() if row["kind"] == "train"] == [1, 2, 3, 4]
-    resumed = train(Config(), run.path, resume=True)
+    resumed = train_run(Config(), run.path, resume=True)
     assert losses(resumed) == pytest.approx(losses(alone(folder, "own")), rel=1e-6)
 
 

@@ -19,11 +19,11 @@ from training.test_loop import stop_after
 from wakeful.config.schema import Config
 from wakeful.data.preparing import prepared
 from wakeful.data.sources import read_documents
-from wakeful.display import Lines
 from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.terminal.display import Lines
+from wakeful.training.loop import train_run
 
 DATES = {"1970": 0, "before 1970": -86_400, "2106": 2**32 - 1, "year 2200": 7_258_118_400}
 """Seconds since 1970."""
@@ -80,7 +80,7 @@ def test_a_clock_that_jumps_in_a_run_changes_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         Jumping(days).install(patch)
-        run = train(tiny(text), tmp_path / "run")
+        run = train_run(tiny(text), tmp_path / "run")
     assert left_by(run) == uncut
     assert_time_goes_on(run)
     assert datetime.fromisoformat(run.header.created).tzinfo is not None
@@ -94,7 +94,7 @@ def test_a_clock_that_jumps_before_a_run_is_resumed_changes_nothing(
     with monkeypatch.context() as patch:
         stop_after(patch, 7)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text), path)
+            train_run(tiny(text), path)
     assert checkpoint.steps(path / "checkpoints") == [3, 6]
     # A lock from another time is not a lock, and the newest checkpoint is that of the last step.
     date(path, DATES[when])
@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_before_a_run_is_resumed_changes_nothing(
     assert read_decoder(path, dtype="auto").step == 6
     with monkeypatch.context() as patch:
         Jumping(-1000.0).install(patch)
-        run = train(Config(), path, resume=True)
+        run = train_run(Config(), path, resume=True)
     assert left_by(run) == uncut
     assert_time_goes_on(run)
 

@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
@@ -33,17 +33,17 @@ def test_a_damaged_checkpoint_is_refused_by_name(stopped: Run, name: str, damage
     else:
         file.unlink()
     with pytest.raises(WakefulError, match=f"{name}.*{damage}.*delete") as caught:
-        train(Config(), stopped.path, resume=True)
+        train_run(Config(), stopped.path, resume=True)
     assert "\n" not in str(caught.value)
     # The cure that the message names works.
     shutil.rmtree(file.parent)
-    assert losses(train(Config(), stopped.path, resume=True)) == losses(stopped)
+    assert losses(train_run(Config(), stopped.path, resume=True)) == losses(stopped)
 
 
 def test_a_checkpoint_without_manifest_is_refused(stopped: Run) -> None:
     (checkpoint.newest(stopped.checkpoints) / "manifest.json").write_text("{")
     with pytest.raises(WakefulError, match=r"no readable manifest\.json"):
-        train(Config(), stopped.path, resume=True)
+        train_run(Config(), stopped.path, resume=True)
 
 
 def test_what_a_crash_left_half_written_is_ignored(stopped: Run) -> None:
@@ -54,7 +54,7 @@ def test_what_a_crash_left_half_written_is_ignored(stopped: Run) -> None:
         file.write('{"kind": "train", "st')
     before = losses(stopped)
     shutil.rmtree(stopped.checkpoints / "step-00000008")
-    assert losses(train(Config(), stopped.path, resume=True)) == before
+    assert losses(train_run(Config(), stopped.path, resume=True)) == before
     assert not part.exists()
 
 
@@ -79,7 +79,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     target = {"tensors": "save_tensors", "state": "_entry", "sync": "_sync"}[where]
     monkeypatch.setattr(checkpoint, target, full)
     with pytest.raises(WakefulError, match="disk is full"):
-        train(Config(), stopped.path, resume=True)
+        train_run(Config(), stopped.path, resume=True)
     monkeypatch.undo()
     assert [entry.name for entry in stopped.checkpoints.iterdir()] == ["step-00000006"]
     checkpoint.verify(checkpoint.newest(stopped.checkpoints))
@@ -94,8 +94,8 @@ def test_a_quota_reached_while_resuming_costs_nothing(
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text), path)
+            train_run(tiny(text), path)
     with pytest.raises(WakefulError, match="cannot be written: File too large"), largest_file(9000):
-        train(Config(), path, resume=True)
+        train_run(Config(), path, resume=True)
     assert [entry.name for entry in (path / "checkpoints").iterdir()] == ["step-00000003"]
-    assert left_by(train(Config(), path, resume=True)) == uncut
+    assert left_by(train_run(Config(), path, resume=True)) == uncut

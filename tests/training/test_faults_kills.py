@@ -17,7 +17,7 @@ from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, disk_errors
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
@@ -26,10 +26,10 @@ def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
         text,
         model={"route": 'resformer(mode="learnable")'},
         optimizer={"name": "orthoadam"},
-        train=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
+        train_run=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
                       "micro_batch_size": 2},
     )  # fmt: skip
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     (tmp_path / "cut").mkdir()
     assert_same(kill_and_resume(config, tmp_path / "cut", [9, LONG_ROWS - 1]), whole)
 
@@ -94,13 +94,13 @@ def test_a_run_cut_off_at_a_write_continues_to_the_bit(
         reached = stop_writing(patch, number, kind)
         if kind == "kill":
             with pytest.raises(Dead):
-                train(config, path)
+                train_run(config, path)
         else:
             with pytest.raises(WakefulError, match="the disk is full"):
-                train(config, path)
+                train_run(config, path)
     assert len(reached) > number
     # As a user would: go on with what is there, or begin where nothing is.
-    run = train(config, path, resume=path.exists())
+    run = train_run(config, path, resume=path.exists())
     found = left_by(run)
     for name in run.path.glob(".*.part"):  # what a killed process could not clean up
         found["files"].remove(name.name)
@@ -110,7 +110,7 @@ def test_a_run_cut_off_at_a_write_continues_to_the_bit(
 @pytest.mark.slow
 def test_fifty_killed_runs_continue_to_the_bit(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train=LONG)
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     generator = random.Random(0)
     for trial in range(50):
         folder = tmp_path / f"cut{trial}"

@@ -17,7 +17,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 def test_a_loss_that_is_no_number_stops_the_run(
@@ -32,7 +32,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
 
     monkeypatch.setattr(Decoder, "loss", loss)
     with pytest.raises(WakefulError, match=r"loss is nan at step 5.*training tokens \d+.*step 3"):
-        train(tiny(text), tmp_path / "run")
+        train_run(tiny(text), tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [3]
@@ -62,9 +62,9 @@ def test_weights_that_are_no_numbers_are_never_saved(
         with pytest.raises(
             WakefulError, match=r"a weight is not finite at step 6, on the batch .*of step 3 is"
         ):
-            train(tiny(text, train={"eval_every": 0}), tmp_path / "run")
+            train_run(tiny(text, train={"eval_every": 0}), tmp_path / "run")
     assert checkpoint.steps(Run.open(tmp_path / "run").checkpoints) == [3]
-    found = left_by(train(Config(), tmp_path / "run", resume=True))
+    found = left_by(train_run(Config(), tmp_path / "run", resume=True))
     assert found["weights"] == uncut["weights"]
     assert found["summary"] == uncut["summary"]
 
@@ -84,10 +84,10 @@ def test_a_gradient_that_is_no_number_changes_no_weight(
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "loss", loss)
         with pytest.raises(WakefulError, match=r"gradient norm is nan at step 5.*tokens \d+"):
-            train(tiny(text), tmp_path / "run")
+            train_run(tiny(text), tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert [row["step"] for row in run.metrics() if row["kind"] == "train"] == [1, 2, 3, 4]
-    assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut
+    assert left_by(train_run(Config(), tmp_path / "run", resume=True)) == uncut
 
 
 def test_a_validation_loss_that_is_no_number_stops_the_run(
@@ -101,7 +101,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(
 
     monkeypatch.setattr(Decoder, "loss", loss)
     with pytest.raises(WakefulError, match="the validation loss is nan after step 3"):
-        train(tiny(text), tmp_path / "run")
+        train_run(tiny(text), tmp_path / "run")
     assert Run.open(tmp_path / "run").header.status == "stopped"
 
 
@@ -111,7 +111,7 @@ def test_an_absurd_learning_rate_ends_in_one_line_or_a_finite_run(
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
     config = tiny(text, optimizer=rates | {"name": "torch.optim:SGD"})
     with pytest.raises(WakefulError, match=r"step \d.*(optimizer\.lr)") as caught:
-        train(config, tmp_path / "run")
+        train_run(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
         kept = read_decoder(tmp_path / "run", step=step, dtype="auto").decoder()

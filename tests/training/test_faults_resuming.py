@@ -13,22 +13,22 @@ from wakeful.config.schema import Config
 from wakeful.data.preparing import prepare
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 def test_an_existing_run_is_not_overwritten(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with pytest.raises(WakefulError, match="exists already"):
-        train(tiny(text), tmp_path / "run")
+        train_run(tiny(text), tmp_path / "run")
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
 def test_resuming_on_other_text_is_refused(text: Path, tmp_path: Path) -> None:
-    train(tiny(text), tmp_path / "run")
+    train_run(tiny(text), tmp_path / "run")
     write_text(text, documents=61)
     with pytest.raises(WakefulError, match="other data"):
-        train(Config(), tmp_path / "run", resume=True)
+        train_run(Config(), tmp_path / "run", resume=True)
 
 
 def test_a_run_with_relative_paths_is_resumed_from_another_folder(
@@ -38,12 +38,12 @@ def test_a_run_with_relative_paths_is_resumed_from_another_folder(
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(Path(text.name)), "run")
+            train_run(tiny(Path(text.name)), "run")
     shutil.rmtree(tmp_path / "cache")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert left_by(train(Config(), "../run", resume=True)) == uncut
+    assert left_by(train_run(Config(), "../run", resume=True)) == uncut
     assert Path.cwd() == elsewhere
 
 
@@ -53,56 +53,56 @@ def test_a_lost_cache_is_prepared_again(
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text), tmp_path / "run")
+            train_run(tiny(text), tmp_path / "run")
     shutil.rmtree(tmp_path / "cache")
-    assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut
+    assert left_by(train_run(Config(), tmp_path / "run", resume=True)) == uncut
     shutil.rmtree(text)
     with pytest.raises(WakefulError, match="text"):
-        train(Config(), tmp_path / "run", resume=True)
+        train_run(Config(), tmp_path / "run", resume=True)
 
 
 def test_resuming_on_another_validation_set_is_refused(text: Path, tmp_path: Path) -> None:
     held = write_text(tmp_path / "held", documents=3, words=33)
     before = (held / "001.txt").read_text()
     own = {"validation_source": str(held), "keep_overlap": True}
-    train(tiny(text, data=own), tmp_path / "run")
+    train_run(tiny(text, data=own), tmp_path / "run")
     (held / "001.txt").write_text(before.replace("x", "y"))
     with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
-        train(Config(), tmp_path / "run", resume=True)
+        train_run(Config(), tmp_path / "run", resume=True)
     (held / "001.txt").write_text(before)
-    assert train(Config(), tmp_path / "run", resume=True).header.status == "done"
+    assert train_run(Config(), tmp_path / "run", resume=True).header.status == "done"
 
 
 def test_resuming_on_another_split_of_prepared_data_is_refused(text: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     prepare(str(text), data, vocab_size=280, validation_fraction=0.1)
-    train(tiny(text, data={"source": str(data)}), tmp_path / "run")
+    train_run(tiny(text, data={"source": str(data)}), tmp_path / "run")
     shutil.rmtree(data)
     prepare(str(text), data, vocab_size=280, validation_fraction=0.1, seed=1)
     with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
-        train(Config(), tmp_path / "run", resume=True)
+        train_run(Config(), tmp_path / "run", resume=True)
 
 
 def test_resuming_with_another_optimizer_is_refused(stopped: Run) -> None:
     file = stopped.path / "config.toml"
     file.write_text(file.read_text().replace('"adamw"', '"muon"'))
     with pytest.raises(WakefulError, match="written with the optimizer AdamW, not MuonAdamW"):
-        train(Config(), stopped.path, resume=True)
+        train_run(Config(), stopped.path, resume=True)
 
 
 def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
     text: Path, tmp_path: Path, uncut: dict[str, Any]
 ) -> None:
-    train(tiny(text), tmp_path / "run")
-    assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut
+    train_run(tiny(text), tmp_path / "run")
+    assert left_by(train_run(Config(), tmp_path / "run", resume=True)) == uncut
 
 
 def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path: Path) -> None:
     longer = {"steps": 14, "checkpoint_every": 3, "eval_every": 3}
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     before = run.metrics()
-    train(Config(), run.path, resume=True, steps=14)
-    planned = train(tiny(text, train=longer), tmp_path / "planned")
+    train_run(Config(), run.path, resume=True, steps=14)
+    planned = train_run(tiny(text, train=longer), tmp_path / "planned")
     assert run.config == planned.config
     rows = [row for row in run.metrics() if row["kind"] == "train"]
     assert [row["step"] for row in rows] == list(range(1, 15))
@@ -117,22 +117,22 @@ def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path:
 def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(tiny(text), tmp_path / "whole")
+    whole = train_run(tiny(text), tmp_path / "whole")
     cut = Run.open(shutil.copytree(whole.path, tmp_path / "cut"))
-    train(Config(), whole.path, resume=True, steps=14)
+    train_run(Config(), whole.path, resume=True, steps=14)
     with monkeypatch.context() as patch:
         stop_after(patch, 12)
         with pytest.raises(RuntimeError, match="stop"):
-            train(Config(), cut.path, resume=True, steps=14)
+            train_run(Config(), cut.path, resume=True, steps=14)
     # What the shorter run ended with must not be taken for this one's.
     assert not (cut.path / "summary.json").exists()
-    train(Config(), cut.path, resume=True)
+    train_run(Config(), cut.path, resume=True)
     assert left_by(cut) == left_by(whole)
 
 
 def test_a_run_is_not_shortened(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     before = left_by(run)
     with pytest.raises(WakefulError, match=r"train\.steps = 7 is less than the 8"):
-        train(Config(), run.path, resume=True, steps=7)
+        train_run(Config(), run.path, resume=True, steps=7)
     assert left_by(run) == before

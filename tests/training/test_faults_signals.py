@@ -15,7 +15,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.deferred import Unread
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
     process = start(config, tmp_path)
     wait_for_step(tmp_path / "run", 5)
     with pytest.raises(WakefulError, match="another process is working in"):
-        train(Config(), tmp_path / "run", resume=True)
+        train_run(Config(), tmp_path / "run", resume=True)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -44,11 +44,11 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     path = tmp_path / "run"
     with pytest.raises(WakefulError, match=rf"stopped by {number.name} after step 4, .*--resume"):
-        train(tiny(text), path, show=Signalling(number, 4))
+        train_run(tiny(text), path, show=Signalling(number, 4))
     assert Run.open(path).header.status == "stopped"
     assert checkpoint.steps(Run.open(path).checkpoints) == [3, 4]
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == handlers
-    assert left_by(train(Config(), path, resume=True)) == uncut
+    assert left_by(train_run(Config(), path, resume=True)) == uncut
 
 
 def test_a_signal_does_not_wait_until_losses_are_read(
@@ -64,13 +64,13 @@ def test_a_signal_does_not_wait_until_losses_are_read(
     monkeypatch.setattr(Unread, "add", signalled)
     settings = {"steps": 40, "log_every": 20, "checkpoint_every": 0, "eval_every": 0}
     with pytest.raises(Interrupted, match="stopped by SIGTERM after step 5,"):
-        train(tiny(text, train=settings), tmp_path / "run")
+        train_run(tiny(text, train=settings), tmp_path / "run")
     assert checkpoint.steps(Run.open(tmp_path / "run").checkpoints) == [5]
 
 
 def test_a_second_signal_does_not_wait(text: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(text), tmp_path / "run", show=Signalling(signal.SIGINT, 4, times=2))
+        train_run(tiny(text), tmp_path / "run", show=Signalling(signal.SIGINT, 4, times=2))
     run = Run.open(tmp_path / "run")
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [3]
@@ -81,5 +81,5 @@ def test_a_signal_in_the_last_step_lets_the_run_end_and_stops_whoever_began_it(
 ) -> None:
     path = tmp_path / "run"
     with pytest.raises(Interrupted, match=r"after the last step, and the run is done; read it"):
-        train(tiny(text), path, show=Signalling(signal.SIGTERM, 8))
+        train_run(tiny(text), path, show=Signalling(signal.SIGTERM, 8))
     assert left_by(Run.open(path)) == uncut

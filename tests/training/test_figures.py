@@ -16,19 +16,19 @@ from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.quant.convert import quantize
+from wakeful.quantization.convert import quantize_module
 from wakeful.runs.run import Run
 from wakeful.training.finishing import quantization_damage
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 
 def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     text: Path, tmp_path: Path
 ) -> None:
     asked = {"quantize": {"schemes": ["coarse", "w4"], "num_sequences": 5}}
-    plain = train(tiny(text), tmp_path / "plain")
+    plain = train_run(tiny(text), tmp_path / "plain")
     config = tiny(text, train=asked)
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     assert losses(run) == losses(plain)
     summary = run.read_json("summary.json")
     assert set(summary["quantization"]) == {"coarse", "w4"}
@@ -47,7 +47,10 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
         return math.exp(total / (5 * 15))
 
     found = summary["quantization"]["coarse"]
-    before, after = perplexity(trained.decoder()), perplexity(quantize(trained.decoder(), "coarse"))
+    before, after = (
+        perplexity(trained.decoder()),
+        perplexity(quantize_module(trained.decoder(), "coarse")),
+    )
     assert found["perplexity"] == pytest.approx(after, rel=1e-5)
     assert found["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
     assert found["divergence"] > 0
@@ -55,7 +58,7 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
 
 def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"quantize": {"schemes": ["coarse"], "num_sequences": 2}})
-    decoder = read_decoder(train(config, tmp_path / "run").path, dtype="auto").decoder()
+    decoder = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto").decoder()
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=1)
     with torch.no_grad():
         decoder.head.weight.mul_(1e6)
@@ -66,7 +69,7 @@ def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     weights = (
         sum(p.numel() for p in read_decoder(run.path, dtype="auto").decoder().parameters()) * 4
     )
@@ -79,10 +82,10 @@ def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> N
 
 def test_a_scheme_that_cannot_be_stops_a_run_before_it_begins(text: Path, tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match="coarse"):
-        train(tiny(text, train={"quantize": {"schemes": ["corse"]}}), tmp_path / "run")
+        train_run(tiny(text, train={"quantize": {"schemes": ["corse"]}}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(WakefulError, match="calibrates nothing"):
-        train(
+        train_run(
             tiny(text, train={"quantize": {"schemes": ["coarse(scales='static')"]}}),
             tmp_path / "run",
         )

@@ -19,9 +19,9 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.optim.build import check_step
 from wakeful.runs import checkpoint
-from wakeful.training.comparison import train_variants
-from wakeful.training.loop import train
-from wakeful.training.records import Evaluation, rows
+from wakeful.runs.records import Evaluation, rows
+from wakeful.training.loop import train_run
+from wakeful.training.rows import train_variants
 
 ODD = "training.odd_optimizers:"
 OTHERS = [
@@ -41,14 +41,14 @@ def test_each_resumes_to_the_bit(
     if name.startswith("pytorch_optimizer"):
         pytest.importorskip("pytorch_optimizer")
     config = tiny(text, optimizer={"name": name}, train={"checkpoint_every": 3})
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 5)
         with pytest.raises(RuntimeError, match="stop"):
-            train(config, tmp_path / "cut")
+            train_run(config, tmp_path / "cut")
     with pytest.raises(Interrupted):  # where an uninterrupted run has no checkpoint
-        train(config, tmp_path / "cut", resume=True, show=Signalling(signal.SIGTERM, 4))
-    resumed = train(config, tmp_path / "cut", resume=True)
+        train_run(config, tmp_path / "cut", resume=True, show=Signalling(signal.SIGTERM, 4))
+    resumed = train_run(config, tmp_path / "cut", resume=True)
     assert losses(resumed) == losses(whole)
     assert rows(resumed, Evaluation) == rows(whole, Evaluation)
     for file in ("model.safetensors", "optimizer.safetensors"):
@@ -68,7 +68,7 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
     seldom = {"eval_every": 0, "checkpoint_every": 0}
     often = {"eval_every": 1, "checkpoint_every": 2, "diagnose": {"every": 3}}
     one, two = (
-        train(tiny(text, optimizer={"name": name}, train=how), tmp_path / folder)
+        train_run(tiny(text, optimizer={"name": name}, train=how), tmp_path / folder)
         for folder, how in (("seldom", seldom), ("often", often))
     )
     assert losses(one) == losses(two)
@@ -101,7 +101,7 @@ def test_groups_keep_the_ratio_of_their_rates(
 
     config = tiny(text, optimizer={"name": f"{ODD}two_rates"})
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     rates = [row["lr"] for row in run.metrics() if row["kind"] == "train"]
     seen = seen[-len(rates) :]  # after the step that is taken before a run begins
     assert [first for first, _ in seen] == rates
@@ -124,7 +124,7 @@ def test_what_cannot_train_is_refused_before_there_is_a_folder(
 ) -> None:
     config = tiny(text, optimizer={"name": name})
     with pytest.raises(WakefulError, match=REFUSED[name]):
-        train(config, tmp_path / "run")
+        train_run(config, tmp_path / "run")
     with pytest.raises(WakefulError, match=REFUSED[name]):
         train_variants(
             {"plain": tiny(text), "odd": config}, tmp_path / "both", seeds=[0], shown=silent
@@ -136,14 +136,14 @@ def test_what_cannot_train_is_refused_before_there_is_a_folder(
 def test_a_changed_option_is_refused_and_a_counter_is_not(text: Path, tmp_path: Path) -> None:
     config = tiny(text, optimizer={"name": f"{ODD}Averaged"}, train={"checkpoint_every": 3})
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", show=Signalling(signal.SIGTERM, 4))
+        train_run(config, tmp_path / "run", show=Signalling(signal.SIGTERM, 4))
     path = tmp_path / "run" / "config.toml"
     before = path.read_text()
     path.write_text(before.replace("beta1 = 0.9", "beta1 = 0.8"))
     with pytest.raises(WakefulError, match=r"whose beta is 0\.9, and the configuration's is 0\.8"):
-        train(config, tmp_path / "run", resume=True)
+        train_run(config, tmp_path / "run", resume=True)
     path.write_text(before)
-    assert train(config, tmp_path / "run", resume=True).header.status == "done"
+    assert train_run(config, tmp_path / "run", resume=True).header.status == "done"
 
 
 def test_options_of_another_form_are_the_expressions(text: Path) -> None:

@@ -15,18 +15,18 @@ from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import first
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import first
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
+from wakeful.terminal.display import Silent
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
-from wakeful.training.loop import Initial, train
+from wakeful.training.loop import Initial, train_run
 from wakeful.training.setup import autocast, check_run, make_decoder
 from wakeful.training.validation import mean_loss, window_losses
 
@@ -36,11 +36,11 @@ ORIGIN = {"reference": "a run", "layers": [0]}
 @pytest.fixture
 def reference(text: Path, tmp_path: Path) -> Run:
     """Give a run that was trained for a few steps."""
-    return train(tiny(text), tmp_path / "reference")
+    return train_run(tiny(text), tmp_path / "reference")
 
 
 def heir(reference: Run, layers: int = 1) -> Decoder:
-    return inherit(read_decoder(reference.path, dtype="auto").decoder(), first(layers, of=2))
+    return inherit_blocks(read_decoder(reference.path, dtype="auto").decoder(), first(layers, of=2))
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -70,7 +70,7 @@ def test_a_run_starts_from_the_weights_it_is_given(
     start = heir(reference)
     kept = {name: tensor.clone() for name, tensor in start.state_dict().items()}
     config = config_for(text, start, steps=4, keep_checkpoints=9)
-    run = train(config, tmp_path / "heir", initial=Initial(start, ORIGIN))
+    run = train_run(config, tmp_path / "heir", initial=Initial(start, ORIGIN))
     assert run.header.initial == ORIGIN
     assert run.config.model.num_layers == 1
     stored = load_file(run.checkpoints / "step-00000000" / "model.safetensors")
@@ -90,12 +90,12 @@ def test_an_interrupted_heir_ends_as_if_it_had_not_been(
     text: Path, tmp_path: Path, reference: Run, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(text, heir(reference))
-    whole = train(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    whole = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
     with monkeypatch.context() as patch:
         stop_after(patch, stop)
         with pytest.raises(Interrupted, match="continue with"):
-            train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
-    cut = train(config, tmp_path / "cut", resume=True)
+            train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    cut = train_run(config, tmp_path / "cut", resume=True)
     assert [(row["step"], row.get("loss")) for row in cut.metrics()] == [
         (row["step"], row.get("loss")) for row in whole.metrics()
     ]
@@ -107,12 +107,12 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
     config = config_for(text, heir(reference), keep_checkpoints=9)
-    whole = train(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
-    run = train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    whole = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    run = train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
     for step in (3, 6, 8):
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
     assert checkpoint.steps(run.checkpoints) == [0]
-    resumed = train(config, run.path, resume=True)
+    resumed = train_run(config, run.path, resume=True)
     rows = [row for row in resumed.metrics() if row["kind"] == "validation"]
     assert [row["step"] for row in rows] == [0, 3, 6, 8]
     for name, tensor in weights(whole).items():
@@ -128,19 +128,19 @@ def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path:
         out = tmp_path / f"run{extra}"
         if extra < 0:
             with pytest.raises(WakefulError, match="vocabularies differ"):
-                train(given, out, initial=Initial(Decoder(model), ORIGIN))
+                train_run(given, out, initial=Initial(Decoder(model), ORIGIN))
             assert not out.exists()
             continue
-        run = train(given, out, initial=Initial(Decoder(model), ORIGIN))
+        run = train_run(given, out, initial=Initial(Decoder(model), ORIGIN))
         assert run.config.model.vocab_size == data.vocab_size + 7
-        assert train(given, out, resume=True).header.status == "done"
+        assert train_run(given, out, resume=True).header.status == "done"
 
 
 def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) -> None:
     teacher = {"teacher": str(reference.path), "alpha": 0.3, "temperature": 2.0}
     config = tiny(text, train={"distill": teacher, "steps": 2, "dtype": "float64"})
-    run = train(config, tmp_path / "student")
-    plain = train(tiny(text, train={"steps": 2, "dtype": "float64"}), tmp_path / "plain")
+    run = train_run(config, tmp_path / "student")
+    plain = train_run(tiny(text, train={"steps": 2, "dtype": "float64"}), tmp_path / "plain")
     data = load_data(config.data)
     batch = Batches(data.train, length=16, batch_size=4, seed=0).batch(0)
     student = read_decoder(plain.path, dtype="auto").decoder().double()
@@ -170,15 +170,15 @@ def cut_and_resumed(config: Config, place: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(Interrupted):
-            train(config, place)
-    return train(config, place, resume=True)
+            train_run(config, place)
+    return train_run(config, place, resume=True)
 
 
 def test_a_student_resumes_with_its_teacher(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, train={"distill": {"teacher": str(reference.path)}})
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     cut = cut_and_resumed(config, tmp_path / "cut", monkeypatch)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(cut)[name]), name
@@ -191,7 +191,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(
         text, data={"vocab_size": 270}, train={"distill": {"teacher": str(reference.path)}}
     )
     with pytest.raises(WakefulError, match="distill between models of one tokenizer"):
-        train(config, tmp_path / "student")
+        train_run(config, tmp_path / "student")
     assert not (tmp_path / "student").exists()
 
 
@@ -199,13 +199,15 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     text: Path, tmp_path: Path
 ) -> None:
     """As Transformers' folders often are: 280 tokens, and an embedding of 384."""
-    padded = train(tiny(text, model={"vocab_size": 384}), tmp_path / "padded")
+    padded = train_run(tiny(text, model={"vocab_size": 384}), tmp_path / "padded")
     assert padded.config.model.vocab_size == 384
     assert weights(padded)["embed.weight"].shape == (384, 16)
     folder = tmp_path / "folder"
-    export(read_decoder(padded.path).decoder(), folder, tokenizer=Tokenizer.load(str(padded.path)))
+    export_decoder(
+        read_decoder(padded.path).decoder(), folder, tokenizer=Tokenizer.load(str(padded.path))
+    )
     config = tiny(text, train={"distill": {"teacher": str(folder), "alpha": 0.0}})
-    student = train(config, tmp_path / "student")
+    student = train_run(config, tmp_path / "student")
     assert student.config.model.vocab_size == 280
     batch = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).batch(0)
     wanted = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
@@ -223,7 +225,7 @@ def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path)
             shown.append(text)
 
     assert (
-        train(
+        train_run(
             tiny(text, model={"vocab_size": 300}), tmp_path / "more", show=Told()
         ).config.model.vocab_size
         == 300
@@ -231,7 +233,7 @@ def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path)
     assert "model.vocab_size = 300 is 20 more than the tokenizer has" in shown[0]
     few = tiny(text, model={"vocab_size": 200})
     with pytest.raises(WakefulError, match=r"model\.vocab_size = 200 has no room for the 280"):
-        train(few, tmp_path / "fewer")
+        train_run(few, tmp_path / "fewer")
     with pytest.raises(WakefulError, match=r"model\.vocab_size = 200 has no room for the 280"):
         check_run(few)
     assert not (tmp_path / "fewer").exists()
@@ -243,7 +245,7 @@ def test_a_teacher_of_as_many_other_tokens_is_refused(
     other = write_text(tmp_path / "other", documents=60, words=40)
     (other / "more.txt").write_text("zebra quartz juxtapose " * 400)
     config = tiny(other, train={"distill": {"teacher": str(reference.path)}})
-    for begin in (lambda: train(config, tmp_path / "student"), lambda: check_run(config)):
+    for begin in (lambda: train_run(config, tmp_path / "student"), lambda: check_run(config)):
         with pytest.raises(
             WakefulError, match="has another tokenizer, of 280 tokens, than the text, of 280"
         ):
@@ -259,7 +261,7 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     quantize = {"schemes": ["fine", "w4"], "num_sequences": 2}
     lora = {"rank": 2, "alpha": 4.0, "modules": "mlp"}
     config = config_for(text, decoder, lora=lora, quantize=quantize)
-    whole = train(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
+    whole = train_run(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
     read = read_decoder(whole.path, dtype="auto").decoder()
     tokens = torch.arange(12).view(1, 12)
     torch.testing.assert_close(read(tokens), decoder.eval()(tokens))
@@ -275,8 +277,8 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(Interrupted):
-            train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
-    cut = train(config, tmp_path / "cut", resume=True)
+            train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    cut = train_run(config, tmp_path / "cut", resume=True)
     assert weights(whole).keys() == weights(cut).keys()
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(cut)[name]), name

@@ -16,7 +16,7 @@ from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World, started_as
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 from wakeful.training.parallel import check_shares
 
 
@@ -43,8 +43,8 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     run = Run.open(path)
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints)[-1] >= 10
-    one = train(config, folder / "one" / "long")
-    assert_alike(train(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding
+    one = train_run(config, folder / "one" / "long")
+    assert_alike(train_run(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding
 
 
 @pytest.mark.slow

@@ -25,18 +25,18 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data, prepare
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
-from wakeful.display import Display, Silent
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
-from wakeful.training.comparison import train_variants
+from wakeful.terminal.display import Display, Silent
 from wakeful.training.finishing import forget_peak
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
+from wakeful.training.rows import train_variants
 from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolved
 from wakeful.training.validation import mean_loss, window_losses
 
@@ -57,7 +57,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     config = replace(config, sample=SampleConfig(num_tokens=4))  # prompts of the held-out text
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     assert run.header.status == "done"
     written = config_from_table(tomllib.loads((run.path / "config.toml").read_text()))
     assert written == resolved(config, load_data(config.data))
@@ -85,7 +85,7 @@ def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
 
 def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"steps": 60, "eval_every": 0, "checkpoint_every": 0})
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     curve = losses(run)
     assert curve[-1] < curve[0] - 1.0
     trained = read_decoder(run.path, dtype="auto")
@@ -101,9 +101,9 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
     text: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
     settings = {"dtype": dtype, "steps": 4, "eval_every": 0}
-    whole = train(tiny(text, train=settings), tmp_path / "whole")
+    whole = train_run(tiny(text, train=settings), tmp_path / "whole")
     for micro in (1, 2):
-        parts = train(
+        parts = train_run(
             tiny(text, train=settings | {"micro_batch_size": micro}), tmp_path / f"parts{micro}"
         )
         assert losses(parts) == pytest.approx(losses(whole), rel=tolerance)
@@ -113,17 +113,17 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
 
 def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> None:
     model = {"route": 'resformer(mode="learnable")', "depth": "denseformer"}
-    kept = train(tiny(text, model=model), tmp_path / "kept")
+    kept = train_run(tiny(text, model=model), tmp_path / "kept")
     again = {"checkpoint_activations": True}
-    recomputed = train(tiny(text, model=model, train=again), tmp_path / "recomputed")
+    recomputed = train_run(tiny(text, model=model, train=again), tmp_path / "recomputed")
     assert losses(recomputed) == losses(kept)
     for name, tensor in weights(kept).items():
         assert torch.equal(weights(recomputed)[name], tensor), name
 
 
 def test_mixed_precision_stays_near_full_precision(text: Path, tmp_path: Path) -> None:
-    full = train(tiny(text), tmp_path / "full")
-    mixed = train(tiny(text, train={"dtype": "bfloat16"}), tmp_path / "mixed")
+    full = train_run(tiny(text), tmp_path / "full")
+    mixed = train_run(tiny(text, train={"dtype": "bfloat16"}), tmp_path / "mixed")
     assert losses(mixed) != losses(full)
     # bfloat16 keeps 8 bits: half a percent of a loss of about 5.6.
     assert losses(mixed) == pytest.approx(losses(full), abs=0.03)
@@ -131,7 +131,7 @@ def test_mixed_precision_stays_near_full_precision(text: Path, tmp_path: Path) -
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor(text: Path, tmp_path: Path) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     rates = [row["lr"] for row in run.metrics() if row["kind"] == "train"]
     assert rates[0] == pytest.approx(1e-7)
     assert rates[2] == pytest.approx(3e-3)
@@ -144,7 +144,7 @@ def test_clipping_bounds_the_step(text: Path, tmp_path: Path) -> None:
     optimizer = {"name": "torch.optim:SGD", "clip": 1e-3, "lr": 1.0, "final_lr": 1.0,
                  "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
     moved = sum(
         float((weights(run)[name] - tensor).square().sum())
@@ -164,9 +164,9 @@ def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     for name in set(one) & set(two):
         assert torch.equal(one[name], two[name]), name
     # softmax-1 with a sink of e^−1e9 is softmax: the same run, had the data not been the same.
-    plain = train(vanilla, tmp_path / "plain")
+    plain = train_run(vanilla, tmp_path / "plain")
     closed = {"normalizer": "softmax1(learned=True, start=-1e9)"}
-    neutral = train(tiny(text, model=closed), tmp_path / "neutral")
+    neutral = train_run(tiny(text, model=closed), tmp_path / "neutral")
     assert losses(neutral) == pytest.approx(losses(plain), rel=1e-5)
 
 
@@ -181,7 +181,7 @@ def test_processes_wait_for_each_other_s_own_work_however_long_it_takes(
 
     for name in ("leader_first", "meet", "gather", "sum"):
         recorded(name)
-    train(tiny(text, train={"steps": 1}), tmp_path / "run")
+    train_run(tiny(text, train={"steps": 1}), tmp_path / "run")
     # Collectives give up after ten minutes, the store does not: it comes before each of them.
     assert calls[:3] == ["leader_first", "meet", "gather"]  # after a machine has prepared the text
     assert calls[-2:] == ["meet", "sum"]  # after the first process has measured the end
@@ -206,7 +206,7 @@ def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
     test_every_optimizer_trains_and_resumes_to_the_bit(text, tmp_path, name, monkeypatch)
     monkeypatch.delitem(sys.modules, "factored")
     with pytest.raises(WakefulError, match="import factored first"):
-        train(Config(), tmp_path / "cut", resume=True)
+        train_run(Config(), tmp_path / "cut", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_every_optimizer_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, optimizer={"name": name}, train={"steps": 5, "checkpoint_every": 2})
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     stop_after(monkeypatch, 4)
     with pytest.raises(RuntimeError, match="stop"):
-        train(config, tmp_path / "cut")
+        train_run(config, tmp_path / "cut")
     monkeypatch.undo()
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    resumed = train(Config(), tmp_path / "cut", resume=True)
+    resumed = train_run(Config(), tmp_path / "cut", resume=True)
     assert losses(resumed) == losses(whole)
     for key, tensor in weights(whole).items():
         assert torch.equal(weights(resumed)[key], tensor), key
@@ -301,7 +301,7 @@ def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
     monkeypatch.setattr(MuonAdamW, "step", step)
     optimizer = {"name": "muon(adamw_lr=2e-4)", "initial_lr": 1e-3, "lr": 1e-2, "final_lr": 4e-3,
                  "warmup_steps": 1}  # fmt: skip
-    train(tiny(text, optimizer=optimizer, train={"steps": 3}), tmp_path / "run")
+    train_run(tiny(text, optimizer=optimizer, train={"steps": 3}), tmp_path / "run")
     assert [pytest.approx([rate]) for rate in (1e-3, 1e-2, 4e-3)] == [each for each, _ in rates]
     assert [pytest.approx([rate]) for rate in (2e-5, 2e-4, 8e-5)] == [each for _, each in rates]
 
@@ -314,8 +314,8 @@ def test_tensorboard_has_what_the_metrics_have(
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text, train=on), tmp_path / "run")
-    run = train(Config(), tmp_path / "run", resume=True)
+            train_run(tiny(text, train=on), tmp_path / "run")
+    run = train_run(Config(), tmp_path / "run", resume=True)
     events = accumulator.EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
     for kind, figure in (("train", "loss"), ("train", "lr"), ("validation", "loss")):
@@ -331,14 +331,14 @@ def test_without_tensorboard_nothing_is_begun(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(WakefulError, match=r"needs the package tensorboard: pip install"):
-        train(tiny(text, train={"tensorboard": True}), tmp_path / "run")
+        train_run(tiny(text, train={"tensorboard": True}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_resumed_run_seeks_its_data(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     shutil.rmtree(run.checkpoints / "step-00000008")
     seen: list[int] = []
     real = Batches.batch
@@ -348,14 +348,14 @@ def test_a_resumed_run_seeks_its_data(
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", batch)
-    train(Config(), run.path, resume=True)
+    train_run(Config(), run.path, resume=True)
     assert seen == [6, 7]
 
 
 def test_the_seed_sets_the_weights_and_the_data_order(text: Path, tmp_path: Path) -> None:
     short = {"steps": 2, "eval_every": 0}
     one, same, other = (
-        train(tiny(text, train=short | {"seed": seed}), tmp_path / name)
+        train_run(tiny(text, train=short | {"seed": seed}), tmp_path / name)
         for name, seed in (("one", 1), ("same", 1), ("other", 2))
     )
     assert losses(one) == losses(same)
@@ -373,12 +373,12 @@ def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
 ) -> None:
     config = tiny(
         text,
-        train={"steps": 1},
+        train_run={"steps": 1},
         optimizer={"warmup_steps": 0},
         model={"relaxed_prefix": prefix},
         sample={"prompts": prompts, "num_tokens": 9, "temperature": 5.0, "top_k": 0},
     )
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     assert run.header.status == "done"
     samples = run.read_json("summary.json")["samples"]
     assert [sample["prompt"] for sample in samples] == prompts
@@ -389,7 +389,7 @@ def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
     optimizer = {"name": "torch.optim:SGD", "clip": 0.0, "lr": 1.0, "final_lr": 1.0,
                  "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
-    run = train(config, tmp_path / "run")
+    run = train_run(config, tmp_path / "run")
     start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
     moved = sum(
         float((weights(run)[name] - tensor).square().sum())
@@ -418,7 +418,7 @@ def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None
 def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: int) -> None:
     def begin(positions: str) -> None:
         model = {"width": width, "mlp_width": 4, "positions": positions}
-        train(tiny(text, model=model), tmp_path / "run")
+        train_run(tiny(text, model=model), tmp_path / "run")
 
     for positions in ("rotary", "none"):  # a table of positions is refused before the weights are
         with pytest.raises(WakefulError, match="does not fit into memory"):
@@ -453,7 +453,7 @@ class Noting(Silent):
 def test_a_warmup_past_the_end_is_clipped_with_a_note(text: Path, tmp_path: Path) -> None:
     show = Noting()
     config = tiny(text, train={"steps": 3}, optimizer={"warmup_steps": 20})
-    run = train(config, tmp_path / "run", show=show)
+    run = train_run(config, tmp_path / "run", show=show)
     (note,) = show.notes
     assert "optimizer.warmup_steps = 20 is longer than the run" in note
     assert run.config.optimizer.warmup_steps == 3
@@ -481,9 +481,9 @@ def test_the_peak_of_memory_is_that_of_one_run(
 def test_files_have_the_permissions_of_the_umask(text: Path, tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        run = train(tiny(text, train={"steps": 1}), tmp_path / "run")
+        run = train_run(tiny(text, train={"steps": 1}), tmp_path / "run")
         trained = read_decoder(run.path)
-        export(trained.decoder(), tmp_path / "export", tokenizer=trained.own_tokenizer)
+        export_decoder(trained.decoder(), tmp_path / "export", tokenizer=trained.own_tokenizer)
     finally:
         os.umask(before)
     places = [*run.path.rglob("*"), *(tmp_path / "export").rglob("*")]
@@ -541,8 +541,8 @@ def test_a_tracker_gets_what_the_metrics_have(
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text, train=on), tmp_path / "run")
-    run = train(Config(), tmp_path / "run", resume=True)
+            train_run(tiny(text, train=on), tmp_path / "run")
+    run = train_run(Config(), tmp_path / "run", resume=True)
     assert len(session.ended) == 2
     one, two = session.begun
     assert one == two  # the same id, or name: it goes on in the same place
@@ -563,7 +563,7 @@ def test_weights_and_biases_offline(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = train(tiny(text, train={"wandb": True, "steps": 2}), tmp_path / "run")
+    run = train_run(tiny(text, train={"wandb": True, "steps": 2}), tmp_path / "run")
     (folder,) = (run.path / "wandb").glob("offline-run-*")
     assert list(folder.glob("run-*.wandb"))
 
@@ -577,7 +577,7 @@ def test_weights_and_biases_without_a_login(
 
     monkeypatch.setitem(sys.modules, "wandb", LoggedOut())
     with pytest.raises(WakefulError, match=r"No API key configured.*wandb login, or set WANDB_"):
-        train(tiny(text, train={"wandb": True}), tmp_path / "run")
+        train_run(tiny(text, train={"wandb": True}), tmp_path / "run")
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
@@ -586,7 +586,7 @@ def test_without_the_package_nothing_is_begun(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(WakefulError, match=rf"needs the package {package}: pip install"):
-        train(tiny(text, train={package: True}), tmp_path / "run")
+        train_run(tiny(text, train={package: True}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -595,7 +595,7 @@ def test_trackio_itself_keeps_the_rows(
 ) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracked"))
     trackio = pytest.importorskip("trackio")
-    run = train(tiny(text, train={"trackio": True, "steps": 3}), tmp_path / "run")
+    run = train_run(tiny(text, train={"trackio": True, "steps": 3}), tmp_path / "run")
     (tracked,) = trackio.Api().runs("wakeful")
     assert tracked.name.startswith("vanilla-")
     storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
@@ -622,14 +622,14 @@ def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
         ({"tokenizer": str(tmp_path / "other")}, "data.tokenizer"),
     ):
         with pytest.raises(WakefulError, match=field):
-            train(tiny(tmp_path / "plain", data=data), tmp_path / "run")
+            train_run(tiny(tmp_path / "plain", data=data), tmp_path / "run")
         assert not (tmp_path / "run").exists()
     same = {"validation_source": str(held), "max_bytes": 9000, "keep_overlap": True}
-    run = train(tiny(tmp_path / "own", data=same, train={"steps": 1}), tmp_path / "same")
+    run = train_run(tiny(tmp_path / "own", data=same, train={"steps": 1}), tmp_path / "same")
     assert run.config.data.max_bytes == 9000
     # What is left out is recorded as it was, and not as the defaults have it.
     said = {"tokenizer": str(tmp_path / "plain"), "validation_fraction": 0.1}
-    run = train(tiny(plain.folder, data=said, train={"steps": 1}), tmp_path / "plain-run")
+    run = train_run(tiny(plain.folder, data=said, train={"steps": 1}), tmp_path / "plain-run")
     assert run.config.data.validation_fraction == 0.2
-    run = train(tiny(tmp_path / "own", train={"steps": 1}), tmp_path / "own-run")
+    run = train_run(tiny(tmp_path / "own", train={"steps": 1}), tmp_path / "own-run")
     assert (run.config.data.validation_source, run.config.data.max_bytes) == (str(held), 9000)

@@ -13,7 +13,7 @@ from wakeful.config.schema import Config
 from wakeful.config.tables import Table
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
-from wakeful.training.loop import Initial, train
+from wakeful.training.loop import Initial, train_run
 from wakeful.variants import variants
 
 FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
@@ -63,7 +63,7 @@ def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None
         assert shares == [f"{what}-0000{part}-of-00002.safetensors"
                           for what in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
     assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
-    resumed = train(Config(), out / "hsdp-then-one", resume=True)
+    resumed = train_run(Config(), out / "hsdp-then-one", resume=True)
     assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
 
 
@@ -82,7 +82,7 @@ def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
             if initial
             else None
         )
-        ones[name] = train(config, folder / "one" / name, initial=start)
+        ones[name] = train_run(config, folder / "one" / name, initial=start)
     together(folder, 2, jobs)
     for name, one in ones.items():
         for parallel in ("fsdp", "ddp"):
@@ -104,14 +104,14 @@ def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path
     configs = {name: config_of(folder, over) for name, over in cases.items()}
     together(folder, 2, [job(folder / "every" / n, config) for n, config in configs.items()])
     for name, config in configs.items():
-        plain = train(config, folder / "one" / name)
+        plain = train_run(config, folder / "one" / name)
         assert_alike(Run.open(folder / "every" / name), plain, SUMS["float64"])
 
 
 @pytest.mark.slow
 def test_compiled_blocks_compute_the_same(folder: Path) -> None:
     over: Table = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
-    plain = train(config_of(folder, over), folder / "one" / "plain")
+    plain = train_run(config_of(folder, over), folder / "one" / "plain")
     over = {**over, "train": {"steps": 3, "compile": True}}
     jobs = [job(folder / "compiled" / p, config_of(folder, over, p)) for p in ("fsdp", "ddp")]
     together(folder, 2, jobs)

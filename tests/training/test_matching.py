@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
+from wakeful.curing.matching import Matching, divergence, match
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import learned_sinks, store_prefix
-from wakeful.training.matching import Matching, divergence, match
 
 PLAN = Matching(steps=30, batch_size=4, length=8, lr=3e-3)
 

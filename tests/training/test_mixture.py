@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 
 import wakeful
 from training.runs import tiny
-from wakeful.comparison.reading import read_run
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, to_table
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.compared import read_run
+from wakeful.training.loop import train_run
 
 
 def mixture(tmp_path: Path) -> Config:
@@ -36,7 +36,7 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
 ) -> None:
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
     config = mixture(tmp_path)
-    whole = train(config, tmp_path / "whole")
+    whole = train_run(config, tmp_path / "whole")
     domains = read_run(whole.path, "r").summary.validation.domains
     assert domains is not None
     assert set(domains) == {"words", "numbers"}
@@ -54,14 +54,14 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
     with monkeypatch.context() as patch:
         patch.setattr("wakeful.training.loop.finish_run", killed)
         with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "cut")
+            train_run(config, tmp_path / "cut")
     cut = Run.open(tmp_path / "cut")
     for folder in cut.checkpoints.iterdir():
         if folder.name.endswith("4"):
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
-    train(config, cut.path, resume=True)
+    train_run(config, cut.path, resume=True)
     ours, theirs = (
         load_file(checkpoint.newest(run.checkpoints) / "model.safetensors") for run in (whole, cut)
     )

@@ -8,7 +8,7 @@ import pytest
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 TABLE = read_table("patient")
 SHORT = {"train": {"steps": 120, "eval_every": 0, "diagnose": {"every": 40}, "device": "cpu"}}
@@ -29,7 +29,7 @@ def masses(run: Run, position: str) -> dict[int, float]:
 @pytest.mark.usefixtures("as_users_run_it")  # checks of shapes are a third of so many small steps
 def test_the_patient_falls_ill_and_cures_keep_it_well(tmp_path: Path) -> None:
     names = ("vanilla", "relu", "large-sink")
-    ill, *cured = (train(variant(name), tmp_path / name) for name in names)
+    ill, *cured = (train_run(variant(name), tmp_path / name) for name in names)
     dormant, active = masses(ill, "other"), masses(ill, "trigger")
     assert list(dormant) == [0, 40, 80, 120]
     assert dormant[0] < 0.05

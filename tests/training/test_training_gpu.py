@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from training.runs import tiny
-from wakeful.comparison.reading import read_run
-from wakeful.comparison.tables import training_rows
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
-from wakeful.training.loop import train
+from wakeful.training.compared import read_run
+from wakeful.training.loop import train_run
+from wakeful.training.tables import training_rows
 
 TOLERANCE = 1e-3
 """Relative: float32's sums come in another order, and the steps of Adam, which divides small
@@ -21,7 +21,7 @@ gradients by small numbers, carry that on."""
 
 
 def losses(text: Path, place: Path, device: str, **over: object) -> tuple[np.ndarray, np.ndarray]:
-    train(tiny(text, train={"device": device, "log_every": 3, **over}), place)
+    train_run(tiny(text, train={"device": device, "log_every": 3, **over}), place)
     rows = training_rows(read_run(place)).drop_nulls("loss")
     return rows["step"].to_numpy(), rows["loss"].to_numpy()
 

@@ -21,7 +21,7 @@ from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.deferred import Unread, read_ahead
-from wakeful.training.loop import fastest_tokens, train
+from wakeful.training.loop import fastest_tokens, train_run
 from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
 
@@ -77,7 +77,7 @@ def test_between_readings_nothing_waits_for_the_device(
     monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])
     with waits:
-        train(tiny(text, train=SPARSE, optimizer={"name": optimizer}), tmp_path / "run")
+        train_run(tiny(text, train=SPARSE, optimizer={"name": optimizer}), tmp_path / "run")
     assert {step for step in waits.at if step > 0} == {4, 8, 11}
     assert max(counts) <= 0
 
@@ -91,7 +91,7 @@ def test_rows_and_weights_are_those_of_readings_at_every_step(text: Path, tmp_pa
         ends: list[dict[str, Tensor]] = []
         for every in (1, 4):
             config = tiny(text, train=SPARSE | {"log_every": every, "eval_every": 6}, **over)
-            run = train(config, tmp_path / f"{number}-{every}")
+            run = train_run(config, tmp_path / f"{number}-{every}")
             found = [row for row in run.metrics() if row["kind"] == "train"]
             seconds = [row.pop("seconds") for row in found]
             assert seconds == sorted(seconds)
@@ -145,7 +145,7 @@ def test_a_fault_between_readings_is_named_and_what_came_before_it_recorded(
     with pytest.raises(
         WakefulError, match=r"loss is nan at step 6, .*checkpoint of step 5 is kept"
     ):
-        train(config, tmp_path / "run")
+        train_run(config, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert [row["step"] for row in run.metrics() if row["kind"] == "train"] == [1, 2, 3, 4, 5]
 
@@ -166,10 +166,10 @@ def test_an_optimizer_that_fails_on_what_is_not_finite_names_the_step(
     monkeypatch.setattr(torch.optim.SGD, "step", step)
     config = tiny(text, train=SPARSE, optimizer={"name": "torch.optim:SGD"})
     with pytest.raises(WakefulError, match="loss is nan at step 1"):
-        train(config, tmp_path / "nan")
+        train_run(config, tmp_path / "nan")
     spoiled = False
     with pytest.raises(RuntimeError, match="did not converge"):
-        train(config, tmp_path / "other")
+        train_run(config, tmp_path / "other")
 
 
 class Numbered(Batches):

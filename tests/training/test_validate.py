@@ -13,16 +13,16 @@ import torch.nn.functional as F
 
 from training.runs import tiny, write_text
 from training.test_loop import stop_after
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
-from wakeful.training.loop import train
+from wakeful.training.compared import read_comparison
+from wakeful.training.loop import train_run
 from wakeful.training.objective import make_loss
+from wakeful.training.report import comparison_report
 from wakeful.training.setup import make_decoder, resolved
 from wakeful.training.validation import mean_loss, window_losses
 
@@ -161,15 +161,15 @@ def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
-    whole = train(tiny(text, **apart), tmp_path / "whole")
+    whole = train_run(tiny(text, **apart), tmp_path / "whole")
     assert whole.config.data.cross_documents is False
-    crossing = train(tiny(text, train=apart["train"]), tmp_path / "crossing")
+    crossing = train_run(tiny(text, train=apart["train"]), tmp_path / "crossing")
     assert crossing.metrics()[0]["loss"] != whole.metrics()[0]["loss"]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
-            train(tiny(text, **apart), tmp_path / "cut")
-    cut = train(Config(), tmp_path / "cut", resume=True)
+            train_run(tiny(text, **apart), tmp_path / "cut")
+    cut = train_run(Config(), tmp_path / "cut", resume=True)
     assert [row["loss"] for row in cut.metrics()] == [row["loss"] for row in whole.metrics()]
     for run, word in ((whole, "does not cross"), (crossing, "crosses")):
         page = write(

@@ -22,10 +22,10 @@ from wakeful.probes.attention import BosMass
 from wakeful.probes.base import AttentionEvent, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
+from wakeful.runs.records import HeadWeights, rows
 from wakeful.runs.run import Run
 from wakeful.training import watching
-from wakeful.training.loop import train
-from wakeful.training.records import HeadWeights, rows
+from wakeful.training.loop import train_run
 from wakeful.training.watching import FOLLOWED, WATCHED, figures, observed, whole_windows
 
 
@@ -61,8 +61,8 @@ class Hiddens(Probe):
 
 
 def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Path) -> None:
-    plain = train(tiny(text), tmp_path / "plain")
-    seen = train(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
+    plain = train_run(tiny(text), tmp_path / "plain")
+    seen = train_run(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
     assert losses(seen) == losses(plain)
     rows = [row for row in seen.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == [4, 8]
@@ -84,7 +84,7 @@ def test_the_last_step_is_diagnosed_once(
 
     monkeypatch.setattr(watching, "figures", counted)
     asked = {"diagnose": {"every": every, "heads": True}}
-    run = train(tiny(text, train=asked), tmp_path / "run")
+    run = train_run(tiny(text, train=asked), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == steps
     assert len(seen) == len(steps)
@@ -94,7 +94,7 @@ def test_the_last_step_is_diagnosed_once(
 
 def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
-    trained = read_decoder(train(config, tmp_path / "run").path, dtype="auto")
+    trained = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
     found = figures(observed(trained.decoder(), windows, 3))
     probe, hidden = Weights(), Hiddens()
@@ -123,7 +123,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
 def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
     asked = {"diagnose": {"every": 4, "heads": True, "num_sequences": 3}}
     config = tiny(text, train=asked)
-    plain, run = train(tiny(text), tmp_path / "plain"), train(config, tmp_path / "run")
+    plain, run = train_run(tiny(text), tmp_path / "plain"), train_run(config, tmp_path / "run")
     assert losses(run) == losses(plain)
     frame = run.trajectories()
     assert frame["step"].unique().sort().to_list() == [0, 4, 8]
@@ -158,7 +158,7 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
         for place in (copy / "checkpoints").iterdir():
             if int(place.name.removeprefix("step-")) > kept:
                 shutil.rmtree(place)
-        again = train(Config(), copy, resume=True)
+        again = train_run(Config(), copy, resume=True)
         assert (copy / "trajectories.jsonl").read_bytes() == (
             run.path / "trajectories.jsonl"
         ).read_bytes()
@@ -167,8 +167,8 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
 
 def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"diagnose": {"every": 4, "attention": 5}})
-    run = train(config, tmp_path / "run")
-    assert losses(run) == losses(train(tiny(text), tmp_path / "plain"))
+    run = train_run(config, tmp_path / "run")
+    assert losses(run) == losses(train_run(tiny(text), tmp_path / "plain"))
     found = rows(run, HeadWeights)
     assert [(row.step, row.layer, row.head) for row in found] == [
         (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
@@ -188,7 +188,7 @@ def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -
     # A run that is stopped on the way goes on as if it had not been.
     whole = (run.path / "attention.jsonl").read_bytes()
     shutil.rmtree(run.checkpoints / "step-00000008")
-    train(Config(), run.path, resume=True)
+    train_run(Config(), run.path, resume=True)
     assert (run.path / "attention.jsonl").read_bytes() == whole
 
 
@@ -234,5 +234,5 @@ def test_sinks_at_triggers_are_told_apart() -> None:
 def test_weights_that_cannot_be_seen_are_refused_before_the_run(text: Path, tmp_path: Path) -> None:
     config = tiny(text, model={"route": "crosslayer"}, train={"diagnose": {"every": 4}})
     with pytest.raises(WakefulError, match=r"layer 1 .* not one"):
-        train(config, tmp_path / "run")
+        train_run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -10,15 +10,15 @@ import torch
 import wakeful
 from surgery.test_prefix import decoder, text
 from verbs.test_diagnose import llama  # noqa: F401
+from wakeful.diagnosis import advice
+from wakeful.diagnosis.advice import Trial, advise, shape_of
+from wakeful.diagnosis.later_sinks import LaterSink
+from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
-from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.evaluation.later_sinks import LaterSink
 from wakeful.loading.model import Model
 from wakeful.surgery import rotate
 from wakeful.surgery.rotate import turning_of
-from wakeful.verbs import advice
-from wakeful.verbs.advice import Trial, advise, shape_of
 
 NONE, SMALL, LARGE = (LossChange(2.0, 2.0 + more, 0.001, 8) for more in (0.0, 0.01, 0.7))
 SINK = (LaterSink(name="x", share=0.5, mass=0.5, even=0.0),)
@@ -47,7 +47,7 @@ CASES = {
 
 
 @pytest.fixture
-def sick(llama: Path, tmp_path: Path) -> tuple[Model, Diagnosis, list[list[int]]]:  # noqa: F811
+def sick(llama: Path, tmp_path: Path) -> tuple[Model, ModelDiagnosis, list[list[int]]]:  # noqa: F811
     path = tmp_path / "words.txt"
     path.write_text(TEXT, "utf-8")
     model = wakeful.load(llama)
@@ -60,7 +60,7 @@ def sick(llama: Path, tmp_path: Path) -> tuple[Model, Diagnosis, list[list[int]]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_helps_at_no_loss_is_advised(
-    case: str, sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    case: str, sick: tuple[Model, ModelDiagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix, sinks, rotation, expected = CASES[case]
     model, found, rows = sick
@@ -80,7 +80,7 @@ def test_what_helps_at_no_loss_is_advised(
 
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
-    name: str, sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    name: str, sick: tuple[Model, ModelDiagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SmolLM2's " the" takes a tenth of the attention with a stored BOS and without."""
     model, found, rows = sick
@@ -100,7 +100,7 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
 
 
 def test_what_cannot_be_cured_says_why(
-    sick: tuple[Model, Diagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    sick: tuple[Model, ModelDiagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, found, rows = sick
     ill = dataclasses.replace(found, later_sinks=SINK)
@@ -120,7 +120,7 @@ def test_what_cannot_be_cured_says_why(
 
 
 def test_a_model_with_a_sink_is_advised_a_cure_that_works(
-    sick: tuple[Model, Diagnosis, list[list[int]]],
+    sick: tuple[Model, ModelDiagnosis, list[list[int]]],
 ) -> None:
     """What is tried is what the command does, to the figures."""
     model, found, rows = sick

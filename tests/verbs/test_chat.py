@@ -13,9 +13,9 @@ from test_cli import fails
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.generation.tool import generate
 from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
-from wakeful.verbs.generate import generate
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}"

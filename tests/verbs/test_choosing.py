@@ -7,18 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from helpers import tiny_decoder
-from wakeful.config.verbs import CureOptions
-from wakeful.errors import WakefulError
-from wakeful.estimates import mean_and_error
-from wakeful.hf.families.granite import SWA
-from wakeful.hf.weights_out import describe
-from wakeful.model.decoder import Decoder
-from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.schemes.methods import Smooth
-from wakeful.reports.value import Table
-from wakeful.surgery import rotate, store_prefix
-from wakeful.verbs import choosing
-from wakeful.verbs.choosing import (
+from wakeful.curing import search as choosing
+from wakeful.curing.options import CureOptions
+from wakeful.curing.search import (
     CALIBRATING,
     CHOOSING,
     GPTQ,
@@ -30,6 +21,15 @@ from wakeful.verbs.choosing import (
     choose,
     format_of,
 )
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error
+from wakeful.hf.families.granite import SWA
+from wakeful.hf.weights_out import describe
+from wakeful.model.decoder import Decoder
+from wakeful.quantization import parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.schemes.methods import Smooth
+from wakeful.reports.value import Table
+from wakeful.surgery import rotate, store_prefix
 
 W4A4 = parse_scheme(
     "scheme(weights=absmax(bits=8, per='channel'), inputs=absmax(bits=4, per='token'))"
@@ -87,7 +87,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
         (Candidate(rotate="hadamard"), rotate(plain)),
         (Candidate(first="prefix"), store_prefix(plain, [3])),
     ):
-        small = quantize(made, W4A4, skip=["head"])
+        small = quantize_module(made, W4A4, skip=["head"])
         expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
         assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
     least = min(trials, key=lambda trial: trial.damage[0])
@@ -153,7 +153,7 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
     nearest = parse_scheme("scheme(weights=absmax(bits=4, per='channel'))")
     other, plain = replace(nearest, method=Smooth() if on_grid else GPTQ), lopsided()
     if on_grid:
-        for name, layer in quantized_layers(quantize(plain, nearest, skip=["head"])).items():
+        for name, layer in quantized_layers(quantize_module(plain, nearest, skip=["head"])).items():
             plain.get_submodule(name).weight.data.copy_(layer.dequantized())
     choice = choose(plain, [other], texts, token=None)
     trials = tried_in(choice)

@@ -21,20 +21,20 @@ from transformers import (
 import wakeful
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
+from wakeful.curing.difference import Widened
+from wakeful.curing.search import Candidate, Choice, Proof, Texts, Trial
+from wakeful.curing.tool import _rounded
+from wakeful.diagnosis.verdict import findings, summary
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
-from wakeful.evaluation.findings import findings, summary
 from wakeful.hf import as_transformers
 from wakeful.hf.families.granite import SWA
+from wakeful.loading import session
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
-from wakeful.quant.schemes import Scheme, parse_scheme
+from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.surgery import SinkChoice, SinkTrial, window_losses
-from wakeful.verbs import session
-from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
-from wakeful.verbs.cure import _rounded
-from wakeful.verbs.difference import Widened
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -239,7 +239,7 @@ def test_the_change_of_the_loss_comes_first(
     assert found.done[0] == ("Loss on the text", str(found.loss))
     assert found.verdicts[0].startswith("llama cured predicts no worse: its loss changes by ")
     monkeypatch.setattr(
-        "wakeful.verbs.cure.loss_change", lambda *_: LossChange.between([1.0] * 3, [1.5] * 3)
+        "wakeful.curing.tool.loss_change", lambda *_: LossChange.between([1.0] * 3, [1.5] * 3)
     )
     worse = wakeful.cure(llama, rotate="hadamard", **read)
     assert worse.verdicts[0] == (
@@ -257,7 +257,8 @@ def test_auto_stores_the_token_that_costs_nothing(
     none = SinkTrial((), (3.0, 3.0))
     token = SinkTrial((7,), (3.0, 3.01), 0.01, 0.01)
     monkeypatch.setattr(
-        "wakeful.verbs.cure.choose_prefix", lambda *_, **__: SinkChoice(token, token, (none, token))
+        "wakeful.curing.tool.choose_prefix",
+        lambda *_, **__: SinkChoice(token, token, (none, token)),
     )
     found = wakeful.cure(model, prefix="auto", **read)
     assert found.prefix == (7,)
@@ -266,7 +267,7 @@ def test_auto_stores_the_token_that_costs_nothing(
     assert "fitted to id 7 stored" in dict(sunk.done)["Learned sinks"]
     costly = SinkTrial((7,), (4.0, 4.0), 0.01, 0.01)
     monkeypatch.setattr(
-        "wakeful.verbs.cure.choose_prefix",
+        "wakeful.curing.tool.choose_prefix",
         lambda *_, **__: SinkChoice(none, costly, (none, costly)),
     )
     kept = wakeful.cure(model, prefix="auto", **read)
@@ -280,8 +281,8 @@ def test_what_a_model_forbids_is_said_before_any_work(
     llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     stored = wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2).model
-    monkeypatch.setattr("wakeful.verbs.cure._check_predicts", None)
-    monkeypatch.setattr("wakeful.verbs.cure._text", None)
+    monkeypatch.setattr("wakeful.curing.tool._check_predicts", None)
+    monkeypatch.setattr("wakeful.curing.tool._text", None)
     for options in ({"prefix": "auto"}, {"sinks": True}, {"gates": True}):
         with pytest.raises(WakefulError, match=r"stored.prefix"):
             wakeful.cure(stored, text=words, length=16, num_sequences=2, **options)
@@ -408,7 +409,7 @@ def test_an_interrupted_training_writes_nothing(
     def stop(*_args: object, **_given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wakeful.training.matching.warmup_cosine", stop)
+    monkeypatch.setattr("wakeful.curing.matching.warmup_cosine", stop)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
         wakeful.cure(ended, sinks=True, text=words, out=tmp_path / "cured", **SHORT)
@@ -489,7 +490,7 @@ def test_a_cure_is_chosen_for_a_format(
     def keeps(*given: Any, **more: Any) -> Choice:
         return replace(chosen(*given, **more), best=Candidate())
 
-    monkeypatch.setattr("wakeful.verbs.cure.choose", chosen)
+    monkeypatch.setattr("wakeful.curing.tool.choose", chosen)
     path, out = tmp_path / "long.txt", tmp_path / "cured"
     path.write_text(TEXT * 12, "utf-8")
     options = ["--text", str(path), "--out", str(out), "--steps", "2", *READ]
@@ -511,7 +512,7 @@ def test_a_cure_is_chosen_for_a_format(
         assert "rotate haar, rotate_inner, rotate_keys, prefix" in done["Chosen"]
         assert "values, haar, seed 0;" in done["Rotation"]
         # The token that it stores stays, and what else helps is chosen.
-        monkeypatch.setattr("wakeful.verbs.cure.choose", keeps)
+        monkeypatch.setattr("wakeful.curing.tool.choose", keeps)
         again = wakeful.cure(
             out, for_=("nvfp4", "int8"), text=str(path), length=16, num_sequences=2
         )

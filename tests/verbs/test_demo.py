@@ -8,15 +8,15 @@ import pytest
 
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import merged, to_table
+from wakeful.demonstration import tool as demo
+from wakeful.demonstration.report import Story
+from wakeful.diagnosis.measure import read_diagnosis
+from wakeful.diagnosis.tool import diagnose
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.evaluation.diagnosis import read_diagnosis
-from wakeful.reports.demonstration import Story
 from wakeful.runs.run import Run
-from wakeful.verbs import demo
-from wakeful.verbs.diagnose import diagnose
+from wakeful.training.compared import read_comparison
 
 __all__ = ["text"]
 

@@ -26,19 +26,19 @@ import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.config.tables import from_table
+from wakeful.diagnosis.later_sinks import LaterSink
+from wakeful.diagnosis.measure import diagnose_model, read_diagnosis
+from wakeful.diagnosis.report import diagnosis_report
+from wakeful.diagnosis.verdict import findings, summary
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
-from wakeful.evaluation.findings import findings, summary
-from wakeful.evaluation.later_sinks import LaterSink
 from wakeful.finding import Advice
 from wakeful.hf import whole
 from wakeful.loading.load import load
 from wakeful.probes import exact
 from wakeful.reports.charts import slug, specification
-from wakeful.reports.diagnosis import diagnosis_report
 from wakeful.reports.html import write
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 SMALL = ["--length", "16", "--num_sequences", "3", "--layers", "0", "1", "--heads", "0"]
@@ -78,7 +78,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_two_models_make_one_table_and_one_page(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    run = train(tiny(text), tmp_path / "run")
+    run = train_run(tiny(text), tmp_path / "run")
     out = tmp_path / "out"
     models_named = [str(llama), str(run.path)]
     assert main(["diagnose", *models_named, "--text", str(text), "--out", str(out), *SMALL]) == 0
@@ -108,16 +108,16 @@ def test_two_models_make_one_table_and_one_page(
 def test_targets_that_a_relaxed_prefix_shows_are_not_in_the_loss(
     text: Path, tmp_path: Path
 ) -> None:
-    run = train(tiny(text, model={"relaxed_prefix": 5}), tmp_path / "run")
+    run = train_run(tiny(text, model={"relaxed_prefix": 5}), tmp_path / "run")
     loaded = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
     sequences = [list(range(n, n + 12)) for n in (1, 5)]
-    found = diagnose(loaded, sequences)
+    found = diagnose_model(loaded, sequences)
     tokens = torch.tensor(sequences)
     with torch.no_grad():
         expected = loaded.decoder().loss(tokens[:, :-1], tokens[:, 1:])
     assert found.loss == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(wakeful.WakefulError, match="no token to predict"):
-        diagnose(loaded, [list(range(5))])
+        diagnose_model(loaded, [list(range(5))])
 
 
 def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_path: Path) -> None:

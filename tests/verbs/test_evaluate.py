@@ -15,11 +15,12 @@ from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.data.sources import Beginning
-from wakeful.evaluation import reading, task_set
+from wakeful.evaluation import task_set
 from wakeful.evaluation.perplexity import perplexity
+from wakeful.loading import reading
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 __all__ = ["llama", "text"]
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
@@ -40,7 +41,7 @@ def test_models_stand_side_by_side(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     other = save_llama(tmp_path / "other", seed=1)
-    run = train(tiny(text, model={"max_length": 200}), tmp_path / "run")
+    run = train_run(tiny(text, model={"max_length": 200}), tmp_path / "run")
     out = tmp_path / "out"
     words = text / "000.txt"
     command = [

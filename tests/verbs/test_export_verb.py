@@ -17,11 +17,11 @@ from training.runs import text, tiny
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
-from wakeful.hf.weights_out import export
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
-from wakeful.quant import quantize
-from wakeful.training.loop import train
+from wakeful.quantization import quantize_module
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 
@@ -35,7 +35,7 @@ def model() -> Model:
 @pytest.fixture
 def folder(model: Model, tmp_path: Path) -> Path:
     """Give a folder of Transformers."""
-    export(model.decoder(), tmp_path / "llama", tokenizer=model.own_tokenizer)
+    export_decoder(model.decoder(), tmp_path / "llama", tokenizer=model.own_tokenizer)
     return tmp_path / "llama"
 
 
@@ -150,7 +150,7 @@ def test_settings_go_along_with_a_tokenizer_that_is_in_older_files(tmp_path: Pat
 def test_layers_are_named_in_their_order_once(
     layers: list[str], folder: Path, text: Path, model: Model, tmp_path: Path
 ) -> None:
-    run = train(tiny(text), tmp_path / "run").path
+    run = train_run(tiny(text), tmp_path / "run").path
     for source in (run, folder, model):
         for out in ("out", "out.gguf"):
             with pytest.raises(WakefulError, match="in their order, each once, got"):
@@ -172,14 +172,14 @@ def test_whole_numbers_are_exported_as_what_their_fields_hold(
     made = decoder(tokenizer.vocab_size, **given)
     assert export_gguf(made, tmp_path / "m.gguf", tokenizer=tokenizer) == kind
     assert gguf.GGUFReader(tmp_path / "m.gguf").fields[key].types == [gguf.GGUFValueType.FLOAT32]
-    assert export(made, tmp_path / "folder", tokenizer=tokenizer) == kind
+    assert export_decoder(made, tmp_path / "folder", tokenizer=tokenizer) == kind
     assert wakeful.load(tmp_path / "folder").decoder().config.rope_theta == made.config.rope_theta
 
 
 @pytest.mark.parametrize("scheme", ["fine", "kv8"])
 def test_a_quantized_model_in_memory_is_refused(scheme: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=270)
-    small = quantize(decoder(tokenizer.vocab_size), scheme)
+    small = quantize_module(decoder(tokenizer.vocab_size), scheme)
     for out, more in (("out", {}), ("out.gguf", {}), ("cut", {"layers": ["0-1"]})):
         with pytest.raises(WakefulError, match="is quantized: export the model it was made from"):
             wakeful.export(small, tmp_path / out, **more)

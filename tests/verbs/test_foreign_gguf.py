@@ -14,9 +14,9 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_in import family_of
 from wakeful.hf.whole import quantization_method
+from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
-from wakeful.verbs.untrained import UntrainedHeir
 
 TOKENS = torch.randint(250, (2, 100), generator=torch.Generator().manual_seed(0))
 

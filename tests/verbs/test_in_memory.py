@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import wakeful
 from training.runs import text
 from wakeful.errors import WakefulError
-from wakeful.quant import quantize
-from wakeful.verbs.sample import sample_data
+from wakeful.generation.sample import sample_data
+from wakeful.quantization import quantize_module
 
 __all__ = ["text"]
 LOOKS = {"length": 16, "num_sequences": 2, "device": "cpu"}
@@ -193,7 +193,7 @@ def test_adapters_are_measured_and_never_become_a_part_of_another_model(
     with pytest.raises(WakefulError, match=named):
         model.decoder()
     with pytest.raises(WakefulError, match=named):
-        quantize(module, scheme)
+        quantize_module(module, scheme)
     merged = wakeful.load(adapted.merge_and_unload(), tokenizer=words)
     torch.testing.assert_close(merged.decoder()(tokens), logits, atol=1e-4, rtol=1e-4)
     assert not (tmp_path / "copy").exists()

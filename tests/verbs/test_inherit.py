@@ -28,33 +28,35 @@ from pages import synthetic
 from test_cli import fails
 from training.runs import tiny
 from wakeful.cli import main
+from wakeful.config.keywords import options_from
 from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
 from wakeful.estimates import paired_ratio, with_interval
-from wakeful.heirs.bridge import gaps
-from wakeful.heirs.layers import LayerMap, written
-from wakeful.heirs.outcome import Behind, read_inheritance
-from wakeful.heirs.recipe import read_recipe
-from wakeful.heirs.solving import spread
-from wakeful.heirs.stream import TextStream
+from wakeful.inheritance import report as inheritance
+from wakeful.inheritance.bridge import gaps
+from wakeful.inheritance.layers import LayerMap
+from wakeful.inheritance.options import InheritOptions
+from wakeful.inheritance.outcome import Behind, read_inheritance
+from wakeful.inheritance.recipe import read_recipe
+from wakeful.inheritance.report import inheritance_report, verdicts
+from wakeful.inheritance.result import with_heirs
+from wakeful.inheritance.solving import spread
+from wakeful.inheritance.stream import TextStream
+from wakeful.inheritance.tool import inherit
+from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.reports import inheritance
+from wakeful.quantization.tool import quantize
 from wakeful.reports.html import write
-from wakeful.reports.inheritance import inheritance_report, verdicts
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run, read_windows
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 from wakeful.training.validation import mean_loss
-from wakeful.verbs.inherit import inherit
-from wakeful.verbs.inherited import with_heirs
-from wakeful.verbs.quantize import quantize
 
 __all__ = ["reference", "text", "trained"]
 
@@ -253,7 +255,7 @@ def test_a_card_and_a_page_say_all_that_an_heir_went_through(
     card = card_of(out / run, tmp_path / run)
     page = (out / "report.html").read_text("utf-8")
     taught = "0.25 CE + 0.75 · KL({}), in LoRA adapters of rank 2 alone"
-    bridged = f"Layers {written(range(found[0][1], found[0][2] + 1))} are bridged by"
+    bridged = f"Layers {format_layers(range(found[0][1], found[0][2] + 1))} are bridged by"
     for words in (bridged, taught.format("teacher ‖ student")):
         assert words in card, words
     for words in (bridged, taught.format("reference ‖ heir")):
@@ -853,7 +855,7 @@ def test_what_processes_cannot_share_is_refused_before_there_is_a_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     two = contextlib.nullcontext(World(0, 2))
-    monkeypatch.setattr("wakeful.verbs.inherit.joined", lambda: two)
+    monkeypatch.setattr("wakeful.inheritance.tool.joined", lambda: two)
     with pytest.raises(WakefulError, match=said):
         inherit(
             reference.path, text=str(text), out=tmp_path / "out", steps=4, length=16, device="cpu",
@@ -897,7 +899,7 @@ def test_a_reference_in_float64_is_inherited_in_float32(
 ) -> None:
     # Whose prefix is longer than the prompt that speeds are taken after, a quarter of the context.
     exact = tiny(text, model={"relaxed_prefix": 12}, train={"dtype": "float64", "steps": 2})
-    exact = train(exact, tmp_path / "exact")
+    exact = train_run(exact, tmp_path / "exact")
     assert main(["inherit", str(exact.path), "--text", str(text), "--layers", "1", "--steps", "1",
                  "--out", str(tmp_path / "out"), *SMALL]) == 0  # fmt: skip
     heir = read_decoder(tmp_path / "out/heir-1", dtype="auto").decoder()

@@ -11,7 +11,7 @@ from heirs.references import SMALL, reference, text, trained
 from training import processes
 from training.test_loop import weights
 from wakeful.cli import main
-from wakeful.heirs.outcome import read_inheritance
+from wakeful.inheritance.outcome import read_inheritance
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, is_done
 

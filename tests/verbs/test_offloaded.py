@@ -20,7 +20,7 @@ from wakeful import paged
 from wakeful.errors import WakefulError
 from wakeful.hf.modeling import WakefulForCausalLM, as_transformers
 from wakeful.loading import resident
-from wakeful.quant import walking
+from wakeful.quantization import layerwise as walking
 
 __all__ = ["text"]
 CPU = torch.device("cpu")

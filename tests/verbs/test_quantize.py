@@ -20,17 +20,17 @@ from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_perplexity
-from wakeful.evaluation.damage import Damage, predicts
-from wakeful.evaluation.reading import words_in
+from wakeful.loading import session
 from wakeful.loading.load import load
+from wakeful.loading.reading import words_in
 from wakeful.probes.running import logits_of
-from wakeful.quant import Absmax, Scheme, parse_scheme, quantize, quantized_layers
-from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
-from wakeful.reports.quantization_matrix import correlations
+from wakeful.quantization import Absmax, Scheme, parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.damage import Damage, predicts
+from wakeful.quantization.matrix_report import correlations
+from wakeful.quantization.measure import LAYER_SCHEMA, Measurement, Totals
+from wakeful.quantization.tool import chosen_schemes
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
-from wakeful.verbs import session
-from wakeful.verbs.quantize import chosen_schemes
+from wakeful.training.loop import train_run
 
 __all__ = ["llama", "text"]
 SMALL = ["--length", "16", "--num_sequences", "3"]
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
         config = tiny(write_text(folder / "text"), model={"route": "resformer"})
-        return train(config, folder / "run").path
+        return train_run(config, folder / "run").path
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
     summary = json.loads((out / "summary.json").read_text())
     for found, model in (
         (summary["perplexity"], loaded.module),
-        (summary["schemes"][0]["perplexity"], quantize(loaded.module, "fine")),
+        (summary["schemes"][0]["perplexity"], quantize_module(loaded.module, "fine")),
     ):
         with torch.inference_mode():
             log = torch.cat([logits_of(model, each[None]).log_softmax(-1) for each in tokens])
@@ -117,7 +117,7 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
 def test_a_saved_run_loads_generates_and_is_diagnosed(
     scheme: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    run = train(tiny(text), tmp_path / "run").path
+    run = train_run(tiny(text), tmp_path / "run").path
     small = str(tmp_path / "small")
     where = ["--text", str(text), *SMALL]
     command = ["quantize", str(run), *where, "--scheme", scheme, "--save", small]
@@ -130,7 +130,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     full = load(str(run), device=CPU, dtype=torch.float32)
     tokens = torch.tensor([full.encode("def return value layer for in range")])
     with torch.inference_mode():
-        expected = logits_of(quantize(full.module, scheme, arithmetic="integer"), tokens)
+        expected = logits_of(quantize_module(full.module, scheme, arithmetic="integer"), tokens)
         found = logits_of(loaded.module, tokens)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert loaded.is_quantized
@@ -174,7 +174,7 @@ def test_a_saved_transformers_model_loads_and_generates(
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]
     with torch.inference_mode():
-        expected = quantize(model, "fp8")(tokens).logits
+        expected = quantize_module(model, "fp8")(tokens).logits
         found = loaded.module(tokens).logits
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     chosen = loaded.plain("abc")
@@ -242,7 +242,7 @@ def test_an_estimate_stands_before_long_work(
     assert shown.index("very roughly 31 s") < shown.index("quantizing vanilla: fine")
     size = sum(parameter.numel() for parameter in wakeful.load(str(run)).module.parameters())
     assert asked == [2 * size * 16 * (3 * 6 + 3 * 3)]  # GPTQ goes forward and back
-    monkeypatch.setattr("wakeful.verbs.quantize.costs", lambda *_, **__: [])
+    monkeypatch.setattr("wakeful.quantization.tool.costs", lambda *_, **__: [])
     layers = len(wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3).layers)
     asked.clear()
     wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3, sensitivity=True)
@@ -316,7 +316,7 @@ def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_p
         )
     ]
     assert len(rows) == 3
-    expected = quantize(loaded.module, parse_scheme("w4g128_gptq"), calibration=rows)
+    expected = quantize_module(loaded.module, parse_scheme("w4g128_gptq"), calibration=rows)
     tokens = torch.arange(12)[None]
     assert torch.equal(found.model.logits(tokens), logits_of(expected, tokens))
     following = wakeful.quantize(run, "w4g128_gptq", **given).model
@@ -389,7 +389,7 @@ def test_what_was_measured_before_a_model_that_fails_is_kept(
 def test_a_matrix_says_whose_output_head_is_quantized(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
-    tied = train(tiny(text, model={"tied": True}), tmp_path / "tied").path
+    tied = train_run(tiny(text, model={"tied": True}), tmp_path / "tied").path
     given = {"text": str(text), "length": 16, "num_sequences": 1}
     models = [str(tied), str(llama)]
     found = wakeful.quantize(models, "fine", **given, out=tmp_path / "out")
@@ -404,7 +404,7 @@ def test_a_matrix_says_whose_output_head_is_quantized(
 def test_layers_are_those_of_the_model_as_it_is_quantized(text: Path, tmp_path: Path) -> None:
     """Projections beside the embeddings are multiplied into them, which unties the head."""
     changes = {"tied": True, "embedding": "projected"}
-    run = train(tiny(text, model=changes), tmp_path / "projected").path
+    run = train_run(tiny(text, model=changes), tmp_path / "projected").path
     found = wakeful.quantize(str(run), "fine")
     assert found.head
     assert list(found.layers) == list(quantized_layers(found.model.module))
@@ -471,7 +471,7 @@ def test_a_scheme_is_given_as_an_object_or_from_ones_own_module(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_schemes.py").write_text(
-        "from wakeful.quant import Absmax, Scheme\n"
+        "from wakeful.quantization import Absmax, Scheme\n"
         "class Sixes(Scheme):\n"
         "    def __init__(self):\n"
         "        super().__init__(weights=Absmax(bits=6, per='channel'))\n"
@@ -554,7 +554,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
         raise AssertionError
 
     for name in ("measure", "quantize_module"):
-        monkeypatch.setattr(f"wakeful.verbs.quantize.{name}", measured)
+        monkeypatch.setattr(f"wakeful.quantization.tool.{name}", measured)
     stock = ["--text", str(text), *SMALL, "--save", str(tmp_path / "small"), "--out",
              str(tmp_path / "out"), "--scheme"]  # fmt: skip
     said = fails(capsys, "quantize", str(run), *stock, "fine")
@@ -576,7 +576,7 @@ def test_figures_are_written_where_the_model_cannot_be(
     def full(*_: object, **__: object) -> None:
         raise WakefulError("the disk is full")
 
-    monkeypatch.setattr("wakeful.verbs.quantization.save_compressed", full)
+    monkeypatch.setattr("wakeful.quantization.result.save_compressed", full)
     command = ["--text", str(text), *SMALL, "--scheme", "fine", "--save", str(tmp_path / "small")]
     out = tmp_path / "out"
     said = fails(capsys, "quantize", str(llama), *command, "--out", str(out))

@@ -14,7 +14,7 @@ from wakeful.data.tasks import TaskData, task_of
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
-from wakeful.training.loop import train
+from wakeful.training.loop import train_run
 
 __all__ = ["text"]
 
@@ -30,7 +30,7 @@ def run(task: str, tmp_path: Path) -> Path:
     config = tiny(
         Path(), name="run", data={"source": task, "vocab_size": 4096}, train={"eval_every": 0}
     )
-    return train(config, tmp_path / "run").path
+    return train_run(config, tmp_path / "run").path
 
 
 def rows(task: str, number: int, length: int) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_what_a_task_cannot_be_read_by_is_refused(run: Path, task: str, tmp_path
             wakeful.diagnose(run, **{"text": task, "length": 16} | given)
     with pytest.raises(WakefulError, match="stride = 8: the windows of backcopy"):
         wakeful.evaluate(run, text=task, length=16, stride=8)
-    reader = train(tiny(tmp_path / "text", name="reader"), tmp_path / "reader").path
+    reader = train_run(tiny(tmp_path / "text", name="reader"), tmp_path / "reader").path
     with pytest.raises(WakefulError, match="reader does not have the tokens of backcopy"):
         wakeful.diagnose(reader, text=task, length=16)
     # Beside a run of a task, a run of a text reads the text.

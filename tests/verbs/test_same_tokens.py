@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 import wakeful
 from hf.tokenizers_of_all_kinds import KINDS, of_transformers
 from wakeful.errors import WakefulError
-from wakeful.heirs.outcome import REFERENCE
+from wakeful.inheritance.outcome import REFERENCE
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.loading.sampling import sample

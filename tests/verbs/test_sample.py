@@ -13,12 +13,12 @@ from test_cli import fails
 from wakeful.cli import main
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
+from wakeful.generation import sample as verb
+from wakeful.generation.sample import sample_data
 from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
 from wakeful.loading.sampling import sample
 from wakeful.model.decoder import Decoder
-from wakeful.verbs import sample as verb
-from wakeful.verbs.sample import sample_data
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}"

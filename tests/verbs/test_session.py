@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from wakeful.display import Display
+from wakeful.loading import session
 from wakeful.loading.model import Model
 from wakeful.model import Decoder, ModelConfig
-from wakeful.verbs import session
+from wakeful.terminal.display import Display
 
 
 class Heard(Display):

@@ -22,11 +22,11 @@ from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import weighted_mean
+from wakeful.inheritance.untrained import HEIR, PLAIN, REFERENCE, UntrainedHeir
 from wakeful.loading.load import read_decoder
 from wakeful.paged import Paged
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
-from wakeful.verbs.untrained import HEIR, PLAIN, REFERENCE, UntrainedHeir
 
 __all__ = ["reference", "text", "trained"]
 loading = importlib.import_module("wakeful.loading.load")  # whose name a function has, too
@@ -171,6 +171,6 @@ def test_several_processes_and_a_folder_that_is_there_are_refused(
     with pytest.raises(WakefulError, match="out exists"):
         made_of(folder, tmp_path / "out", **texts)
     several = contextlib.nullcontext(World(size=2))
-    monkeypatch.setattr("wakeful.verbs.inherit.joined", lambda: several)
+    monkeypatch.setattr("wakeful.inheritance.tool.joined", lambda: several)
     with pytest.raises(WakefulError, match="leave out torchrun"):
         made_of(folder, tmp_path / "other", **texts)

@@ -5,7 +5,7 @@ from typing import Any
 
 from wakeful.cli.console import OUT, display, finish
 from wakeful.cli.verbs import read
-from wakeful.plugins import Verb
+from wakeful.variants.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
 
 

@@ -14,22 +14,22 @@ import torch
 
 from wakeful.config.schema import DistillConfig, LoraConfig
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import Copy
-from wakeful.display import Shown
 from wakeful.errors import WakefulError, nearest
-from wakeful.heirs.inherit import at_random, inherit
-from wakeful.heirs.layers import LayerMap, alternate, first, last, laziest, middle, twice
-from wakeful.heirs.outcome import Arm, compared, read_inheritance
-from wakeful.heirs.reading import diagnosed_layers, prepared_text
-from wakeful.heirs.recipe import Recipe, read_recipe
-from wakeful.heirs.rounds import Seed
-from wakeful.heirs.stages import FinishedStages, TrainingStage
+from wakeful.inheritance.blocks import at_random, inherit_blocks
+from wakeful.inheritance.layers import LayerMap, alternate, first, last, laziest, middle, twice
+from wakeful.inheritance.options import Copy
+from wakeful.inheritance.outcome import Arm, compared, read_inheritance
+from wakeful.inheritance.reading import diagnosed_layers, prepared_text
+from wakeful.inheritance.recipe import Recipe, read_recipe
+from wakeful.inheritance.rounds import Seed
+from wakeful.inheritance.stages import FinishedStages, TrainingStage
+from wakeful.inheritance.tool import InheritancePlan
+from wakeful.inheritance.tool import inherit as inherit_reference
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, is_done, read_record, read_windows
-from wakeful.verbs.inherit import InheritancePlan
-from wakeful.verbs.inherit import inherit as inherit_reference
+from wakeful.terminal.display import Shown
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Setting:
 
     def inherit(self, layers: LayerMap, *, copy: Copy = "all") -> Decoder:
         """Return a target with other blocks, or other parts of them, than the heir's."""
-        return inherit(
+        return inherit_blocks(
             self.reference, layers, copy=copy, route=self.route, normalizer=self.normalizer,
             seed=self.seed,
         )  # fmt: skip
@@ -93,7 +93,7 @@ class Baseline:
 def stack(setting: Setting, trained: Decoder) -> Decoder:
     """Return the trained ⌈n/2⌉ layers twice, cut to n (Gong et al. 2019)."""
     layers = twice(setting.num_layers, of=trained.config.num_layers)
-    return inherit(trained, layers, seed=setting.seed)
+    return inherit_blocks(trained, layers, seed=setting.seed)
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.reading import Drawn
 from wakeful.config.refusals import AtLeast, Excludes, Needs
-from wakeful.config.verbs.reading import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from rich.markup import escape
 
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
-from wakeful.discovery import trusting
 from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line
 from wakeful.guard import lacks_memory
+from wakeful.variants.discovery import trusting
 
 SPREAD = ("train", "inherit")
 """Those that train, on all processes of torchrun."""

@@ -18,13 +18,14 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from wakeful.catalog import FOLDERS, NAMES, check_names
 from wakeful.cli.console import OUT, Printer
+from wakeful.config.keywords import short_names
 from wakeful.config.options import Heading, Option, options_of
+from wakeful.config.reading import REFERENCES, SOURCES, Bos
 from wakeful.config.refusals import forbidden
 from wakeful.config.tables import Table
-from wakeful.config.verbs import REFERENCES, SHORT, SOURCES, Bos, InheritOptions
 from wakeful.errors import WakefulError, nearest
 from wakeful.paths import free_folder
-from wakeful.plugins import Verb
+from wakeful.variants.plugins import Verb
 
 HELP, HELP_ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """Flags that ask for the usual options, and for all of them."""
@@ -241,9 +242,8 @@ def _key(option: Option) -> str:
 
 def _argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
     title = f"Rarely needed: {option.section}" if option.section else "Rarely needed"
-    flags = [option.flag]
-    if verb.options is InheritOptions:
-        flags = [*(f"--{short}" for short, long in SHORT.items() if long == option.name), *flags]
+    names = short_names(verb.options)
+    flags = [*(f"--{short}" for short, long in names.items() if long == option.name), option.flag]
     shown = Parameter(
         name=flags,
         help=option.words.replace("runs/VERB-", f"runs/{name}-"),

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from wakeful.errors import WakefulError
-from wakeful.plain_text import visible
+from wakeful.terminal.plain_text import visible
 
 _WIDE = 120
 """Columns where the output is not a terminal: a table loses nothing to a file."""
@@ -87,7 +87,7 @@ def standard_input() -> str:
 
 def display(name: str) -> AbstractContextManager[Any]:
     """Show the progress of what is called `name`."""
-    from wakeful.display import display as progress_display
+    from wakeful.terminal.display import display as progress_display
 
     return progress_display(OUT, name)
 

@@ -15,30 +15,24 @@ from typing import Any, NoReturn, cast
 import wakeful
 from wakeful.cli.command import asks_for_help, overview, parse, print_help, split_rows, with_out
 from wakeful.cli.console import OUT, another_speaks, display, finish, standard_input, tell, write
+from wakeful.config.keywords import NoOptions, filled
 from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.reading import REFERENCES, SOURCES, Drawn
 from wakeful.config.rows import rescaled, rows_of
 from wakeful.config.schema import Config, chosen_variants, config_from
 from wakeful.config.tables import on_preset, own_table, preset_text
 from wakeful.config.tables import presets as preset_names
-from wakeful.config.verbs import (
-    REFERENCES,
-    SOURCES,
-    CureOptions,
-    DiagnoseOptions,
-    Drawn,
-    EvaluateOptions,
-    ExportOptions,
-    GenerateOptions,
-    InheritOptions,
-    NoOptions,
-    PrepareOptions,
-    QuantizeOptions,
-    ReportOptions,
-    SampleOptions,
-    filled,
-)
+from wakeful.curing.options import CureOptions
+from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError, nearest
-from wakeful.plugins import Verb, entries, verb_of
+from wakeful.evaluation.options import EvaluateOptions
+from wakeful.exporting.options import ExportOptions
+from wakeful.generation.data_options import PrepareOptions, SampleOptions
+from wakeful.generation.options import GenerateOptions
+from wakeful.inheritance.options import InheritOptions
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.reporting.options import ReportOptions
+from wakeful.variants.plugins import Verb, entries, verb_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -112,7 +106,7 @@ class PromptOptions(GenerateOptions):
 def demo(arguments: list[str]) -> None:
     _, options = read("demo", arguments)
 
-    from wakeful.verbs.demo import demonstrate
+    from wakeful.demonstration.tool import demonstrate
 
     done = demonstrate(options.out, resume=options.resume, figures=options.figures, shown=display)
     finish(done, done.page)
@@ -178,7 +172,7 @@ def compare(arguments: list[str]) -> None:
     if unused := [name for name, given in by_row.items() if given and name not in variants]:
         raise WakefulError(f"--variants.{unused[0]} is of a variant that --only leaves out")
 
-    from wakeful.verbs.compare import compare
+    from wakeful.training.comparison import compare
 
     done = compare(
         *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
@@ -213,7 +207,7 @@ def generate(arguments: list[str]) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
-    from wakeful.verbs.generate import stream
+    from wakeful.generation.tool import stream
 
     transformers.logging.disable_progress_bar()
     pieces = stream(model, prompt, options=options)
@@ -288,7 +282,7 @@ def generate_data(arguments: list[str]) -> None:
     models, options = read("data generate", arguments)
     model = _one(models)
 
-    from wakeful.verbs.sample import sample_data
+    from wakeful.generation.sample import sample_data
 
     data = sample_data(model, options=options, shown=display)
     _report_data(data, f"that {model} wrote", options.out)
@@ -332,7 +326,7 @@ def presets(arguments: list[str]) -> None:
         sys.stdout.write(preset_text(names[0]))
         return
 
-    from wakeful.verbs.presets import listing
+    from wakeful.demonstration.presets import listing
 
     OUT.print(listing())
 

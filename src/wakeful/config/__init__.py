@@ -18,24 +18,12 @@ from wakeful.config.schema import (
     config_to_toml,
 )
 from wakeful.config.tables import presets, read_table
-from wakeful.config.verbs import (
-    CureOptions,
-    DiagnoseOptions,
-    EvaluateOptions,
-    ExportOptions,
-    GenerateOptions,
-    InheritOptions,
-    PrepareOptions,
-    QuantizeOptions,
-    ReportOptions,
-    SampleOptions,
-)
 
 __all__ = [
-    "BridgeConfig", "Config", "CureOptions", "DataConfig", "DiagnoseConfig", "DiagnoseOptions",
-    "DistillConfig", "EvaluateOptions", "ExportOptions", "GenerateOptions", "HealConfig",
-    "InheritOptions", "LoraConfig", "ModelConfig", "OptimizerConfig", "PrepareOptions",
-    "QuantizeConfig", "QuantizeOptions", "ReportOptions", "SampleConfig",
-    "SampleOptions", "TrainConfig", "config_from_table", "config_to_table",
+    "BridgeConfig", "Config", "DataConfig", "DiagnoseConfig",
+    "DistillConfig", "HealConfig",
+    "LoraConfig", "ModelConfig", "OptimizerConfig",
+    "QuantizeConfig", "SampleConfig",
+    "TrainConfig", "config_from_table", "config_to_table",
     "config_to_toml", "presets", "read_table",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin
 from wakeful.config.options import What
 from wakeful.config.refusals import AtLeast, AtMost, Ruled
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _MOST_ANGLES = 2**26
 """Of RoPE's table, which is made at once: a million positions of heads 128 wide."""

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from wakeful.config.options import Elsewhere
 from wakeful.errors import WakefulError, nearest, nearest_path
-from wakeful.plain_text import decoded
-from wakeful.plugins import preset_folders
+from wakeful.terminal.plain_text import decoded
+from wakeful.variants.plugins import preset_folders
 
 Table = dict[str, Any]
 _LARGEST = 2**18

@@ -37,9 +37,9 @@ from wakeful.data.tokens import (
     write_splits,
 )
 from wakeful.digests import joined_sha256, json_digest
-from wakeful.display import Silent
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, expanded, moved_in
+from wakeful.terminal.display import Silent
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,

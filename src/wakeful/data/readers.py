@@ -19,7 +19,7 @@ from typing import Any
 
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
-from wakeful.plain_text import decoded
+from wakeful.terminal.plain_text import decoded
 
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
 JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}

@@ -29,9 +29,9 @@ from wakeful.data.tokens import (
     token_dtype,
     write_splits,
 )
-from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.paths import part_beside
+from wakeful.terminal.display import Passed, unseen
 
 Documents = list[list[int]]
 _SETTINGS = "settings.json"

@@ -33,7 +33,7 @@ from wakeful.data.readers import (
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
 from wakeful.paths import expanded
-from wakeful.plain_text import PACKED_ENDINGS
+from wakeful.terminal.plain_text import PACKED_ENDINGS
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wakeful.depth.base import DepthMix
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class DenseFormer(DepthMix):

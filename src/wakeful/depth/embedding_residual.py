@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.depth.base import DepthMix
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class EmbeddingResidual(DepthMix):

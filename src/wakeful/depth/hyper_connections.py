@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from wakeful.depth.base import State, SublayerMix
 from wakeful.errors import WakefulError
-from wakeful.roles import Role
-from wakeful.shape import Shape
+from wakeful.variants.roles import Role
+from wakeful.variants.shape import Shape
 
 
 class HyperConnections(SublayerMix):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from wakeful.depth.attention_residuals import weighted
 from wakeful.depth.base import DepthMix, State, SublayerMix
-from wakeful.roles import Role
-from wakeful.shape import Shape
+from wakeful.variants.roles import Role
+from wakeful.variants.shape import Shape
 
 _EPS = 1e-6
 _WAYS = 4

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wakeful.depth.base import State, SublayerMix
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _LEAST = 1e-3
 """Of α², whose root has no slope at 0."""

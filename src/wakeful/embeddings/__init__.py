@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from wakeful.roles import READS, WRITES, Role
-from wakeful.shape import Shape
 from wakeful.variants import Variant
+from wakeful.variants.roles import READS, WRITES, Role
+from wakeful.variants.shape import Shape
 
 __all__ = ["Embedding", "Plain", "Projected", "Scaled"]
 

@@ -1,7 +1,19 @@
-"""How well a model predicts: perplexity by our own code, tasks by lm-eval; and what it shows."""
+"""Evaluate models: perplexity by our own code, tasks by lm-eval, size and speed."""
 
-from wakeful.evaluation.diagnosis import Diagnosis, diagnose
-from wakeful.evaluation.perplexity import perplexity
-from wakeful.evaluation.scores import Score, difference
+from typing import TYPE_CHECKING
 
-__all__ = ["Diagnosis", "Score", "diagnose", "difference", "perplexity"]
+from lazy_loader import attach
+
+if TYPE_CHECKING:
+    from wakeful.evaluation.options import EvaluateOptions
+    from wakeful.evaluation.tool import Evaluation, evaluate
+
+__all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
+
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "options": ["EvaluateOptions"],
+        "tool": ["Evaluation", "evaluate"],
+    },
+)

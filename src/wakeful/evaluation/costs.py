@@ -8,27 +8,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from wakeful.display import Passed
+from wakeful.config.reading import DECODED, longest_prompt
 from wakeful.errors import WakefulError
-from wakeful.evaluation.scores import Score
 from wakeful.hf.cache import CACHE
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder, held_bytes
-from wakeful.quant.linear import QuantizedLinear
+from wakeful.quantization import QuantizedLinear
 from wakeful.runs.run import Run
+from wakeful.scores import Score
+from wakeful.terminal.display import Passed
 
 ROUNDS = 3
-DECODED = 32
-"""Tokens that are timed after each prompt and its first token."""
 OURS, THEIRS = "our decoder", "Transformers"
 """The implementations that run models."""
 _WEIGHTS = ("*.safetensors", "*.gguf")
-
-
-def longest_prompt(context: int) -> int:
-    """Return the most tokens of a prompt that a context leaves room to go on from."""
-    return context - DECODED - 1
 
 
 def check_lengths(model: Model, lengths: Sequence[int]) -> None:

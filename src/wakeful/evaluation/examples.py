@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wakeful.data.readers import checked_text, os_errors, read_json_lines
 from wakeful.errors import WakefulError
-from wakeful.plain_text import decoded
+from wakeful.terminal.plain_text import decoded
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group

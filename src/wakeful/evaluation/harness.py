@@ -22,17 +22,17 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import TaskSet
-from wakeful.evaluation.scores import Score, can_combine, combined, same_shots
 from wakeful.evaluation.tasks import quiet
 from wakeful.guard import guarded
 from wakeful.hf.modeling import as_transformers
 from wakeful.loading.model import Model
 from wakeful.model.finite import check_logits
 from wakeful.probes.running import as_decoder, logits_of
-from wakeful.quant import quantized_layers
+from wakeful.quantization import quantized_layers
+from wakeful.scores import Score, can_combine, combined, same_shots
+from wakeful.terminal.display import Passed, unseen
 
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LOWER = (*_PERPLEXITIES, "bits_per_byte")

@@ -23,16 +23,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
-from wakeful.evaluation.reading import Window, Words, check_length, words_in
-from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
+from wakeful.loading.reading import Window, Words, check_length, words_in
 from wakeful.model.decoder import IGNORED
 from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
-from wakeful.quant.linear import QuantizedLinear
+from wakeful.quantization import QuantizedLinear
+from wakeful.scores import Score
+from wakeful.terminal.display import Passed, unseen
 
 
 def perplexity(

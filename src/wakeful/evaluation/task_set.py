@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Completion, MultipleChoice, TaskSet
+from wakeful.evaluation.options import EvaluateOptions
 
 INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
 

@@ -17,9 +17,9 @@ from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
-from wakeful.config.verbs import with_shots
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Completion, MultipleChoice, TaskSet
+from wakeful.evaluation.options import with_shots
 
 _SEED = 1234
 """What lm-eval's own command seeds the choice of few-shot examples with."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 from wakeful.config.model import VARIANTS
-from wakeful.discovery import foreign, qualified
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, foreign_names
+from wakeful.variants.discovery import foreign, qualified
 from wakeful.version import __version__
 
 ENTRIES = {
@@ -31,7 +31,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_wakeful.WakefulModel",
     "AutoModelForCausalLM": "modeling_wakeful.WakefulForCausalLM",
 }
-_DISCOVERY = "wakeful.discovery"
+_DISCOVERY = "wakeful.variants.discovery"
 _DISCOVERED = '''"""The variants that this model is made of."""
 
 

@@ -31,9 +31,9 @@ from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
-from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of, roles_of
 from wakeful.routes.base import TOKENS, ValueRoute
 from wakeful.variants import build
+from wakeful.variants.roles import HEAD, HasRoles, Marked, Role, mark, role_of, roles_of
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256

@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
-from wakeful.surgery.prefix import prefix_ids
+from wakeful.model.prefix import prefix_ids
 
 
 @torch.no_grad()

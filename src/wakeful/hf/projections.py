@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.model.decoder import Decoder
-from wakeful.roles import BIAS, HasRoles, Role, roles_of
+from wakeful.variants.roles import BIAS, HasRoles, Role, roles_of
 
 NAMES = {
     "attention.query": "q_proj",

@@ -17,9 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
-from wakeful.implementations import SOFTMAX1
 from wakeful.model.attend import attend, attend_with_sink
 from wakeful.tracing import is_readable
+from wakeful.variants.implementations import SOFTMAX1
 
 NAME = SOFTMAX1
 """What to write for `attn_implementation`."""

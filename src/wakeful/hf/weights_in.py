@@ -27,8 +27,7 @@ from wakeful.hf.whole import (
 )
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
-from wakeful.probes.running import refuse_adapters
-from wakeful.quant.convert import scheme_of
+from wakeful.probes.running import is_quantized, refuse_adapters
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -46,7 +45,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     """
     assert isinstance(model, PreTrainedModel)
     refuse_adapters(model)
-    if scheme_of(model) is not None:
+    if is_quantized(model):
         raise WakefulError(
             f"our decoder cannot be a {type(model).__name__} whose layers or cache are quantized: "
             "take the model before it was quantized"

@@ -53,7 +53,7 @@ Ids = dict[str, int | list[int] | None]
 _MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-def export(
+def export_decoder(
     decoder: Decoder,
     folder: str | Path,
     *,

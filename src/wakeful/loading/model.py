@@ -34,8 +34,7 @@ from wakeful.loading.theirs import TheirForward
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import Sampling, continuation, generate
-from wakeful.probes.running import as_decoder, blocks_of, logits_of
-from wakeful.quant.convert import scheme_of
+from wakeful.probes.running import as_decoder, blocks_of, is_quantized, logits_of
 from wakeful.switches import ordinary_switches
 
 Bos = Literal["auto", "on", "off"]
@@ -179,7 +178,7 @@ class Model:
         """Whether some of its layers are, or its cache; here or in the files it was read from."""
         config = getattr(self.module, "config", None)
         stored = quantization_method(config) if isinstance(config, PreTrainedConfig) else ""
-        return stored not in ("", *UNPACKED) or scheme_of(self.module) is not None
+        return stored not in ("", *UNPACKED) or is_quantized(self.module)
 
     @property
     def blocks(self) -> nn.ModuleList:

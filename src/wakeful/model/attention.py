@@ -23,9 +23,9 @@ from wakeful.model.positions import CosSin, turn_pairs
 from wakeful.model.turned import WalshHadamard
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import NormSite
-from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.roles import BIAS, READS, WRITES, HasRoles, Role
+from wakeful.variants.shape import Shape
 
 
 @dataclass(frozen=True)

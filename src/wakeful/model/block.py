@@ -12,8 +12,8 @@ from wakeful.model.attention import Attention, Flow
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm, NormSite
 from wakeful.placements import NormOrder
-from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
+from wakeful.variants.roles import BIAS, READS, WRITES, HasRoles, Role
 
 _TANH = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[MLPName, tuple[Callable[[Tensor], Tensor], bool]] = {

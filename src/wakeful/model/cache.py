@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 Slot = tuple[Literal["keys", "values"], int]
 

@@ -31,11 +31,11 @@ from wakeful.model.positions import CosSin, Rotary
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, NormPlace, NormSite
 from wakeful.placements import Placement
-from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.tracing import is_readable, is_transformed
 from wakeful.variants import build, written
+from wakeful.variants.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 
 IGNORED = -100
 """The target that marks a position not to be counted."""

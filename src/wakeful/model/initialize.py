@@ -15,7 +15,7 @@ from torch import nn
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError, first_line
 from wakeful.model.decoder import Decoder
-from wakeful.roles import Start, role_of
+from wakeful.variants.roles import Start, role_of
 
 
 @torch.no_grad()

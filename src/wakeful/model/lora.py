@@ -17,8 +17,8 @@ from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import seed_of
 from wakeful.normalizers.base import Normalizer
-from wakeful.roles import HasRoles, Role
 from wakeful.routes.base import ValueRoute
+from wakeful.variants.roles import HasRoles, Role
 
 Modules = Literal["all", "attention", "mlp"]
 A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"

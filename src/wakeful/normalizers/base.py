@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
 from wakeful.variants import Variant
+from wakeful.variants.shape import Shape
 
 
 class Normalizer(Variant, nn.Module, ABC):

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from wakeful.normalizers.base import Normalizer
-from wakeful.roles import Role
-from wakeful.shape import Shape
+from wakeful.variants.roles import Role
+from wakeful.variants.shape import Shape
 
 
 class QuerySink(Normalizer):

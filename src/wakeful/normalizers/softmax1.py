@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.normalizers.base import Normalizer
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _NEARLY_SOFTMAX = -8.0
 """A sink's logarithm that adds 0.0003 to the denominator."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.norms.base import Norm, NormPlace
 from wakeful.norms.rms import rms_norm
-from wakeful.roles import Role
+from wakeful.variants.roles import Role
 
 
 class GatedNorm(Norm):

@@ -1,9 +1,9 @@
 """Which axis of which parameter is rotated, and why.
 
 In this order: what the caller gives (`axes=`); what the parameter's module declares
-(`wakeful.roles`); what the family of its name says (`wakeful.families`); the input axis of a
-matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than two axes keep the
-identity, and so do axes that count tokens or positions.
+(`wakeful.variants.roles`); what the family of its name says (`wakeful.variants.families`); the
+input axis of a matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than
+two axes keep the identity, and so do axes that count tokens or positions.
 """
 
 import re
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.families import roles_by_name
-from wakeful.roles import role_of
+from wakeful.variants.families import roles_by_name
+from wakeful.variants.roles import role_of
 
 AxisChoice = int | tuple[int, ...] | None
 """An axis, several, () for none, or None for "as it would be without me"."""

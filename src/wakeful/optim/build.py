@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.families import role_outside_layers
 from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.saved import BUILT, apart, options_of_group
-from wakeful.roles import role_of
 from wakeful.variants import build_call
+from wakeful.variants.families import role_outside_layers
+from wakeful.variants.roles import role_of
 
 if TYPE_CHECKING:
     from wakeful.config.schema import OptimizerConfig

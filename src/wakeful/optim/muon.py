@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.families import role_outside_layers
 from wakeful.optim.rates import Rate, check_rates
-from wakeful.roles import role_of
+from wakeful.variants.families import role_outside_layers
+from wakeful.variants.roles import role_of
 
 _MOST_STEPS = 99
 """Newton-Schulz steps that torch takes."""

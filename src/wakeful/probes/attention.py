@@ -47,7 +47,7 @@ class Sinks(MeanProbe):
 class KeyShares(Probe):
     """How much of the attention every key of every sequence takes, over all heads and layers.
 
-    They are no metric: `shares` and `masses` have them. `wakeful.evaluation.later_sinks` sums them
+    They are no metric: `shares` and `masses` have them. `wakeful.diagnosis.later_sinks` sums them
     by token.
     """
 

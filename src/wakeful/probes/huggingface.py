@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from wakeful.errors import WakefulError
-from wakeful.implementations import KNOWN, SOFTMAX1, implementation_of
 from wakeful.model.hooks import hooked
 from wakeful.probes.base import AttentionEvent, Emit, HiddenEvent, Visibility, visibility
+from wakeful.variants.implementations import KNOWN, SOFTMAX1, implementation_of
 
 
 class HuggingFaceSource:

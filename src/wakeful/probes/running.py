@@ -97,6 +97,11 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Tell whether layers or the cache of a model hold quantized values."""
+    return any(getattr(module, "is_quantized", False) for module in model.modules())
+
+
 def num_layers_of(model: nn.Module) -> int:
     """Return how many blocks the model's description says it has."""
     decoder = as_decoder(model)

@@ -1,8 +1,8 @@
 """How an heir was made and trained, in sentences that its page and its model card share."""
 
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
-from wakeful.heirs.bridge import Bridged
-from wakeful.heirs.layers import written
+from wakeful.layer_ranges import format_layers
+from wakeful.runs.records import Bridged
 
 _MAPS = {
     "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "
@@ -15,8 +15,8 @@ def bridged(one: Bridged, bridge: BridgeConfig | None) -> str:
     """Say what stands for layers left out, and how near it came to them; None is an unknown map."""
     solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
     return (
-        f"Layers {written(range(one.first, one.last + 1))} are bridged by the layer before them"
-        f"{solved}. On the text it was solved on, the stream behind them was then off by "
+        f"Layers {format_layers(range(one.first, one.last + 1))} are bridged by the layer before "
+        f"them{solved}. On the text it was solved on, the stream behind them was then off by "
         f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
     )
 

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from wakeful.plain_text import visible
 from wakeful.reports.value import Cell, Facts, Findings, Listed, Part, Report, Table, Text
+from wakeful.terminal.plain_text import visible
 
 _LONGEST = 48
 """Characters of a row's name: a longer expression folds, so that its figures have room."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.shape import Shape
 from wakeful.variants import Variant
+from wakeful.variants.shape import Shape
 
 
 class QKV(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.routes.base import Attend, Basis, Memory, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _EPS = 1e-5
 """Of the norm of a head's output, as the authors set it."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read
 from wakeful.routes.gates import Gates
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 Gate = Literal["sigmoid", "relu", "mix"]
 _NEARLY_SHUT = 1e-3

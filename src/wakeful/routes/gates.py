@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.roles import Role
 from wakeful.routes.base import Basis, Memory, ValueRoute
-from wakeful.shape import Shape
 from wakeful.variants import variant_name
+from wakeful.variants.roles import Role
+from wakeful.variants.shape import Shape
 
 GatePer = Literal["head", "channel"]
 Gate = Literal["sigmoid", "softplus"]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.routes.base import QKV, Basis, Memory, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _EPS = 1e-6
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, Source, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 Mode = Literal["identity", "constant", "learnable", "plus"]
 

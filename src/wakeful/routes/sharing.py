@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from wakeful.errors import WakefulError
 from wakeful.routes.base import Source, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class SVFormer(ValueRoute):

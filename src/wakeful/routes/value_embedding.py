@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.roles import Role
 from wakeful.routes.base import QKV, TOKENS, Basis, Memory, Read, ValueRoute
 from wakeful.routes.gates import Gates
-from wakeful.shape import Shape
+from wakeful.variants.roles import Role
+from wakeful.variants.shape import Shape
 
 
 class ValueEmbedding(Gates):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.routes.base import QKV, Memory, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 _NEARLY_PLAIN = -8.0
 """A θ whose C is 0.0003 of what it starts as."""

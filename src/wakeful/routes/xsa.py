@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.routes.base import Memory, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class XSA(ValueRoute):

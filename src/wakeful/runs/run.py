@@ -36,11 +36,11 @@ from torch import Tensor
 
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
-from wakeful.discovery import remembered
 from wakeful.errors import WakefulError, first_line, nearest_path
 from wakeful.guard import guarded
 from wakeful.paged import Paged, let_go, plain
 from wakeful.paths import part_beside
+from wakeful.variants.discovery import remembered
 from wakeful.version import __version__
 
 try:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.model.prefix import prefix_ids
 from wakeful.model.rebuild import rebuilt
 
 
@@ -52,17 +51,3 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
         for kind, layer in decoder.cache_slots
     }
     return rebuilt(decoder, stored, stored_prefix=len(tokens))
-
-
-def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
-    """Return the tokens of a prefix as one sequence, where the embedding `table` lies.
-
-    Raises:
-        WakefulError: there are none, or one is past the vocabulary.
-    """
-    if not tokens:
-        raise WakefulError("a prefix needs at least one token")
-    wrong = [token for token in tokens if not 0 <= token < len(table)]
-    if wrong:
-        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {len(table)}")
-    return torch.tensor([list(tokens)], device=table.device)

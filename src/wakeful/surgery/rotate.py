@@ -34,8 +34,8 @@ from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.paged import as_stored, by_rows, in_memory
-from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
+from wakeful.variants.roles import Role, roles_of
 
 Turning = Callable[[Tensor], Tensor]
 _CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}

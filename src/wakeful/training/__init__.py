@@ -1,0 +1,72 @@
+"""Train models and compare them."""
+
+from typing import TYPE_CHECKING
+
+from lazy_loader import attach
+
+if TYPE_CHECKING:
+    from wakeful.training.charts import (
+        FOLLOWED,
+        difference_chart,
+        followed_charts,
+        relative_loss_chart,
+    )
+    from wakeful.training.compared import ComparedRuns, TrainedRun
+    from wakeful.training.comparison import Comparison, compare, reported
+    from wakeful.training.distillation import distillation_in_rows
+    from wakeful.training.loop import Initial, resume_command, train_run
+    from wakeful.training.parallel import choose_own_device
+    from wakeful.training.report import caveat, verdicts
+    from wakeful.training.setup import AS_IT_IS, autocast, check_parts, check_run
+    from wakeful.training.size import run_operations, run_size
+    from wakeful.training.tables import machines
+    from wakeful.training.tool import Run, train
+    from wakeful.training.validation import mean_loss, window_losses
+
+__all__ = [
+    "AS_IT_IS",
+    "FOLLOWED",
+    "ComparedRuns",
+    "Comparison",
+    "Initial",
+    "Run",
+    "TrainedRun",
+    "autocast",
+    "caveat",
+    "check_parts",
+    "check_run",
+    "choose_own_device",
+    "compare",
+    "difference_chart",
+    "distillation_in_rows",
+    "followed_charts",
+    "machines",
+    "mean_loss",
+    "relative_loss_chart",
+    "reported",
+    "resume_command",
+    "run_operations",
+    "run_size",
+    "train",
+    "train_run",
+    "verdicts",
+    "window_losses",
+]
+
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "charts": ["FOLLOWED", "difference_chart", "followed_charts", "relative_loss_chart"],
+        "compared": ["ComparedRuns", "TrainedRun"],
+        "comparison": ["Comparison", "compare", "reported"],
+        "distillation": ["distillation_in_rows"],
+        "loop": ["Initial", "resume_command", "train_run"],
+        "parallel": ["choose_own_device"],
+        "report": ["caveat", "verdicts"],
+        "setup": ["AS_IT_IS", "autocast", "check_parts", "check_run"],
+        "size": ["run_operations", "run_size"],
+        "tables": ["machines"],
+        "tool": ["Run", "train"],
+        "validation": ["mean_loss", "window_losses"],
+    },
+)

@@ -23,15 +23,15 @@ from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
-from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.plugins import optional
 from wakeful.runs.distributed import on_signal
 from wakeful.runs.run import await_release, disk_errors, held, is_done, refuse_link
-from wakeful.training.loop import train
+from wakeful.terminal.display import Display
+from wakeful.training.loop import train_run
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
+from wakeful.variants.plugins import optional
 
 TRIES = 3
 """Jobs of one run that may end one after another without having saved a step."""
@@ -306,7 +306,7 @@ def train_row(table: Mapping[str, Any], place: str) -> Ended:
         config = config_from_table(table)
         admit_parts(config)
         task_of(config.data.source, imports=True)
-        train(config, place, resume=(Path(place) / "run.json").is_file())
+        train_run(config, place, resume=(Path(place) / "run.json").is_file())
 
     return ended_of(work)
 

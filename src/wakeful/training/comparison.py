@@ -1,205 +1,152 @@
-"""Several variants, several seeds, one folder."""
+"""The verb compare: variants and seeds in, paired differences and a page out; report beside it."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.rows import config_differences
-from wakeful.config.schema import Config
-from wakeful.config.tables import to_table
-from wakeful.display import Display, Shown
-from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.runs.run import Run, is_done, refuse_link
-from wakeful.training.cluster import cluster_of, deal, run_work
-from wakeful.training.loop import train
-from wakeful.training.records import DataFacts, data_facts
-from wakeful.training.setup import check_run
+import polars as pl
 
-_SAME_DATA = "train both on the same data"
-IN_COMMON = {
-    "corpus_sha256": _SAME_DATA,
-    "tokenizer": _SAME_DATA,
-    "validation_sha256": _SAME_DATA,
-    "train.length": "give both the same",
-    "model.relaxed_prefix": "losses leave out the targets inside a prefix, so the means would be "
-    "over other tokens; compare rows of one prefix, or train each with wakeful train",
-}
-"""Facts that variants must share for their losses to be paired, and the remedies."""
+from wakeful.config.reading import FigureFormat, TableFormat
+from wakeful.config.refusals import check_rules
+from wakeful.config.rows import rows_of
+from wakeful.config.schema import TRAINED, Config, chosen_variants
+from wakeful.errors import WakefulError, nearest
+from wakeful.reports.html import write
+from wakeful.reports.result import Paged
+from wakeful.reports.results import interval_columns
+from wakeful.reports.value import Report
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Shown, usual
+from wakeful.training.compared import ComparedRuns as Compared
+from wakeful.training.compared import read_comparison
+from wakeful.training.layouts import layout_of
+from wakeful.training.report import comparison_report
+from wakeful.training.rows import train_variants
+from wakeful.training.tables import summary_table
 
 
-def train_variants(
-    variants: Mapping[str, Config],
-    path: str | Path,
-    *,
-    seeds: Sequence[int],
-    shown: Shown,
-    layouts: Sequence[str] = (),
-    resume: bool = False,
-    cluster: str = "",
-) -> Run:
-    """Train every variant with every seed below `path`; the first variant is the baseline.
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Paged):
+    """Variants trained alike, and how they differ."""
 
-    `layouts` are the names of those that add to the report.
-
-    The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
-    so that differences between variants are paired. `resume` goes on with a comparison that was
-    interrupted: finished runs stay, unfinished ones continue, variants and seeds that it lacks join
-    it, and those that are not named here stay as they are. A run that diverges is left unfinished
-    and the others go on, unless it is of the baseline. What can be wrong with any variant's
-    model, optimizer, text or teacher is found before anything is written. `cluster` deals the runs
-    out (`training.cluster`); empty trains one after another here.
-    """
-    dealt = cluster_of(cluster) if cluster else None
-    if len(set(seeds)) != len(seeds):
-        raise WakefulError(f"seeds names one twice: {list(seeds)!r}")
-    comparison = Run(path)
-    names = list(variants)
-    facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
-             "seeds": list(seeds), "layouts": list(layouts)}  # fmt: skip
-    beside = None
-    if resume:
-        beside = _joined(comparison, facts)
-    else:
-        comparison.refuse_existing("compare")
-    variants = _checked(variants, shown, beside)
-    if not resume:
-        comparison.make("compare", facts)
-    rows = [
-        _Row(name, config, seed, comparison.path)
-        for seed in seeds
-        for name, config in variants.items()
-    ]
-    for name, config in variants.items():
-        refuse_link(comparison.path / name)
-        for seed in facts["seeds"]:
-            _Row(name, config, seed, comparison.path).check_begun()
-    said = {key: facts[key] for key in ("variants", "seeds", "layouts")}
-    comparison.update(status="running", **said)
-    baseline = comparison.header.baseline
-    others = {row.label for row in rows if row.variant != baseline}
-    try:
-        if dealt is not None:
-            work = [run_work(row.label, row.config, row.place.absolute()) for row in rows]
-            with shown("compare") as show:
-                deal(work, dealt, comparison.path.absolute(), show, may_diverge=others)
-        else:
-            for row in rows:
-                with shown(row.variant if len(seeds) == 1 else row.label) as show:
-                    try:
-                        row.train(show)
-                    except Diverged as error:
-                        if row.label not in others:
-                            raise
-                        show.note(f"{row.label}: {error}; the others go on without it")
-    except BaseException:
-        comparison.set_status("stopped")
-        raise
-    comparison.set_status("done" if _finished(comparison) else "stopped")
-    return comparison
-
-
-def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, Mapping[str, object]] | None:
-    """Let what a comparison has already go before what is asked for, in `facts`.
-
-    Return one of its runs, by name, and what all must have in common with it, if there is any.
-    """
-    begun = Run.open(comparison.path)
-    begun.check_kind("compare", "is not a comparison")
-    header = begun.header
-    if not set(header.variants) & set(facts["variants"]):
-        raise WakefulError(
-            f"{comparison.path} compares {', '.join(header.variants)}, and none of "
-            f"{', '.join(facts['variants'])}: choose another folder, or name one that is there"
-        )
-    for key in ("variants", "seeds", "layouts"):
-        there = list(getattr(header, key))
-        facts[key] = there + [each for each in facts[key] if each not in there]
-    for name in header.variants:
-        for place in sorted((comparison.path / name).glob("seed-*")):
-            if (place / "data.json").is_file() and (place / "config.toml").is_file():
-                run = Run.open(place)
-                return name, _paired(run.config, run.read(DataFacts, "data.json"))
-    return None
-
-
-def _finished(comparison: Run) -> bool:
-    """Whether every run that a comparison names is done."""
-    header = Run.open(comparison.path).header
-    places = [
-        comparison.path / name / f"seed-{seed}" for name in header.variants for seed in header.seeds
-    ]
-    return all(is_done(place) for place in places)
-
-
-class _Row:
-    """A variant with a seed: a run of a comparison."""
-
-    def __init__(self, variant: str, config: Config, seed: int, folder: Path) -> None:
-        self.variant, self.label = variant, f"{variant}, seed {seed}"
-        self.place = folder / variant / f"seed-{seed}"
-        self.config = dataclasses.replace(
-            config, train=dataclasses.replace(config.train, seed=seed)
-        )
+    found: Compared
 
     @property
-    def begun(self) -> bool:
-        """Whether there is anything of it."""
-        return (self.place / "run.json").is_file()
+    def frame(self) -> pl.DataFrame:
+        """A row a variant: losses, paired differences, size, cache and speed."""
+        return summary_table(self.found)
 
-    def train(self, show: Display) -> None:
-        """Train it if it is not finished, or go on with it."""
-        if is_done(self.place):
-            return
-        try:
-            train(self.config, self.place, resume=self.begun, show=show)
-        except Interrupted as stopped:
-            raise Interrupted(
-                f"{self.label}: {stopped.what}", "continue with the same command and --resume"
-            ) from None
+    @property
+    def results(self) -> pl.DataFrame:
+        """A row a variant, as files have it: 95% intervals in the place of standard errors."""
+        return interval_columns(self.frame, ["seeds_used", "errors_of"])
 
-    def check_begun(self) -> None:
-        """Raise `WakefulError` where it was begun otherwise than it is now.
+    @property
+    def summary(self) -> dict[str, Any]:
+        """A row of figures per variant, the baseline, what differences pair, what is unfinished."""
+        return {
+            "variants": self.frame.to_dicts(),
+            "baseline": self.found.baseline,
+            "paired_over": {name: self.found.paired_over(name) for name in self.found.variants},
+            "unfinished": list(self.found.unfinished),
+        }
 
-        Reports take all seeds of a variant for one.
-        """
-        refuse_link(self.place)
-        odd = config_differences(Run.open(self.place).config, self.config) if self.begun else {}
-        if odd:
-            told = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
-            raise WakefulError(
-                f"{self.place} was begun with another configuration than its variant has now: "
-                f"{told}; restore it, give the variant another name, or choose another folder"
-            )
+    @property
+    def report(self) -> Report:
+        """Each variant's paired difference in loss from the baseline's, and how far to trust it."""
+        return comparison_report(self.found)
 
 
-def _checked(
-    variants: Mapping[str, Config], shown: Shown, first: tuple[str, Mapping[str, object]] | None
-) -> dict[str, Config]:
-    """Return the variants resolved; raise what any of their runs would raise before it begins.
+@ordinary_switches()
+def compare(
+    *configs: Config | Mapping[str, Any] | str | Path,
+    seeds: Sequence[int] = (),
+    only: Sequence[str] = (),
+    out: str | Path = "",
+    title: str = "",
+    layouts: Sequence[str] = (),
+    baseline: str = "",
+    resume: bool = False,
+    cluster: str = "",
+    figures: Sequence[FigureFormat] = (),
+    shown: Shown | None = None,
+) -> Comparison:
+    """Train variants with several seeds and report their paired differences.
 
-    They must be of one text, one tokenizer and one length, those of the `first` run where there is
-    one, or their losses could not be paired.
+        wakeful.compare("my.toml", seeds=[0, 1, 2])
+        wakeful.compare({"name": "a", "preset": "cpu-tiny"}, {"name": "b", ...})
+
+    Args:
+        configs: `Config`s, presets' names, TOML files or tables, each of one variant or with a
+            table of variants.
+        seeds: empty is those that the files name, or 0.
+        only: the variants to train, by name; empty is all.
+        out: folder to create; empty is runs/compare-NAME.
+        title: of the page.
+        layouts: names of layouts that add to the page, such as a paper's table.
+        baseline: variant that the others are compared with; empty is the first of all.
+        resume: go on with what was interrupted there.
+        cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
+            empty is here, one after another.
+        figures: formats to write the charts in too, into the folder figures.
+        shown: how to show progress; None is a bar where there is a terminal.
+
+    Raises:
+        WakefulError: a configuration, a variant's name or a layout does not exist or cannot be
+            trained, a text cannot be read, `out` exists (or, with `resume`, holds other variants),
+            or a run fails. What can be checked is checked before anything is written.
     """
-    found: dict[str, Config] = {}
-    for name, config in variants.items():
-        with shown(name) as show:
-            try:
-                found[name], data = check_run(config, show.stage)
-            except WakefulError as error:
-                raise WakefulError(f"{name}: {error}") from error
-        told = _paired(config, data_facts(data))
-        first = first or (name, told)
-        for key, cure in IN_COMMON.items():
-            if told[key] != first[1][key]:
-                raise WakefulError(
-                    f"{name} and {first[0]} cannot be compared: their {key} differs; {cure}"
-                )
-    return found
+    rows = rows_of(configs)
+    variants, seeds = chosen_variants(rows.variants, only), rows.seeds(seeds)
+    layouts = list(dict.fromkeys([*layouts, *rows.layouts]))
+    if len(variants) < 2 and not (variants and resume):
+        what = repr(next(iter(variants))) if variants else "nothing"
+        raise WakefulError(f"nothing to compare {what} with: name two variants")
+    if baseline and baseline not in variants:
+        raise WakefulError(
+            f"baseline = {baseline!r} is none of the variants {', '.join(variants)}"
+            f"{nearest(baseline, variants)}"
+        )
+    for seed in seeds:
+        if not 0 <= seed < 2**63:
+            raise WakefulError(f"seeds has {seed}: a seed lies in [0, 2**63)")
+    for name in layouts:
+        layout_of(name)
+    for config in variants.values():
+        check_rules(config.data, TRAINED)
+        if config.train.seed != 0:
+            raise WakefulError(
+                f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "
+                "itself: use seeds = [...] or --seeds"
+            )
+    if baseline:
+        variants = {baseline: variants[baseline], **variants}
+    run = train_variants(
+        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds, shown=shown or usual,
+        layouts=layouts, resume=resume, cluster=cluster,
+    )  # fmt: skip
+    page = run.path / "report.html"
+    return reported([run.path], page, title, baseline=baseline, figures=figures)
 
 
-def _paired(config: Config, data: DataFacts) -> dict[str, object]:
-    """Return a run's values of what is `IN_COMMON`."""
-    prefix = max(1, config.model.relaxed_prefix)  # one token sees itself either way
-    own = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
-    return {**to_table(data), **own}
+def reported(
+    folders: Sequence[Path],
+    page: Path,
+    title: str,
+    *,
+    baseline: str = "",
+    only: Sequence[str] = (),
+    figures: Sequence[FigureFormat],
+    table: Sequence[TableFormat] = (),
+) -> Comparison:
+    """Write the page about finished runs, or about one comparison, and return what it says.
+
+    The table of results is written too, in the formats of `table`, and with `figures` of csv.
+    """
+    whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
+    found = whole.among(only) if only else whole
+    told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
+    done = Comparison(folders[0], write(told, page, figures), found)
+    done.save_results(table, figures)
+    return done

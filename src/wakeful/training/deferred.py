@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wakeful.data.order import Batches
-from wakeful.training.records import Step
+from wakeful.runs.records import Step
 
 
 def read_ahead(

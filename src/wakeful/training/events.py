@@ -11,8 +11,8 @@ from typing import Any
 
 from wakeful.config.schema import Config, config_to_table
 from wakeful.errors import WakefulError
-from wakeful.plugins import optional
 from wakeful.runs.run import Run
+from wakeful.variants.plugins import optional
 
 Write = Callable[[Mapping[str, Any]], None]
 _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")

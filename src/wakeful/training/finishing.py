@@ -18,7 +18,7 @@ from wakeful.model.generate import generate
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.saved import apart
 from wakeful.runs import checkpoint
-from wakeful.training.records import (
+from wakeful.runs.records import (
     AtTheEnd,
     Parameters,
     Sample,
@@ -42,14 +42,13 @@ def quantization_damage(
     settings = config.train.quantize
     if not settings.schemes:
         return {}
-    from wakeful.quant.convert import quantize  # noqa: PLC0415 - Transformers takes seconds to import
-    from wakeful.quant.measure import measure  # noqa: PLC0415
+    from wakeful.quantization import measure_damage, quantize_module  # noqa: PLC0415 - Transformers takes seconds to import
 
     device = decoder.head.weight.device
     sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
     with evaluating(decoder):
-        forms = {scheme: quantize(decoder, scheme) for scheme in settings.schemes}
-        found = measure(config.name, decoder, forms, sequences)
+        forms = {scheme: quantize_module(decoder, scheme) for scheme in settings.schemes}
+        found = measure_damage(config.name, decoder, forms, sequences)
     return {
         scheme: {
             "perplexity": finite(found.perplexity(scheme)[0]),

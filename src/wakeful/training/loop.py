@@ -19,7 +19,6 @@ from wakeful.data.base import Data
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import peak_operations, rough_seconds
-from wakeful.display import Display, Silent, duration
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import set_rate, warmup_cosine
@@ -28,14 +27,15 @@ from wakeful.optim.sharding import whole
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World, is_lost, joined, lost, on_signal, started_as
+from wakeful.runs.records import check_rows, check_same_data, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
+from wakeful.terminal.display import Display, Silent, duration
 from wakeful.training.deferred import Fault, Unread, read_ahead
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.objective import loss_name
 from wakeful.training.parallel import choose_own_device
-from wakeful.training.records import check_rows, check_same_data, data_facts
 from wakeful.training.setup import Training, admit_parts, check_parts, resolved
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
@@ -58,7 +58,7 @@ class Initial:
     """Where the weights come from, as run.json records it under "initial"."""
 
 
-def train(
+def train_run(
     config: Config,
     path: str | Path,
     *,

@@ -11,7 +11,6 @@ from wakeful.config.schema import Config, TrainConfig
 from wakeful.data.base import Data
 from wakeful.data.preparing import Progress, load_data
 from wakeful.device import DTYPES, choose_device
-from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
@@ -19,13 +18,14 @@ from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import check_step, configured, optimizer_of
 from wakeful.paged import bring
-from wakeful.quant.schemes import parse_scheme
+from wakeful.quantization import parse_scheme
 from wakeful.runs.distributed import ALONE, World
+from wakeful.runs.records import Evaluation, Step, record
 from wakeful.runs.run import Run
+from wakeful.terminal.display import Display
 from wakeful.training.events import Write, wanted_packages
 from wakeful.training.objective import make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
-from wakeful.training.records import Evaluation, Step, record
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
 """Torch's messages, in errors of no special type, about a tensor larger than memory or numbers."""

@@ -10,7 +10,7 @@ from wakeful.config.schema import Config
 from wakeful.data.tasks import task_of
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.roles import role_of
+from wakeful.variants.roles import role_of
 
 BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""

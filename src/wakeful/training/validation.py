@@ -9,13 +9,13 @@ from torch import Tensor
 
 from wakeful.data.order import ValidationWindows, documents_of
 from wakeful.data.tokens import Tokens
-from wakeful.display import Passed, unseen
 from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
+from wakeful.runs.records import Evaluation
+from wakeful.terminal.display import Passed, unseen
 from wakeful.training.parallel import Parallel
-from wakeful.training.records import Evaluation
 from wakeful.training.setup import Training
 
 

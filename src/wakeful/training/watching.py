@@ -21,9 +21,9 @@ from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.distributed import World
+from wakeful.runs.records import HeadWeights, record
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
-from wakeful.training.records import HeadWeights, record
 from wakeful.training.setup import AS_IT_IS, Training
 
 WATCHED = {

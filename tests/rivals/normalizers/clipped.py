@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.normalizers import Normalizer, sink_softmax
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class Clipped(Normalizer):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from wakeful.routes.base import EMBEDDED, QKV, TOKENS, Memory, Read, ValueRoute
-from wakeful.shape import Shape
+from wakeful.variants.shape import Shape
 
 
 class Preview(ValueRoute):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from wakeful.comparison.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure
-from wakeful.comparison.reading import TrainedRun
-from wakeful.comparison.tables import training_rows
-from wakeful.heirs.outcome import Arm
+from wakeful.inheritance.outcome import Arm
 from wakeful.probes.base import Frame, block_outputs
+from wakeful.training.compared import TrainedRun
+from wakeful.training.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure
+from wakeful.training.tables import training_rows
 
 Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wakeful.comparison.figures import figure
-from wakeful.comparison.reading import Comparison
 from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.training.compared import ComparedRuns
+from wakeful.training.figures import figure
 from wakeful_papers.exhibits.table import PublishedTable
 
 
@@ -42,7 +42,7 @@ class Filled:
     """Printed rows that the comparison does not have."""
 
 
-def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable:
+def as_trained(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTable:
     """Return a table without rows as one of the comparison's own, with the columns it measured."""
     if layout.labels:
         return layout
@@ -59,7 +59,7 @@ def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable
     )
 
 
-def filled(comparison: Comparison, layout: PublishedTable) -> Filled:
+def filled(comparison: ComparedRuns, layout: PublishedTable) -> Filled:
     """Return a table with a comparison's figures in it."""
     layout = as_trained(comparison, layout)
     labels, there = layout.labels.items(), comparison.variants
@@ -73,7 +73,7 @@ def filled(comparison: Comparison, layout: PublishedTable) -> Filled:
     return Filled(layout, tuple(rows), tuple(missing))
 
 
-def _cell(comparison: Comparison, layout: PublishedTable, variant: str, name: str) -> FilledCell:
+def _cell(comparison: ComparedRuns, layout: PublishedTable, variant: str, name: str) -> FilledCell:
     values = by_seed(comparison, variant, name)
     base = by_seed(comparison, layout.baseline, name)
     # As everywhere on the page, of the seeds that both have where there are any.
@@ -98,7 +98,7 @@ def separated(gaps: Sequence[float]) -> bool:
     return abs(mean) > reach(error, len(gaps))
 
 
-def by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:
+def by_seed(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:
     """Return a figure of a variant's finished runs, those that measured it, by seed."""
     if variant not in comparison.variants:
         return {}

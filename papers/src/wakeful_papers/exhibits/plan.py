@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from wakeful.config.reading import LENGTH
 from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
@@ -21,7 +22,6 @@ from wakeful.config.schema import (
     variants_of,
 )
 from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
-from wakeful.config.verbs import LENGTH
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from wakeful.comparison.reading import Comparison, TrainedRun
-from wakeful.comparison.tables import paired_difference
 from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.training.compared import ComparedRuns, TrainedRun
+from wakeful.training.tables import paired_difference
 from wakeful_papers.exhibits.figures import validation_curve
 from wakeful_papers.exhibits.filled import as_trained, by_seed, paired, separated
 from wakeful_papers.exhibits.table import Column, PublishedTable
@@ -67,7 +67,7 @@ class Ranking:
     """Variants that no 95% interval separates from the baseline in any of those columns."""
 
 
-def ranking_of(comparison: Comparison, table: PublishedTable) -> Ranking | None:
+def ranking_of(comparison: ComparedRuns, table: PublishedTable) -> Ranking | None:
     """Return the ranks by a table's columns that say which way is better.
 
     In each seed, variants are ranked in each column, 1 the best, and those that are equal share the
@@ -80,24 +80,26 @@ def ranking_of(comparison: Comparison, table: PublishedTable) -> Ranking | None:
     return _ranking(comparison, columns, seeds) if columns and seeds else None
 
 
-def lacks_common_seed(comparison: Comparison, table: PublishedTable) -> bool:
+def lacks_common_seed(comparison: ComparedRuns, table: PublishedTable) -> bool:
     """Return whether there would be ranks if the variants had a finished seed in common."""
     return bool(_ranked_columns(comparison, table)) and not _common_seeds(comparison)
 
 
-def _ranked_columns(comparison: Comparison, table: PublishedTable) -> list[Column]:
+def _ranked_columns(comparison: ComparedRuns, table: PublishedTable) -> list[Column]:
     """Return a table's columns that have a better side; none of one variant."""
     if len(comparison.variants) < 2:
         return []
     return [column for column in as_trained(comparison, table).columns if column.better]
 
 
-def _common_seeds(comparison: Comparison) -> tuple[int, ...]:
+def _common_seeds(comparison: ComparedRuns) -> tuple[int, ...]:
     finished = [{run.seed for run in comparison.of(name)} for name in comparison.variants]
     return tuple(sorted(set.intersection(*finished)))
 
 
-def _ranking(comparison: Comparison, columns: Sequence[Column], seeds: tuple[int, ...]) -> Ranking:
+def _ranking(
+    comparison: ComparedRuns, columns: Sequence[Column], seeds: tuple[int, ...]
+) -> Ranking:
     figures = {
         (column.figure, variant): by_seed(comparison, variant, column.figure)
         for column in columns
@@ -161,7 +163,7 @@ def _means(ranks: pl.DataFrame, over: str) -> dict[Any, float]:
 
 
 def _front(
-    comparison: Comparison, column: Column, figures: Figures, seeds: Sequence[int]
+    comparison: ComparedRuns, column: Column, figures: Figures, seeds: Sequence[int]
 ) -> Front | None:
     """Return loss against a column; None where no variant has its figure with all the seeds."""
     points: list[tuple[str | float, ...]] = []
@@ -188,7 +190,7 @@ def undominated(first: Sequence[float], second: Sequence[float]) -> list[bool]:
     ]
 
 
-def equal_time(comparison: Comparison) -> dict[str, Estimate]:
+def equal_time(comparison: ComparedRuns) -> dict[str, Estimate]:
     """Return each variant's validation loss minus the baseline's after the same training time.
 
     Of each pair, the time is that at which the faster of the two ends, in steps of each run's

@@ -8,9 +8,9 @@ import altair as alt
 import numpy as np
 import polars as pl
 
+from wakeful.diagnosis import heads
 from wakeful.estimates import mean_and_error
 from wakeful.probes.base import Frame
-from wakeful.reports import heads
 from wakeful.reports.charts import (
     PALETTE,
     RANKS,

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from wakeful.comparison import tables
-from wakeful.comparison.reading import Comparison
 from wakeful.estimates import with_error
-from wakeful.reports.comparison import errors_over
-from wakeful.reports.layouts import LaidOut
 from wakeful.reports.value import Cell, Chart, Section, Side, Table, Text, terms
+from wakeful.training import tables
+from wakeful.training.compared import ComparedRuns
+from wakeful.training.layouts import LaidOut
+from wakeful.training.report import errors_over
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.filled import FilledCell, filled
 from wakeful_papers.exhibits.ranks import Ranking, lacks_common_seed, ranking_of
@@ -22,11 +22,11 @@ from wakeful_papers.reports.rank_charts import front_charts, rank_chart
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A published table as a layout of comparisons (`wakeful.reports.layouts.Layout`)."""
+    """A published table as a layout of comparisons (`wakeful.training.layouts.Layout`)."""
 
     table: PublishedTable
 
-    def laid_out(self, comparison: Comparison) -> LaidOut:
+    def laid_out(self, comparison: ComparedRuns) -> LaidOut:
         """Return the ranks, and the table with the comparison's figures in it."""
         ranking = ranking_of(comparison, self.table)
         notes, first = [], []
@@ -61,7 +61,7 @@ LAYOUTS = _Layouts()
 """What comparisons may be laid out as."""
 
 
-def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
+def _inseparable(comparison: ComparedRuns, ranking: Ranking) -> list[str]:
     """Say which variants differ from the baseline in nothing that was measured; costs aside."""
     if len(ranking.seeds) < 2:
         return []
@@ -73,7 +73,7 @@ def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
     return [f"Not significantly different from {base} in any {where}: {names}."]
 
 
-def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
+def _ranks(comparison: ComparedRuns, ranking: Ranking) -> Section:
     several, tokens = len(ranking.seeds) > 1, tables.same_tokens(comparison)
     over = errors_over(comparison)
     rows = []
@@ -112,7 +112,7 @@ def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
     ])  # fmt: skip
 
 
-def _fronts(comparison: Comparison, ranking: Ranking) -> Section:
+def _fronts(comparison: ComparedRuns, ranking: Ranking) -> Section:
     mean = "'s mean over seeds" if len(ranking.seeds) > 1 else ""
     return Section("What a lower loss costs", [
         Text(f"Each point is a variant{mean}. The labeled, connected points are the Pareto front: "
@@ -123,7 +123,7 @@ def _fronts(comparison: Comparison, ranking: Ranking) -> Section:
     ])  # fmt: skip
 
 
-def _printed(comparison: Comparison, published: PublishedTable) -> Section:
+def _printed(comparison: ComparedRuns, published: PublishedTable) -> Section:
     """Return a published table with ours in it; its paper's claims are not judged here."""
     table = filled(comparison, published)
     published = table.published

@@ -6,9 +6,9 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from wakeful.comparison.reading import Comparison
 from wakeful.reports import charts
 from wakeful.reports.value import Chart
+from wakeful.training.compared import ComparedRuns
 from wakeful_papers.exhibits.ranks import Front, Ranking
 
 _COLORS = {
@@ -19,7 +19,7 @@ _COLORS = {
 _KIND = charts.told_apart(alt.Color, "kind", [*_COLORS], [*_COLORS.values()], legend=None)
 
 
-def front_charts(comparison: Comparison, ranking: Ranking) -> list[Chart]:
+def front_charts(comparison: ComparedRuns, ranking: Ranking) -> list[Chart]:
     """Draw every variant's loss against each figure that differs, the front's variants by name."""
     return [
         Chart(f"Loss against {front.column.title}", partial(_front, comparison, front),
@@ -29,7 +29,7 @@ def front_charts(comparison: Comparison, ranking: Ranking) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _front(comparison: Comparison, front: Front) -> charts.Drawing:
+def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
     base = pl.col("variant") == comparison.baseline
     kind = pl.when("front").then(pl.lit("on the front")).otherwise(pl.lit("behind it"))
     kind = pl.when(base).then(pl.lit("baseline")).otherwise(kind)
@@ -103,7 +103,7 @@ def _fenced(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFr
     )
 
 
-def rank_chart(comparison: Comparison, ranking: Ranking) -> charts.Drawing:
+def rank_chart(comparison: ComparedRuns, ranking: Ranking) -> charts.Drawing:
     """Draw each variant's overall rank with its 95% interval, the best on top."""
     several, last = len(ranking.seeds) > 1, float(len(ranking.rows))
     frame = pl.DataFrame(

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import get_args
 
-from wakeful.comparison.reading import TrainedRun
 from wakeful.config.schema import config_to_toml
 from wakeful.device import H100
-from wakeful.display import duration
 from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.reports.value import (
     Cell,
@@ -26,6 +24,8 @@ from wakeful.reports.value import (
     terms,
 )
 from wakeful.runs.run import Environment
+from wakeful.terminal.display import duration
+from wakeful.training.compared import TrainedRun
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
 from wakeful_papers.exhibits.judge import Fate, Grounds, Verdict

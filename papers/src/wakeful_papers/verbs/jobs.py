@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wakeful.display import Shown, usual
 from wakeful.runs.run import is_done
+from wakeful.terminal.display import Shown, usual
 from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines

@@ -15,21 +15,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from wakeful.config.keywords import options_from
+from wakeful.config.reading import LENGTH, FigureFormat
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat, options_from
 from wakeful.data.tokens import is_prepared
 from wakeful.device import H100, choose_device, free_memory, rough_seconds
-from wakeful.display import Display, Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
-from wakeful.evaluation.reading import words_of
+from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.task_set import read_tasks
+from wakeful.loading.reading import words_of
 from wakeful.reports.charts import Drawing, save_figures
 from wakeful.reports.html import write
+from wakeful.reports.result import Stored
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
+from wakeful.terminal.display import Display, Shown, duration, usual
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
-from wakeful.verbs.result import Stored
 from wakeful_papers.exhibits.derived import check_figure, tidy
 from wakeful_papers.exhibits.exhibit import (
     SCALES,

@@ -10,20 +10,20 @@ import polars as pl
 import torch
 import transformers
 
-from wakeful.comparison.reading import TrainedRun, read_run
+from wakeful.config.reading import LENGTH
 from wakeful.config.schema import DataConfig
-from wakeful.config.verbs import LENGTH, with_shots
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
+from wakeful.diagnosis.measure import diagnose_model
 from wakeful.digests import json_digest
-from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.estimates import perplexity
-from wakeful.evaluation.diagnosis import diagnose
-from wakeful.evaluation.reading import words_of
-from wakeful.heirs.outcome import read_inheritance
+from wakeful.evaluation.options import with_shots
+from wakeful.evaluation.tool import evaluate
+from wakeful.inheritance.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
+from wakeful.loading.reading import words_of
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
 from wakeful.probes.base import SCHEMA, Frame, Probe
@@ -33,13 +33,14 @@ from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
-from wakeful.quant.convert import quantize
-from wakeful.quant.measure import measure
+from wakeful.quantization.convert import quantize_module
+from wakeful.quantization.measure import measure_damage
+from wakeful.runs.records import check_same_data
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
-from wakeful.training.loop import train
-from wakeful.training.records import check_same_data
+from wakeful.terminal.display import Display, Shown
+from wakeful.training.compared import TrainedRun, read_run
+from wakeful.training.loop import train_run
 from wakeful.training.watching import observed, window_rows
-from wakeful.verbs.evaluate import evaluate
 from wakeful_papers.exhibits.derived import Results, RowKey
 from wakeful_papers.exhibits.exhibit import ALIKE
 from wakeful_papers.exhibits.figures import (
@@ -192,7 +193,7 @@ def look(
     token, `perplexity` and `parameters`, and of a scheme `increase_SCHEME` of the perplexity and
     `damage_SCHEME` of the loss.
     """
-    seen = diagnose(model, sequences, more=more)
+    seen = diagnose_model(model, sequences, more=more)
     figures = {
         "loss": seen.loss,
         "perplexity": perplexity(seen.loss),
@@ -200,8 +201,8 @@ def look(
     }
     if schemes:
         rows = [torch.tensor([list(each)], device=model.device) for each in sequences]
-        forms = {scheme: quantize(model.module, scheme) for scheme in schemes}
-        found = measure(model.name, model.module, forms, rows)
+        forms = {scheme: quantize_module(model.module, scheme) for scheme in schemes}
+        found = measure_damage(model.name, model.module, forms, rows)
         for scheme in schemes:
             figures[f"increase_{scheme}"] = found.increase(scheme)[0]
             figures[f"damage_{scheme}"] = found.loss_increase(scheme)[0]
@@ -234,7 +235,7 @@ def train_job(job: Job, seed: int, path: Path, shown: Shown) -> None:
     begun = (path / "run.json").is_file()
     try:
         with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
-            train(job.seeded(seed), path, resume=begun, show=show)
+            train_run(job.seeded(seed), path, resume=begun, show=show)
     except Interrupted as stopped:
         raise Interrupted(
             f"{job.row}, seed {seed}: {stopped.what}", "the same command goes on"
@@ -313,7 +314,7 @@ def _looked_at(
                 sequences = words.sequences(
                     model, length=config.train.length, num_sequences=windows, bos=model.begins()
                 )
-                frames.append(_marked(diagnose(model, sequences).rows, "elsewhere"))
+                frames.append(_marked(diagnose_model(model, sequences).rows, "elsewhere"))
             frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from wakeful.display import Shown
 from wakeful.errors import Diverged
+from wakeful.runs.records import Summary
 from wakeful.runs.run import Run, is_done
-from wakeful.training.records import Summary
+from wakeful.terminal.display import Shown
 from wakeful_papers.exhibits.plan import Job, Plan
 from wakeful_papers.exhibits.tuning import at_rate, best_rate
 from wakeful_papers.verbs.runs import train_job

@@ -1,1 +1,0 @@
-"""Runs set beside each other: read with suspicion, and as tidy tables."""

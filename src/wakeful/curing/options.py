@@ -1,0 +1,98 @@
+"""Options of `cure`."""
+
+from dataclasses import dataclass
+
+from wakeful.config.options import How, HowMuch, Where
+from wakeful.config.reading import Reading, Stored
+from wakeful.config.refusals import AtLeast, Excludes, Needs, Within
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CureOptions(Reading):
+    """Cures of a model, and the text to verify it on."""
+
+    for_: How[tuple[str, ...]] = ()
+    """Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4, w4a16, kv4,
+    or any scheme of quantize."""
+    stock: How[bool] = False
+    """Choose among cures that leave one of Transformers' own architectures, which engines and
+    quantize --save want."""
+    rotate: How[str] = ""
+    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). It helps 8 bits and
+    int4 inputs, and hurts NVFP4: see --for. Empty: leave it."""
+    rotate_values: How[bool] = False
+    """Rotate every head's values alone, by Hadamard: exact wherever a model's norms stand."""
+    rotate_inner: How[bool] = False
+    """Rotate what the feed-forward networks' last projections read too, as the model runs."""
+    rotate_keys: How[bool] = False
+    """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
+    prefix: How[str] = ""
+    """Store a prefix: auto, the token that takes the sink at no loss on the text, BOS if it is as
+    good; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
+    sinks: How[bool] = False
+    """Put a learned sink into every head, fitted to the model's own statistics."""
+    gates: How[bool] = False
+    """Put a gate on every head's output, fitted likewise; beside sinks it needs --steps."""
+    steps: HowMuch[int] = 0
+    """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
+    batch_size: HowMuch[int] = 4
+    """Sequences per training step."""
+    train_length: HowMuch[int] = 256
+    """Tokens of a training sequence, or the model's context where that is shorter."""
+    lr: How[float] = 1e-4
+    """Peak learning rate of the training of sinks and gates."""
+    seed: int = 0
+    """Seed of the rotation and of the order of training."""
+    num_sequences: HowMuch[int] = 2
+    """Sequences to verify on, one after another from the text's beginning."""
+    stored: Where[Stored] = "auto"
+    """Type of the weights written, which the cured ones are rounded to. auto: as the model's files
+    have it."""
+
+    RULES = (
+        AtLeast("num_sequences batch_size", 1),
+        AtLeast("train_length", 2),
+        AtLeast("steps", 0),
+        Within("lr", "(0, inf)"),
+        Excludes(
+            "for_",
+            "rotate rotate_values rotate_inner rotate_keys prefix sinks gates",
+            "it chooses what is best for the formats",
+        ),
+        Needs("steps", "sinks gates for_", "these are what is trained"),
+        Needs("stock", "for_", "it says what is chosen among"),
+        Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
+        Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
+        Excludes("rotate", "rotate_values", "it turns them with the residual stream"),
+        Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        turns = self.turning or self.rotate_inner or self.rotate_keys
+        if not (turns or self.prefix or self.trains or self.for_):
+            raise WakefulError(
+                "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
+                "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks, --gates"
+            )
+        if self.sinks and self.gates and not self.steps:
+            raise WakefulError(
+                "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
+            )
+        if self.prefix not in ("", "auto", "bos") and not (
+            self.prefix.isdecimal() and int(self.prefix)
+        ):
+            raise WakefulError(
+                f"prefix = {self.prefix!r}: must be auto, bos, or a number of tokens to choose"
+            )
+
+    @property
+    def turning(self) -> str:
+        """The rotation of the residual stream, or of values alone; "" for none."""
+        return self.rotate or ("hadamard" if self.rotate_values else "")
+
+    @property
+    def trains(self) -> bool:
+        """Whether sinks or gates are put in, which are trained."""
+        return self.sinks or self.gates

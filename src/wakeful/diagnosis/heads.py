@@ -1,0 +1,331 @@
+"""What single heads do: layer × head maps of four metrics, and attention with the tokens' texts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import altair as alt
+import polars as pl
+
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.verdict import head_values
+from wakeful.probes.base import Frame
+from wakeful.reports.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, wide
+from wakeful.reports.value import Chart
+
+MAGNITUDES = (0, 10_000)
+"""The scale of mean |x|, by symlog, in every picture of every model."""
+_EACH = 8
+"""The strongest sinks, and the heads of the highest rank, that come first; others follow."""
+_OTHERS_SEE = 16
+"""The tokens that other heads' attention is drawn among: a model of hundreds of heads has it all
+in 50 kB of the page."""
+_LEVELS = "".join(chr(code) for code in range(ord("!"), 126) if chr(code) not in "\"&'<>\\|")
+"""A weight is written as one of these, by its square root, as its color goes too."""
+_HOLE = "~"
+"""A weight that is not there, or not finite."""
+_WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
+"""Ticks of a scale of weights that goes by the square root."""
+_SQUARE = 220
+_BARE = alt.Axis(labels=False, ticks=False)
+_THOUSANDTHS, _HUNDREDTHS = ("thousandths", 1000), ("hundredths", 100)
+"""What cells are counted in, all that a color shows: whole numbers are half as long to write."""
+_INK = {" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"}
+"""What stands for characters that leave no ink."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """A metric with a value for each layer and head."""
+
+    metric: str
+    variant: str
+    title: str
+    explained: str
+
+
+FIRST_SHARE = Map("first_key_share_without_row_0", "paper", "first-token share, without row 0",
+                  "the share of queries whose largest weight is the first token's")  # fmt: skip
+MAPS = (
+    Map("first_key_mass_without_row_0", "paper", "first-token mass, without row 0",
+        "the share of its attention that a head gives the first token"),
+    FIRST_SHARE,
+    Map("rank", "paper", "rank", "singular values that hold the stated share of a head's energy; "
+        "1 means that every query gets the same mixture. ≤ marks a bound"),
+    Map("entropy", "per_head", "entropy (nats)",
+        "how evenly a head spreads attention over tokens; 0 means all on one"),
+    Map("value_drain", "per_head", "value drain",
+        "the norm of the first token's value over the others' mean; near 0 it adds nothing"),
+)  # fmt: skip
+
+
+def head_map(diagnosis: ModelDiagnosis, each: Map, longest: int = 0) -> Drawing:
+    """Draw a metric of every layer and head, on a scale that is the same for all models.
+
+    `longest` is the length of the longest sequence of any model beside it.
+    """
+    longest = max(longest, diagnosis.length)
+    domain: tuple[float, float] = SHARE
+    kind: Any = "linear"
+    ticks: Any = alt.Undefined
+    if each.metric == "rank":
+        domain, kind = (1.0, float(longest)), "log"
+        ticks = [rank for rank in RANKS if rank <= longest]
+    elif each.metric == "entropy":
+        domain = (0.0, round_up(longest))
+    elif each.metric == "value_drain":
+        domain = (0.0, 2.0)
+    rows = head_values(diagnosis, each.metric, each.variant)
+    frame = rounded(
+        rows.select("layer", "head", "kind", "value", shown=pl.col("value").clip(*domain)), 4
+    )
+    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    name = "key/value head" if each.metric == "value_drain" else "head"
+    y = alt.Y("head:O", title=name, axis=alt.Axis(labelOverlap=True))
+    tooltip = ["layer:O", "head:O", tip("value", ",.3~g", title=each.title),
+               "kind:N"]  # fmt: skip
+    legend = alt.Legend(title=each.title, values=ticks, gradientLength=240)
+    cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
+    bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
+    if bound.is_empty():
+        return wide(cells, height)
+    marks = alt.Chart(bound).mark_text(text="≤", fontSize=9)
+    marks = marks.encode(x=x, y=y, color=alt.ColorValue("white"))
+    return wide(alt.layer(cells, marks), height)
+
+
+def round_up(length: int) -> float:
+    """Return the largest entropy of that many tokens, log(length), to the next half."""
+    return math.ceil(2 * math.log(length)) / 2
+
+
+def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
+    """Return a chart of each map that was measured."""
+    name = diagnosis.name
+    return [
+        Chart(f"{each.title} of each layer and head of {name}",
+              partial(head_map, diagnosis, each, longest), f"{name}: {each.title}", each.explained)
+        for each in MAPS
+        if not head_values(diagnosis, each.metric, each.variant).is_empty()
+    ]  # fmt: skip
+
+
+def sink(diagnosis: ModelDiagnosis) -> str:
+    """Say which token leads in the most layers by its attention, the mean over sequences; "" in a
+    run that did not measure it.
+    """
+    rows = diagnosis.rows.filter(metric="leading_key", variant="code")
+    rows = rows.filter(pl.col("head").is_null())
+    # A mean over sequences with an error is of sequences led by different tokens.
+    alike = pl.col("standard_error").is_null() | (pl.col("standard_error") == 0)
+    places = rows.filter(alike)["value"].cast(pl.Int64)
+    if places.is_empty():
+        return ""
+    position = int(places.mode().sort()[0])
+    what = ""
+    if position < len(diagnosis.tokens):
+        what = f"“{ink(diagnosis.tokens[position])}” at "
+    first = "" if position else ", the first"
+    return (
+        f"The token with the most attention is {what}position {position}{first}: it leads in "
+        f"{(places == position).sum()} of {len(rows)} layers."
+    )
+
+
+def ink(text: str) -> str:
+    """Return a token's text with signs for what leaves no ink."""
+    return "".join(_INK.get(letter, letter) for letter in text) or "∅"
+
+
+def attention(
+    diagnosis: ModelDiagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
+) -> Drawing | None:
+    """Draw one head's attention among the first tokens, to choose from a list.
+
+    It begins with the strongest sinks, or those of the highest rank, or both. After sinks all
+    other heads follow, layer by layer, among fewer tokens.
+    """
+    stored = diagnosis.attention
+    if stored is None or stored.is_empty():
+        return None
+    mass = head_values(diagnosis, "first_key_mass_without_row_0")
+    mass = mass.select("layer", "head", mass="value")
+    ranks = head_values(diagnosis, "rank").select("layer", "head", rank="value")
+    heads = stored.select("layer", "head").unique(maintain_order=True)
+    for values in (mass, ranks):
+        heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
+    first = [
+        heads.sort(column, descending=True, nulls_last=True).head(_EACH)
+        for column, name in (("mass", "sinks"), ("rank", "widest"))
+        if name in order
+    ]
+    first = pl.concat(first).unique(["layer", "head"], maintain_order=True)
+    others = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
+    chosen = pl.concat([first, others]) if "sinks" in order else first
+    few = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
+    whole = stored.partition_by("layer", "head", as_dict=True)
+    short = few.partition_by("layer", "head", as_dict=True)
+    places: dict[str, pl.DataFrame] = {}
+    for number, row in enumerate(chosen.iter_rows(named=True)):
+        name = f"layer {row['layer']}, head {row['head']}"
+        if row["mass"] is not None:
+            name += f": first-token mass {row['mass']:.2f}"
+        if row["rank"] is not None:
+            name += f", rank {row['rank']:.0f}"
+        cells = whole if number < len(first) else short
+        places[name] = cells[row["layer"], row["head"]]
+    labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
+    labels = labels[: stored["key"].n_unique()]
+    return to_choose(places, labels, ("key", "query"), 16)
+
+
+def pictures(diagnosis: ModelDiagnosis) -> Drawing:
+    """Draw the attention of a chosen head over whole sequences, pooled, to choose from a list."""
+    rows = diagnosis.rows.filter(metric="attention_picture")
+    rows = placed(rows, "query", "key", "layer", "head")
+    places = {
+        f"layer {layer}, head {head}": part
+        for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
+    }
+    return to_choose(places, [], ("key, in bins", "query, in bins"), 10)
+
+
+def to_choose(
+    places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int,
+    *, name: str = "head ", first: int = 0,
+) -> Drawing:  # fmt: skip
+    """Draw one of several heads' weights by query and key, a list of names to choose it from.
+
+    Each head's weights are one string, because all heads of a model are hundreds of thousands.
+    """
+    rows = [{"of": n, "weights": _written(cells)} for n, cells in enumerate(places.values())]
+    # By number, because the names once more would be a sixth of all.
+    bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name=name)
+    pick = alt.param(name="shown", value=first, bind=bind)
+    told = "labels[datum.value]" if labels else "datum.value"
+    x_title, y_title = titles
+    x = alt.X("key:O", title=x_title, axis=alt.Axis(
+        labelExpr=told, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
+    y = alt.Y("query:O", title=y_title, axis=alt.Axis(labelExpr=told, labelOverlap=not labels))
+    legend = alt.Legend(title="attention weight", values=_WEIGHTS, gradientLength=240)
+    tooltip = ["query:O", "key:O", tip("weight", ".2f")]
+    chart = heatmap(
+        alt.InlineData(values=rows), x, y, "weight", legend, type="sqrt", domain=SHARE,
+        tooltip=tooltip,
+    )  # fmt: skip
+    chart = chart.transform_filter("datum.of === shown")
+    # Each time into a field of its own: what is chosen again would be split again.
+    for cut, text, parts, place, by in (
+        ("|", "weights", "lines", "query", []), ("", "line", "cells", "key", ["query"])
+    ):  # fmt: skip
+        chart = chart.transform_calculate(**{parts: f"split(datum.{text}, '{cut}')"})
+        chart = _numbered(chart, parts, parts[:-1], place, by)
+    chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
+    share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
+    chart = chart.transform_calculate(weight=f"pow({share}, 2)")
+    chart = chart.add_params(pick, alt.param(name="levels", value=_LEVELS))
+    if labels:
+        chart = chart.add_params(alt.param(name="labels", value=list(labels)))
+    return wide(chart, step * max(cells["query"].n_unique() for cells in places.values()))
+
+
+def _written(cells: pl.DataFrame) -> str:
+    """Return weights by query and key, both from 0, a character each and a line a query."""
+    top = len(_LEVELS) - 1
+    lines: dict[int, list[str]] = {}
+    for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
+        line = lines.setdefault(query, [])
+        line += _HOLE * (key - len(line))
+        if value is None or not math.isfinite(value):
+            line.append(_HOLE)
+        else:
+            line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)])
+    return "|".join("".join(line) for line in lines.values())
+
+
+Labeled = Sequence[tuple[str, Frame]]
+"""A label and the rows of one picture's metric each; of a single one the label is not drawn."""
+
+
+def mean_attention(shown: Labeled) -> Drawing | None:
+    """Draw the mean attention of all heads and layers among the first positions."""
+    return squares([(label, placed(rows, "row", "column")) for label, rows in shown])
+
+
+def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Drawing | None:
+    """Draw weights by query (`row`) and key (`column`), several side by side."""
+    x = alt.X("column:O", title="key", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    y = alt.Y("row:O", title="query", axis=alt.Axis(labelOverlap=True))
+    legend = alt.Legend(title="mean weight", values=_WEIGHTS)
+    tooltip = [alt.Tooltip("row:O", title="query"), alt.Tooltip("column:O", title="key"),
+               tip("value", ".3f")]  # fmt: skip
+    chart = _cells(cells, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip)
+    return chart and _beside(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
+
+
+def hidden(shown: Labeled) -> Drawing | None:
+    """Draw the magnitude of hidden states: positions by channel bins."""
+    cells = [(label, placed(rows, "row", "column")) for label, rows in shown]
+    x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
+    y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
+    tooltip = [alt.Tooltip("row:O", title="position"), alt.Tooltip("column:O", title="channel bin"),
+               tip("value", ",.3~g", title="mean |x|")]  # fmt: skip
+    # As a `format`, ~s would write all of them in the unit of the largest.
+    legend = alt.Legend(title="mean |x|", values=[0, 1, 10, 100, 1000, 10000], gradientLength=240,
+                        labelExpr="format(datum.value, '~s')")  # fmt: skip
+    chart = _cells(cells, x, y, legend, _HUNDREDTHS, type="symlog", domain=MAGNITUDES,
+                   tooltip=tooltip)  # fmt: skip
+    if chart is None or len(cells) == 1:
+        return chart and wide(chart, _SQUARE)
+    return _beside(chart.properties(width=2 * _SQUARE, height=_SQUARE), cells, 2)
+
+
+def _beside(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
+    if len(cells) == 1:
+        return chart
+    header = alt.Header(labelFontSize=13)
+    facet = alt.Facet("shown:N", title=None, sort=[label for label, _ in cells], header=header)
+    return chart.facet(facet=facet, columns=columns, spacing=16)
+
+
+def _cells(
+    cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: alt.Legend,
+    unit: tuple[str, int], **more: Any,
+) -> alt.Chart | None:  # fmt: skip
+    """Draw places as cells, written as one list of values a row, counted in a unit."""
+    name, size = unit
+    rows: list[dict[str, Any]] = []
+    for label, frame in cells:
+        found: dict[int, dict[int, int | None]] = {}
+        for place, other, value in frame.select("row", "column", "value").iter_rows():
+            line = found.setdefault(place, {})
+            line[other] = round(size * value) if math.isfinite(value) else None
+        rows += [
+            {"shown": label, "row": place, name: [line.get(n) for n in range(1 + max(line))]}
+            for place, line in sorted(found.items())
+        ]
+    if not rows:
+        return None
+    chart = heatmap(alt.InlineData(values=rows), x, y, "value", legend, **more)
+    chart = _numbered(chart, name, "counted", "column", ["shown", "row"])
+    chart = chart.transform_filter("datum.counted !== null")
+    return chart.transform_calculate(value=f"datum.counted / {size}")
+
+
+def _numbered(
+    chart: alt.Chart, parts: str, part: str, place: str, groupby: Sequence[str]
+) -> alt.Chart:
+    """Return a chart with a row for each of a list's parts, numbered from 0 within its group."""
+    chart = chart.transform_flatten([parts], as_=[part])
+    number: Any = [{"op": "row_number", "as": "number"}]
+    chart = chart.transform_window(number, groupby=list(groupby))
+    return chart.transform_calculate(**{place: "datum.number - 1"})
+
+
+def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
+    """Return the value of each pair of places, which a row's position names "row,column"."""
+    place = pl.col("position").str.split(",").list
+    pair = {row: place.get(0).cast(pl.Int64), column: place.get(1).cast(pl.Int64)}
+    return rows.select(*more, "value", **pair)

@@ -1,0 +1,217 @@
+"""All metrics of a model on a text, as one tidy table."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+import torch.nn.functional as F
+
+from wakeful.config.tables import from_table
+from wakeful.diagnosis.later_sinks import LaterSink, later_sinks
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error
+from wakeful.finding import Advice
+from wakeful.loading.model import Model
+from wakeful.probes.attention import Entropy, Importance, KeyShares, Leading, Sinks, Values
+from wakeful.probes.base import SCHEMA, Frame, Probe, gather
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
+from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
+from wakeful.probes.rank import Ranks
+from wakeful.probes.running import first_target, num_layers_of
+from wakeful.probes.watch import watch
+from wakeful.runs.run import Run, read_frame
+from wakeful.terminal.display import Passed, unseen
+
+TOKENS, ATTENTION = "tokens.json", "attention.parquet"
+"""Files of a diagnosis."""
+DIAGNOSIS_PASSES = 3.0
+"""Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
+_LABELLED = 24
+"""Tokens whose attention is kept head by head."""
+_NAMED = 512
+"""Tokens at most whose texts are kept."""
+
+
+@dataclass(frozen=True)
+class ModelDiagnosis:
+    """What one model showed."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    length: int
+    num_sequences: int
+    loss: float
+    """Mean next-token loss over the sequences, in nats a token; where a relaxed prefix lets tokens
+    see their own targets, those are left out."""
+    loss_error: float
+    rows: Frame
+    """Metrics: layer, head, position, metric, variant, value, standard_error, kind."""
+    tokens: tuple[str, ...] = ()
+    """The texts of the first sequence's first tokens."""
+    attention: Frame | None = None
+    """Every head's weights among the first of them: layer, head, query, key, value."""
+    has_bos: bool = True
+    """Whether the model's tokenizer has a BOS token."""
+    later_sinks: tuple[LaterSink, ...] = ()
+    """Tokens after the first that take more than their share of attention."""
+    advice: Advice | None = None
+    """What to do about it, as tried on the text; None where nothing is, or nothing was tried."""
+    quantized: bool = False
+    """Whether the model is quantized, and no other can be made of it."""
+
+
+def diagnose_model(
+    loaded: Model,
+    sequences: Sequence[Sequence[int]],
+    *,
+    tau: float = 0.9,
+    lazy_rank: float = 2.0,
+    rank_tokens: int = 2048,
+    rank_seconds: float = math.inf,
+    picture_layers: Sequence[int] = (),
+    picture_heads: Sequence[int] = (0, 1, 2, 3),
+    more: Iterable[Probe] = (),
+    progress: Passed = unseen,
+) -> ModelDiagnosis:
+    """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`
+    probes of other kinds.
+    """
+    num_layers = num_layers_of(loaded.module)
+    layers = list(picture_layers) or sorted(
+        {round(n * (num_layers - 1) / 3) for n in range(min(4, num_layers))}
+    )
+    outside = [layer for layer in layers if not 0 <= layer < num_layers]
+    if outside:
+        raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
+    probes: list[Probe] = [
+        Sinks(),
+        Entropy(),
+        Importance(),
+        Leading(),
+        Ranks(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
+        Values(),
+        Outliers(),
+        OutlierChannels(),
+        Smoothing(),
+        BlockInfluence(),
+        AttentionPictures(layers=layers, heads=picture_heads, size=32),
+        MeanAttention(),
+        HiddenPicture(tokens=32, bins=192),
+        FirstAttention(tokens=_LABELLED),
+        KeyShares(),
+    ]
+    kinds = {type(probe) for probe in probes}
+    probes += [probe for probe in more if type(probe) not in kinds]
+    losses: list[float] = []
+    device = loaded.device
+    with torch.inference_mode(), watch(loaded.module, *probes):
+        progress(0, len(sequences))
+        for done, tokens in enumerate(sequences, start=1):
+            ids = torch.tensor([list(tokens)], device=device)
+            losses.append(_loss(loaded, ids))
+            progress(done, len(sequences))
+    loss, error = mean_and_error(losses)
+    keys = next(each for each in probes if isinstance(each, KeyShares))
+    return ModelDiagnosis(
+        name=loaded.name,
+        architecture=loaded.architecture,
+        num_layers=num_layers,
+        length=len(sequences[0]),
+        num_sequences=len(sequences),
+        loss=loss,
+        loss_error=error,
+        rows=gather(probes),
+        tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
+        attention=next(each for each in probes if isinstance(each, FirstAttention)).frame(),
+        has_bos=loaded.bos is not None,
+        later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.text_of),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What summary.json says of a model besides its figures."""
+
+    model: str
+    architecture: str
+    layers: int
+    length: int
+    sequences: int
+    loss: float
+    loss_standard_error: float | None
+    has_bos: bool
+    later_sinks: tuple[LaterSink, ...] = ()
+    advice: Advice | None = None
+    quantized: bool = False
+
+
+def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
+    """Return what a diagnosis found, from its folder.
+
+    Raises:
+        WakefulError: a file of it is missing or damaged.
+    """
+    run = Run.open(path)
+    run.check_kind("diagnose", "holds no diagnosis")
+    rows = read_frame(run.path / "diagnosis.parquet", {"model": pl.String, **SCHEMA})
+    record = str(run.path / "summary.json")
+    said = from_table(tuple[_Said, ...], run.read_json("summary.json").get("models"), record=record)
+    texts = run.read_json(TOKENS)
+    weights = read_frame(run.path / ATTENTION, {"model": pl.String, **FirstAttention.COLUMNS})
+    return [
+        ModelDiagnosis(
+            name=each.model, architecture=each.architecture, num_layers=each.layers,
+            length=each.length, num_sequences=each.sequences, loss=each.loss,
+            loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
+            later_sinks=each.later_sinks, advice=each.advice,
+            rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
+            tokens=tuple(map(str, texts.get(each.model, ()))),
+            attention=weights.filter(model=each.model).drop("model"),
+            has_bos=each.has_bos, quantized=each.quantized,
+        )
+        for each in said
+    ]  # fmt: skip
+
+
+def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
+    """Return the files of the tokens that were read and of every head's attention among the first
+    of them, by name: a table and a frame.
+    """
+    files: dict[str, Any] = {TOKENS: {each.name: list(each.tokens) for each in diagnoses}}
+    frames = [
+        each.attention.select(pl.lit(each.name).alias("model"), pl.all())
+        for each in diagnoses
+        if each.attention is not None
+    ]
+    return files | ({ATTENTION: pl.concat(frames)} if frames else {})
+
+
+def metrics_table(diagnoses: Sequence[ModelDiagnosis]) -> pl.DataFrame:
+    """Return all models' rows in one table, with the columns `model` and `sequences` in front."""
+    return pl.concat(
+        each.rows.select(
+            pl.lit(each.name).alias("model"),
+            pl.lit(each.num_sequences).alias("sequences"),
+            pl.all(),
+        )
+        for each in diagnoses
+    )
+
+
+def _loss(loaded: Model, ids: torch.Tensor) -> float:
+    start = first_target(loaded.module)
+    if start >= ids.shape[1]:
+        raise WakefulError("a sequence has no token to predict; make them longer (--length)")
+    logits = loaded.logits(ids)[0, start - 1 : -1].float()
+    loss = float(F.cross_entropy(logits, ids[0, start:]))
+    if not math.isfinite(loss):
+        raise WakefulError(
+            f"{loaded.name}'s loss is not finite: the model is damaged, or needs --dtype float32 "
+            "or float64"
+        )
+    return loss

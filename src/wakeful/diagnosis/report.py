@@ -1,0 +1,553 @@
+"""What is told of a diagnosis, and of a cure, which is one before and one after."""
+
+import math
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import altair as alt
+import polars as pl
+
+from wakeful.diagnosis.heads import attention, hidden, maps, mean_attention, pictures, sink
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.verdict import (
+    findings,
+    head_values,
+    layer_values,
+    lazy_layers,
+    suggested_depth,
+    summary,
+)
+from wakeful.estimates import INTERVAL, finite, reach, to_error, with_error
+from wakeful.finding import Advice, Level
+from wakeful.probes.base import block_outputs, mean_over_layers
+from wakeful.reports import charts
+from wakeful.reports.terms import explained
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Facts,
+    Findings,
+    Fold,
+    Group,
+    Legend,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    glossary,
+    listed,
+    rough,
+)
+from wakeful.reports.value import method as told_method
+
+LEVELS: Mapping[Level, str] = {"good": "healthy", "mixed": "some", "bad": "strong"}
+MEANS = ("Means over layers", "over block outputs, the embedding left out")
+_SHARE = "first_key_share_without_row_0"
+_COMPARED = (
+    ("loss", "loss (nats)"),
+    (_SHARE, "first-token share, without row 0"),
+    ("first_key_share_with_row_0", "first-token share, with row 0"),
+    ("first_key_mass_without_row_0", "first-token mass, without row 0"),
+    ("first_key_mass_with_row_0", "first-token mass, with row 0"),
+    ("stored_prefix_mass", "mass on the stored prefix"),
+    ("entropy", "entropy (nats)"),
+    ("median_head_rank", "median head rank"),
+    ("heads_near_rank_1", "heads near rank 1"),
+    ("value_drain_lowest", "lowest value drain"),
+    ("kurtosis_first", "kurtosis, first"),
+    ("kurtosis_rest", "kurtosis, rest"),
+    ("max_activation_first", "mean max |x|, first"),
+    ("max_activation_rest", "mean max |x|, rest"),
+)
+_NO_ILLS = "no sinks, lazy layers, drained values or outliers"
+_COUNTED = {"median_head_rank", "heads_near_rank_1"}
+"""Figures that have no error over sequences."""
+_CURVES = (
+    (_SHARE, "paper", "all", "share of pairs led by key 0, without row 0", "share of pairs"),
+    ("rank", "paper", "all", "largest head rank", "rank"),
+    ("value_drain", "paper", "first", "‖v₀‖ over the others' mean", "ratio of norms"),
+    ("residual_peak", "paper", "first", "‖h₀‖ over the others' mean", "ratio of norms"),
+    ("kurtosis", "paper", "first", "kurtosis, first token", "kurtosis"),
+    ("kurtosis", "paper", "rest", "kurtosis, the rest", "kurtosis"),
+    ("first_key_mass_without_row_0", "paper", "all", "attention mass on key 0, without row 0",
+     "share of attention"),
+    ("entropy", "code", "all", "entropy of importance (nats)", "nats"),
+    ("mass_columns", "paper", "all", "columns holding the mass", "columns"),
+    ("value_eigenvalue", "paper", "1", "largest value eigenvalue", "eigenvalue"),
+    ("max_activation", "paper", "first", "mean max |x|, first token", "mean max |x|"),
+    ("max_activation", "paper", "rest", "mean max |x|, the rest", "mean max |x|"),
+    ("token_similarity", "paper", "all", "token similarity (cosine)", "cosine"),
+    ("block_influence", "paper", "all", "block influence", "1 − cos"),
+    ("angular_distance", "paper", "last", "angular distance (of π)", "share of π"),
+)  # fmt: skip
+"""Metric, variant, position, title and vertical axis of each curve over layers."""
+_FIRST = 6
+"""Curves that the page shows before its details."""
+_READ, _READ_OF_MANY = 60, 24
+"""Tokens of the text that the page quotes, of one model and of several."""
+_RANKS = {"rank", "mass_columns"}
+_FEW_RANKS = (1, 10, 100, 1000, 10000)
+_LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
+_LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
+_RATIO = alt.Axis(format="~g", tickCount=4)
+
+
+def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
+    """Return a curve over layers for each metric, all models in each, with 95% intervals."""
+    return [
+        Chart(f"{title}, over layers",
+              partial(_curve, diagnoses, metric, variant, position, title, axis),
+              title, explained(f"{metric}_{position}"))
+        for metric, variant, position, title, axis in _CURVES
+    ]  # fmt: skip
+
+
+def rank_strips(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
+    """Draw the sorted ranks of all heads, one strip a model."""
+    frame = _of_all(
+        diagnoses,
+        lambda each: (
+            head_values(each, "rank")
+            .sort("value")
+            .select(
+                "layer", "head", "value", "kind", place=(pl.int_range(pl.len()) + 0.5) / pl.len()
+            )
+        ),
+    )
+    longest = max(each.length for each in diagnoses)
+    ticks = [rank for rank in charts.RANKS if rank <= longest]
+    x = alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%", tickCount=5))
+    y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
+              axis=alt.Axis(values=ticks))  # fmt: skip
+    tooltip = ["model:N", "layer:O", "head:O", "value:Q", "kind:N"]
+    return charts.scatter(
+        charts.rounded(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240
+    )
+
+
+def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
+    """Draw the values' normalized eigenvalues, averaged over layers."""
+    frame = _of_all(
+        diagnoses,
+        lambda each: (
+            each.rows.filter(metric="value_spectrum")
+            .group_by(pl.col("position").cast(pl.Int64))
+            .agg(pl.col("value").mean())
+            .sort("position")
+        ),
+    )
+    x = alt.X("position:Q", title="eigenvalue, from the largest")
+    y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"), axis=_RATIO)
+    tooltip = ["model:N", "position:Q", charts.tip("value", ".3~g")]
+    drawn = charts.lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
+    return charts.wide(drawn, 220)
+
+
+def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
+    """Draw the largest token importances over layers: the first five of one model, a line each;
+    of several models the largest alone.
+    """
+    frame = _of_all(
+        diagnoses,
+        lambda each: each.rows.filter(metric="top_importance", variant="code").select(
+            "layer", "value", k=pl.col("position").cast(pl.Int64)
+        ),
+    )
+    frame = _positive(frame)
+    if len(diagnoses) > 1:
+        by, title, names, legend = "model", "largest importance", _names(diagnoses), None
+        frame = frame.filter(k=1).drop("k")
+    else:
+        by, title, legend = "k", "k-th largest importance", alt.Legend(title="k", columns=5)
+        frame = frame.with_columns(pl.col("k").cast(pl.String))
+        names = frame["k"].unique().sort().to_list()
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log"), axis=_RATIO)
+    tooltip = [f"{by}:N", "layer:Q", charts.tip("value", ".3~g")]
+    return charts.wide(
+        charts.lines(frame, by, names, charts.LAYERS, y, tooltip, legend=legend), 240
+    )
+
+
+def _curve(
+    diagnoses: Sequence[ModelDiagnosis],
+    metric: str,
+    variant: str,
+    position: str,
+    title: str,
+    axis: str,
+) -> charts.Drawing:
+    value = pl.col("value")
+
+    def rows(each: ModelDiagnosis, position: str) -> pl.DataFrame:
+        half = pl.col("standard_error").fill_null(0) * reach(1.0, max(2, each.num_sequences))
+        low, high = value - half, value + half
+        if metric in _LOG:
+            low = low.clip(lower_bound=value / 10)
+        elif metric in _RANKS:
+            low = low.clip(lower_bound=1)
+        elif metric.startswith("first_key"):
+            low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
+        found = layer_values(each, metric, variant=variant, position=position)
+        return found.select("layer", "value", "kind", low=low, high=high)
+
+    frame = _of_all(diagnoses, partial(rows, position=position))
+    scale, ticks = alt.Scale(), alt.Axis(tickCount=4)
+    if metric in _LOG:
+        frame = _positive(frame)
+        # Of the first token and of the rest, on one scale.
+        edges = pl.concat(
+            _positive(_of_all(diagnoses, partial(rows, position=other))).select("low", "high")
+            for each, _, other, *_ in _CURVES
+            if each == metric
+        )
+        ticks = alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
+        scale = alt.Scale(type="log")
+        if not edges.is_empty():
+            scale = alt.Scale(type="log", domain=(min(edges["low"]), max(edges["high"])))
+    elif metric.startswith("first_key"):
+        scale = alt.Scale(domain=charts.SHARE)
+    elif metric in _RANKS:
+        longest = max(each.length for each in diagnoses)
+        scale = alt.Scale(type="log", domain=(1, longest), clamp=True)
+        ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
+    y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
+    tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
+    drawn = charts.lines(
+        frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
+    )
+    return charts.wide(drawn, 150)
+
+
+def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
+    return [each.name for each in diagnoses]
+
+
+def _of_all(
+    diagnoses: Sequence[ModelDiagnosis], rows: Callable[[ModelDiagnosis], pl.DataFrame]
+) -> pl.DataFrame:
+    return pl.concat([rows(each).with_columns(model=pl.lit(each.name)) for each in diagnoses])
+
+
+def _positive(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that a logarithmic axis has a place for: a zero would flatten all others."""
+    return frame.filter(pl.col("value") > 0)
+
+
+def headlines(diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()) -> list[str]:
+    """Return the verdicts, a sentence for all models of which the same is to be said.
+
+    No model among the `worse`, those whose cure cost loss, is called healthy.
+    """
+    verdicts: dict[tuple[str, str, str], list[str]] = {}
+    for each in diagnoses:
+        verdict = ("has", "have", _ills(each) or _NO_ILLS)
+        if verdict[2] == _NO_ILLS and each.name not in worse:
+            verdict = ("is", "are", f"healthy: {_NO_ILLS}")
+        verdicts.setdefault(verdict, []).append(each.name)
+    return [
+        f"{listed(names)} {many if len(names) > 1 else one} {words}."
+        for (one, many, words), names in verdicts.items()
+    ]
+
+
+def _ills(diagnosis: ModelDiagnosis) -> str:
+    words = {"bad": "strong ", "mixed": "some "}
+    ills = {
+        "Attention sinks": "attention sinks", "Drained values": "drained values",
+        "Lazy layers": "lazy layers" if lazy_layers(diagnosis) else "lazy heads",
+        "Outlier activations": "outliers",
+    }  # fmt: skip
+    ill = (each for each in findings(diagnosis) if each.level != "good")
+    return listed(words[each.level] + ills[each.title] for each in ill)
+
+
+def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[Step]:
+    """Return what to do about what was found; what is healthy is quantized together, unless it is
+    quantized already.
+    """
+    found = [_cure(each, source) for each, source in zip(diagnoses, sources, strict=True)]
+    healthy = [n for n, step in enumerate(found) if step is None and not diagnoses[n].quantized]
+    steps = [step for step in found if step is not None and step.command]
+    if healthy:
+        names = listed(diagnoses[n].name for n in healthy)
+        models = shlex.join(sources[n] for n in healthy)
+        steps.append(Step(f"nothing to cure in {names}; see what quantization does",
+                          f"wakeful quantize {models}"))  # fmt: skip
+    return steps
+
+
+def _cure(diagnosis: ModelDiagnosis, source: str) -> Step | None:
+    levels = {each.title: each.level for each in findings(diagnosis)}
+    model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
+    if advice is not None:
+        command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
+        return Step(advice.words, command)
+    lazy = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
+    if lazy and not diagnosis.quantized:
+        return Step(f"train a model with the {depth} layers of {diagnosis.name} that work "
+                    "(not tried: training tells what it costs)",
+                    f"wakeful inherit {model} --layers {depth}")  # fmt: skip
+    return None
+
+
+def after_cure(
+    source: str,
+    folder: str | Path,
+    schemes: Sequence[str] = (),
+    advice: Advice | None = None,
+    reading: str = "",
+) -> list[Step]:
+    """Return what to do with a cured model in a folder and the model that it was made of.
+
+    `schemes` are expressions of those that it was cured for; `advice` is what to do instead, where
+    the cure did not help; `reading` are the options by which the cure read its text.
+    """
+    if advice is not None and advice.arguments:
+        return [Step(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
+    before, after = shlex.quote(source), shlex.quote(str(folder))
+    both, asked = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
+    evaluate, quantize = (
+        " ".join(filter(None, [verb, both, options, reading]))
+        for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", asked))
+    )
+    return [
+        Step("compare it with the original on text", evaluate),
+        Step("see what quantization costs each of them", quantize),
+    ]
+
+
+def diagnosis_report(
+    diagnoses: Sequence[ModelDiagnosis],
+    *,
+    title: str = "",
+    method: Mapping[str, str] | None = None,
+    done: Sequence[tuple[str, str]] = (),
+    sources: Sequence[str] = (),
+    steps: Sequence[Step] | None = None,
+    worse: Collection[str] = (),
+) -> Report:
+    """Return what is told of what models showed on a text.
+
+    `done` are words and what they say of what was done to the last of several models; `sources`
+    are what the models were asked for as, for a command to type; `steps` are what to do next, where
+    that is not to cure what was found; `worse` are models whose cure cost loss.
+    """
+    names, many = _names(diagnoses), len(diagnoses) > 1
+    named = sources if len(sources) == len(diagnoses) else names
+    longest = max(each.length for each in diagnoses)
+    curves = layer_charts(diagnoses)
+    every_map = [maps(each, longest) for each in diagnoses]
+    ahead = (0, 2) if len(diagnoses) < 3 else (0,)
+
+    def some(first: bool) -> Side:
+        """Return a map or two of each model, or the others."""
+        return Side([chart for found in every_map for number, chart in enumerate(found)
+                     if (number in ahead) == first], wide=True)  # fmt: skip
+
+    legend = Legend(names)
+    sections = [
+        *([Section("What was done", [Facts(done)], brief=True)] if done else []),
+        Section("Verdict", [Findings({each.name: findings(each) for each in diagnoses}, LEVELS)],
+                brief=True),
+        Section("Figures", [
+            _compared_table(diagnoses),
+            Text(f"± is the {INTERVAL} over sequences; of a mean over layers, the most that it can "
+                 "be" + (f". Differences, in small, are to {names[0]} and not paired." if many
+                         else "."), "note"),
+        ]),
+        Section("Layer by layer", [
+            Text("Bands are 95% confidence intervals over sequences. Layer −1 is the embedding: it "
+                 "is shown, and left out of every mean over layers. Layers that stand out are "
+                 "named.", "note"),
+            legend, Side(curves[:_FIRST]),
+        ]),
+        Section("The tokens", [*_tokens(diagnoses)]),
+        Section("Heads", [some(True)]),
+        Section("Details", [
+            Fold("More curves over layers", [legend, Side(curves[_FIRST:])]),
+            Fold("More maps of layers and heads", [some(False)]),
+            Fold("Sorted ranks, spectra of values, token importance", [
+                legend,
+                Chart("Sorted ranks of all heads", partial(rank_strips, diagnoses),
+                      "Ranks of all heads", "How many singular values hold the stated share of a "
+                      "head's energy. A head of rank 1 gives every query the same mixture."),
+                Side([
+                    Chart("Normalized eigenvalues of the values, mean over layers",
+                          partial(spectra, diagnoses), "Spectrum of values, mean over layers",
+                          "A steep fall means that values point few ways."),
+                    Chart("Largest token importances over layers",
+                          partial(top_importance, diagnoses), "Largest token importances",
+                          f"Mean attention of the {'' if many else 'k-th '}most attended token."),
+                ], wide=True),
+            ]),
+            *(fold for each in diagnoses for fold in _details(each)),
+        ]),
+        glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
+                 "residual_peak", "kurtosis"),
+        told_method([*(method or {}).items(), MEANS]),
+    ]  # fmt: skip
+    steps = next_steps(diagnoses, named) if steps is None else steps
+    told = [*headlines(diagnoses, worse), *_without_command(diagnoses)]
+    return Report(title or f"Diagnosis of {', '.join(names)}", told, steps, sections)
+
+
+def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
+    """Yield what is advised where no command helps."""
+    for each in diagnoses:
+        if each.advice is not None and not each.advice.arguments:
+            yield f"{each.advice.words}."
+
+
+def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
+    known = [(summary(each), _reaches(each)) for each in diagnoses]
+    rows = [
+        [Cell(label, explained(key)),
+         *_compared(key, [(figures[key], reaches.get(key)) for figures, reaches in known])]
+        for key, label in _COMPARED
+        if any(figures[key] is not None for figures, _ in known)
+    ]  # fmt: skip
+    columns = ["mean over layers (block outputs)", *_names(diagnoses)]
+    return Table(columns, rows, "Figures of each model", "figures", colored=True)
+
+
+def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
+    """Yield the text that was read, the sinks in it, and heads' attention to choose from."""
+    many = len(diagnoses) > 1
+    texts = ["".join(each.tokens[: _READ_OF_MANY if many else _READ]) for each in diagnoses]
+    same = many and len(set(texts)) == 1 and bool(texts[0])
+    if same:
+        yield Text("The text that all of them read begins:", "explained")
+        yield Text(f"{texts[0]}…", "quote")
+    if any(each.attention is not None and len(each.attention) for each in diagnoses):
+        then = ", then the heads of the highest rank" if many else ""
+        second = "" if many else "; the second picture has the heads of the highest rank"
+        yield Text(
+            "One head's attention among the first tokens of the first sequence: rows are queries, "
+            "columns the keys they look at. Choose a head below its picture: the strongest sinks "
+            f"come first{then}, then all others, layer by layer, among fewer tokens{second}.",
+            "explained",
+        )
+    groups: list[Part] = []
+    for each, text in zip(diagnoses, texts, strict=True):
+        parts: list[Part] = [Text(each.name, "heading")]
+        if leads := sink(each):
+            parts.append(Text(leads))
+        if text and not same:
+            parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
+        if each.attention is None or each.attention.is_empty():
+            parts.append(Chart(
+                f"Mean attention of all heads and layers of {each.name}",
+                partial(_mean_attention, each), explained=explained("mean_attention"),
+            ))  # fmt: skip
+        elif many:
+            draw = partial(attention, each, "sinks, then widest")
+            parts.append(Chart(f"Attention of a head of {each.name}", draw))
+        groups.append(Group(parts))
+    yield Side(groups, wide=True)
+    if not many:
+        name = diagnoses[0].name
+        yield Side([
+            Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),
+            Chart(f"Attention of a head of high rank of {name}",
+                  partial(attention, diagnoses[0], "widest")),
+        ], wide=True)  # fmt: skip
+
+
+def _mean_attention(each: ModelDiagnosis) -> charts.Drawing | None:
+    return mean_attention([("", each.rows.filter(metric="mean_attention"))])
+
+
+def _details(each: ModelDiagnosis) -> Iterator[Fold]:
+    """Yield a model's attention over whole sequences, its outlier channels and hidden states."""
+    if not each.rows.filter(metric="attention_picture").is_empty():
+        yield Fold(f"Attention of {each.name}'s heads over whole sequences", [
+            Chart(f"Attention of a head over whole sequences of {each.name}",
+                  partial(pictures, each), explained="Rows are queries, columns keys, each a "
+                  "fraction of the sequence: the weights in a bin of keys summed, the mean over "
+                  "queries and sequences. Lower triangles, and what a relaxed prefix lets see."),
+        ])  # fmt: skip
+    rows = [
+        [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),
+         str(row["layers"])]
+        for row in _channels(each)
+    ]  # fmt: skip
+    columns = ["channel", "largest |x|", "in layer", "at token",
+               "layers where it is among the top five"]  # fmt: skip
+    parts: list[Part] = [
+        Table(columns, rows, f"Outlier channels of {each.name}"),
+        Chart(f"Magnitude of hidden states of {each.name}",
+              lambda: hidden([("", each.rows.filter(metric="hidden_picture"))]),
+              "Hidden-state magnitude, first positions by channel", explained("hidden_magnitude")),
+    ]  # fmt: skip
+    shows = each.attention is not None and not each.attention.is_empty()
+    if shows:  # else it stands in the open
+        parts.append(Chart(f"Mean attention of all heads and layers of {each.name}",
+                           partial(_mean_attention, each),
+                           "Mean attention of all heads and layers, first positions"))  # fmt: skip
+    also = " and mean attention" if shows else ""
+    yield Fold(f"Outlier channels{also} of {each.name}", parts)
+
+
+def _channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
+    """Return the channels that stand out in most layers, with where they are largest."""
+    rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
+    largest = pl.col("value", "layer", "position").first()
+    top = (
+        rows.sort("value", descending=True)
+        .group_by("variant", maintain_order=True)
+        .agg(largest, layers=pl.len())
+        .sort("value", descending=True)
+    )
+    return top.head(8).to_dicts()
+
+
+def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
+    """Return how far the figures' 95% intervals over sequences reach at most: layers move together
+    at worst, and the error of their mean is then the mean of their errors.
+    """
+
+    def mean(metric: str, **where: str) -> float | None:
+        rows = layer_values(diagnosis, metric, **where).with_columns(value=pl.col("standard_error"))
+        return mean_over_layers(rows.drop_nulls("value"))
+
+    drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
+    alike = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
+    errors = {
+        "loss": finite(diagnosis.loss_error),
+        "entropy": mean("entropy", variant="code"),
+        "value_drain_lowest": next(iter(drain["standard_error"].to_list()), None),
+        **{key: mean(key) for key in alike},
+        **{
+            f"{metric}_{position}": mean(metric, position=position)
+            for metric in ("kurtosis", "max_activation")
+            for position in ("first", "rest")
+        },
+    }
+    count = diagnosis.num_sequences
+    return {key: error and reach(error, count) for key, error in errors.items()}
+
+
+def _compared(key: str, known: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
+    """Return every model's figure with its interval and, for all but the first, its difference to
+    the first's, to the digits that the intervals of both leave it.
+    """
+    base, base_half = known[0]
+    told: list[Cell] = []
+    for value, half in known:
+        if value is None:
+            told.append(Cell("–"))
+            continue
+        change = value - (value if base is None else base)
+        shown, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
+        if key in _COUNTED:
+            shown, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
+        elif half:
+            both = math.hypot(half, base_half or 0.0)
+            shown, gap = with_error(value, half), to_error(change, both, "+")
+        told.append(Cell(shown, gap if change else ""))
+    return told

@@ -1,0 +1,123 @@
+"""Which token a cure puts where attention parks: candidates for a model, and windows to measure on.
+
+`wakeful.surgery.sink_tokens` says how they are measured.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from wakeful.config.reading import Bos
+from wakeful.errors import WakefulError
+from wakeful.estimates import LossChange
+from wakeful.loading.chat import user_turn
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.probes.attention import KeyShares
+from wakeful.probes.running import logits_of
+from wakeful.probes.watch import watch
+from wakeful.surgery import SinkChoice, SinkTrial, by_preference, choose_sink_tokens, window_losses
+
+WINDOWS = 8
+"""Windows of text that a choice is measured on, and as many that it is verified on."""
+WINDOW = 128
+"""Tokens of a window, where the text and the model's context have as many."""
+SPREAD = 4
+"""Windows lie this many of their lengths apart, where the text is long enough."""
+CHOOSING_TOKENS = WINDOWS * WINDOW * SPREAD
+"""Tokens of text that windows are taken from."""
+_FREQUENT = 6
+"""Most frequent tokens of the text that are candidates."""
+_ATTENDED = 4
+"""Tokens of the text with the most attention that are candidates."""
+
+
+def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
+    """Return up to `WINDOWS` windows of a text, as far apart as it has room.
+
+    Shorter ones where it has fewer tokens, or the model a shorter context.
+    """
+    length = max(2, min(WINDOW, context, len(tokens) // WINDOWS))
+    whole = tokens[: len(tokens) // length * length].view(-1, length)
+    return whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]
+
+
+def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B L"]) -> list[int]:
+    """Return the tokens that a model may park attention on, the likeliest first.
+
+    They are BOS, what its tokenizer and its chat template begin a text with, what ends a text, the
+    tokens with the most attention in windows of the text, and the most frequent ones there.
+    """
+    begins = [] if loaded.bos is None else loaded.begin("on")
+    begins += loaded.opening[:1]
+    try:
+        turn = user_turn(loaded.own_tokenizer)
+    except WakefulError:  # a template without a user's turn says nothing
+        turn = None
+    begins += [] if turn is None else turn.before[:1]
+    begins += [] if loaded.end is None else [loaded.end]
+    shares = KeyShares()
+    watched = windows[:2]
+    with torch.inference_mode(), watch(model, shares):
+        for row in watched:
+            logits_of(model, row[None])
+    mass: dict[int, float] = {}
+    for row, masses in zip(watched.tolist(), shares.masses, strict=True):
+        for token, value in zip(row, masses.tolist(), strict=True):
+            mass[token] = max(mass.get(token, 0.0), value)
+    attended = sorted(mass, key=mass.__getitem__, reverse=True)[:_ATTENDED]
+    counts = torch.bincount(windows.flatten())
+    frequent = counts.argsort(descending=True)[:_FREQUENT]
+    frequent = [token for token in frequent.tolist() if counts[token]]
+    return loaded.checked([*dict.fromkeys([*begins, *attended, *frequent])])
+
+
+def choose_prefix(
+    loaded: Model,
+    decoder: Decoder,
+    windows: Int[Tensor, "B L"],
+    *,
+    num_tokens: int = 1,
+    bos: Bos = "auto",
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SinkChoice:
+    """Return which tokens are best stored before a model's text, one chosen after the other.
+
+    Raises:
+        WakefulError: the model has a stored prefix already.
+    """
+    candidates = likely_sink_tokens(loaded, decoder, windows)
+    opening = loaded.begin(bos)
+    choice = choose_sink_tokens(
+        decoder, windows, candidates, preferred=loaded.bos, opening=opening,
+        on_progress=on_progress,
+    )  # fmt: skip
+    for _ in range(num_tokens - 1):
+        choice = choose_sink_tokens(
+            decoder, windows, candidates, opening=opening, before=choice.token.tokens,
+            on_progress=on_progress,
+        )  # fmt: skip
+    return choice
+
+
+def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
+    """Return the token that a model best reads before a text, by the loss; BOS if it is as good."""
+    trials = {
+        token: SinkTrial((token,), window_losses(loaded.module, windows, (token,)))
+        for token in likely_sink_tokens(loaded, loaded.module, windows)
+    }
+    return trials[by_preference(trials, loaded.bos)[0]]
+
+
+def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:
+    """Return the change of the loss on windows of a text that both read as `bos` says."""
+    openings = before.begin(bos), after.begin(bos)
+    room = min(before.context, after.context) - max(map(len, openings))
+    length = max(2, min(WINDOW, text.shape[1], room))
+    rows = text[:, : text.shape[1] // length * length].reshape(-1, length)
+    return LossChange.between(
+        window_losses(before.module, rows, openings[0]),
+        window_losses(after.module, rows, openings[1]),
+    )

@@ -1,0 +1,163 @@
+"""The verb diagnose: models and a text in; tables, verdicts and a page out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from wakeful.config.keywords import options_from, takes
+from wakeful.config.reading import LENGTH
+from wakeful.diagnosis.advice import advise
+from wakeful.diagnosis.measure import DIAGNOSIS_PASSES, diagnose_model, metrics_table, token_files
+from wakeful.diagnosis.measure import ModelDiagnosis as Diagnosed
+from wakeful.diagnosis.options import DiagnoseOptions
+from wakeful.diagnosis.report import diagnosis_report
+from wakeful.diagnosis.verdict import summary
+from wakeful.errors import WakefulError
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.reading import Words, words_of
+from wakeful.loading.session import counting, own_words, session
+from wakeful.loading.sources import Source, name_of
+from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.value import Report
+from wakeful.runs.run import Environment
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Display, Shown
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Diagnosis(Measured):
+    """What models showed on a text."""
+
+    models: tuple[Diagnosed, ...]
+    method: Mapping[str, str]
+    machine: Environment
+    sources: tuple[str, ...]
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Rows of `model`, `sequences` and the columns of `wakeful.probes.base.SCHEMA`."""
+        return metrics_table(self.models)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`models`, with each one's figures as means over layers, and `method`, in words."""
+        return {
+            "models": [json.loads(json.dumps(summary(each))) for each in self.models],
+            "method": dict(self.method),
+        }
+
+    @property
+    def report(self) -> Report:
+        """Attention sinks, lazy layers, drained values and outliers of each model."""
+        return diagnosis_report(self.models, method=self.method, sources=self.sources)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
+        return self.write_run(
+            folder, "diagnose", self.machine, models=list(self.sources),
+            files={"diagnosis.parquet": self.frame, **token_files(self.models)},
+        )  # fmt: skip
+
+
+@takes(DiagnoseOptions)
+@ordinary_switches()
+def diagnose(
+    *models: Source,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: DiagnoseOptions | None = None,
+    **given: Any,
+) -> Diagnosis:
+    """Measure where models waste attention and channels, by the metrics of docs/metrics.md.
+
+        wakeful.diagnose("smollm2", text="book.txt", length=256)
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `DiagnoseOptions`, whose fields are keyword arguments too.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is.
+
+    Raises:
+        WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
+            option is out of its range, or `out` exists. Nothing is written.
+    """
+    wanted = options_from(DiagnoseOptions, given, options)
+    with session("diagnose", wanted, models, tokenizer, shown) as at:
+        words = words_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences)
+        found: list[Diagnosed] = []
+        texts: dict[str, str] = {}
+        for model in at.models():
+            own = own_words(model, wanted, words)
+            texts[model.name] = own.name or wanted.source
+            found.append(_diagnosed(model, own, wanted, at.show))
+            del model
+        lengths = {each.name: f"{each.length} tokens" for each in found}
+        method = {
+            "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
+            "Text": f"{same_or_each(texts)}, {wanted.num_sequences} sequences of "
+            f"{same_or_each(lengths)} from its beginning",
+            "BOS": at.bos,
+            "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
+            "Rank": f"τ = {wanted.tau:g}, mean over sequences, then the largest over heads; lazy "
+            f"at or under {wanted.lazy_rank:g}; exact up to {wanted.rank_tokens} tokens and "
+            f"{wanted.rank_seconds:g} s",
+            "Entropy": "heads averaged first (the official code's); low is concentrated",
+            "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
+            "final norm",
+            "First-token share": "row 0, which sees only key 0, left out unless a title says so",
+            "Machine": str(at.machine),
+        }
+        result = Diagnosis(
+            models=tuple(found), method=method, machine=at.machine,
+            sources=tuple(name_of(source) for source in models), figures=wanted.figures,
+        )  # fmt: skip
+        at.keep(result)
+    return result
+
+
+def _diagnosed(model: Model, words: Words, wanted: DiagnoseOptions, show: Display) -> Diagnosed:
+    heads = _heads(model)
+    outside = [head for head in wanted.heads if not 0 <= head < heads]
+    if outside:
+        raise WakefulError(
+            f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
+        )
+    length = wanted.length_for(model.context)
+    sequences = words.sequences(
+        model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
+    )
+    found = diagnose_model(
+        model,
+        sequences,
+        tau=wanted.tau,
+        lazy_rank=wanted.lazy_rank,
+        rank_tokens=wanted.rank_tokens,
+        rank_seconds=wanted.rank_seconds,
+        picture_layers=wanted.layers,
+        picture_heads=wanted.heads or range(min(4, heads)),
+        progress=counting(
+            show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
+        ),
+    )
+    found = replace(found, quantized=model.is_quantized)
+    if wanted.no_advice:
+        return found
+    text = [row[model.begins(wanted.bos) :] for row in sequences]
+    advice = advise(model, found, text, bos=wanted.bos, show=show)
+    if advice is not None and advice.arguments:
+        arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
+        advice = replace(advice, arguments=arguments)
+    return replace(found, advice=advice)
+
+
+def _heads(model: Model) -> int:
+    config: Any = model.module.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(config, "num_attention_heads", 0) or config.num_heads

@@ -1,0 +1,174 @@
+"""What a diagnosis says: the figures that papers print, lazy layers, and a verdict in sentences."""
+
+import dataclasses
+import math
+from typing import Any
+
+import polars as pl
+
+from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.estimates import finite
+from wakeful.finding import Finding, Level
+from wakeful.probes import exact
+from wakeful.probes.base import block_outputs, mean_over_layers
+
+_NAMED = 3
+"""Later sinks that a sentence names."""
+
+
+def layer_values(
+    diagnosis: ModelDiagnosis, metric: str, *, variant: str = "paper", position: str = "all"
+) -> pl.DataFrame:
+    """Return a metric's row for each layer: layer, value, standard_error, kind."""
+    rows = diagnosis.rows.filter(metric=metric, variant=variant, position=position)
+    return rows.filter(pl.col("head").is_null()).sort("layer")
+
+
+def summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
+    """Return the figures that papers print, each a mean over layers unless its name says more."""
+
+    def mean(metric: str, **where: str) -> float | None:
+        return finite(mean_over_layers(layer_values(diagnosis, metric, **where)))
+
+    ranks = head_values(diagnosis, "rank")
+    drain = layer_values(diagnosis, "value_drain", position="first")
+    return {
+        "model": diagnosis.name,
+        "architecture": diagnosis.architecture,
+        "layers": diagnosis.num_layers,
+        "length": diagnosis.length,
+        "sequences": diagnosis.num_sequences,
+        "loss": diagnosis.loss,
+        "loss_standard_error": finite(diagnosis.loss_error),
+        "has_bos": diagnosis.has_bos,
+        "quantized": diagnosis.quantized,
+        # The first token's, each with row 0, which sees nothing else, and without it.
+        **{
+            name: mean(name)
+            for part in ("share", "mass")
+            for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
+        },
+        "stored_prefix_mass": mean("stored_prefix_mass"),
+        "later_sinks": [dataclasses.asdict(each) for each in diagnosis.later_sinks],
+        "entropy": mean("entropy", variant="code"),
+        "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
+        "lazy_layers": lazy_layers(diagnosis),
+        "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
+        "heads": len(ranks),
+        "median_head_rank": ranks["value"].median(),
+        "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
+        "suggested_depth": suggested_depth(diagnosis),
+        "advice": None if diagnosis.advice is None else dataclasses.asdict(diagnosis.advice),
+        **{
+            f"{metric}_{position}": mean(metric, position=position)
+            for metric in ("kurtosis", "max_activation")
+            for position in ("first", "rest")
+        },
+    }
+
+
+def lazy_layers(diagnosis: ModelDiagnosis) -> list[int]:
+    """Return the layers whose every head has a rank at or under the threshold."""
+    return layer_values(diagnosis, "lazy").filter(pl.col("value") > 0)["layer"].to_list()
+
+
+def suggested_depth(diagnosis: ModelDiagnosis) -> int:
+    """Return how many first layers to inherit: all up to the last that is not lazy.
+
+    A lazy layer before a working one has to stay, for the layers after it were trained on its
+    output; with no lazy layer at the end that is the whole depth, and the paper's default of half
+    the layers is then a choice without this evidence.
+    """
+    lazy = set(lazy_layers(diagnosis))
+    return 1 + max((n for n in range(diagnosis.num_layers) if n not in lazy), default=0)
+
+
+def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
+    """Return the verdict on sinks, lazy layers, drained values and outliers."""
+    figures, layers = summary(diagnosis), diagnosis.num_layers
+    share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
+    even = float(exact.even_shares(diagnosis.length)[0])
+    first_excess = (share or 0.0) - even
+    near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
+    drain = layer_values(diagnosis, "value_drain", position="first")
+    drained = len(drain.filter(pl.col("value") < 0.5))
+    lowest = figures["value_drain_lowest"]
+    # A kurtosis that is not finite is of activations whose fourth power is not.
+    kurtoses = [figures[f"kurtosis_{part}"] for part in ("first", "rest")]
+    first, rest = (math.inf if each is None else each for each in kurtoses)
+    bounds = figures["ranks_that_are_bounds"]
+    kept = figures["stored_prefix_mass"]
+    stored = "" if kept is None else f"; the stored prefix holds {kept:.1%}"
+    whole = "No layer is lazy as a whole"
+    if lazy:
+        whole = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
+    return [
+        Finding(
+            "Attention sinks",
+            sink_level(max([first_excess, *(each.excess for each in diagnosis.later_sinks)])),
+            f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
+            f"takes {mass:.1%} of all attention, not counting its own{stored}."
+            + "".join(f" Later, {each}." for each in diagnosis.later_sinks[:_NAMED]),
+            "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
+            "Activation).",
+        ),
+        Finding(
+            "Lazy layers",
+            "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
+            f"{whole}; {near} of {heads} heads are near rank 1 and the median head's rank is "
+            f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
+            f"{_depth(figures['suggested_depth'], layers)}"
+            + (f" {bounds} ranks are bounds." if bounds else ""),
+            "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
+        ),
+        Finding(
+            "Drained values",
+            _level(drained / layers, 0.1, 0.5),
+            f"The first token's values have less than half the norm of the others' in "
+            f"{drained} of {layers} layers; "
+            + ("all values are zero." if lowest is None else f"at the lowest, {lowest:.2f} of it."),
+            "ResFormer keeps about 0.7 (Value Residual Learning, appendix A.2).",
+        ),
+        Finding(
+            "Outlier activations",
+            _level(max(first, rest), 12.0, 60.0),
+            f"Mean kurtosis is {_told(first, '.1f')} at the first token and {_told(rest, '.1f')} "
+            f"at the rest (a Gaussian has 3); the largest activation of the first token is "
+            f"{_told(figures['max_activation_first'], ',.0f')} on average{_channel(diagnosis)}.",
+            "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
+            "to Activation, table 2).",
+        ),
+    ]
+
+
+def _depth(depth: int, layers: int) -> str:
+    if depth == layers:
+        return "No layer at the end can be left out."
+    return f"The last {layers - depth} can be left out: inherit the first {depth}."
+
+
+def _told(value: float | None, style: str) -> str:
+    return "not finite" if value is None or math.isinf(value) else format(value, style)
+
+
+def sink_level(share: float) -> Level:
+    """Return what a token's share of attention, over that of even attention, means."""
+    return _level(share, 0.05, 0.3)
+
+
+def _level(value: float, good: float, bad: float) -> Level:
+    return "good" if value <= good else "bad" if value >= bad else "mixed"
+
+
+def _channel(diagnosis: ModelDiagnosis) -> str:
+    rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
+    if rows.is_empty():
+        return ""
+    top = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
+    return f"; {top['variant'][0]} stands out most"
+
+
+def head_values(diagnosis: ModelDiagnosis, metric: str, variant: str = "paper") -> pl.DataFrame:
+    """Return a metric's row for each layer and head."""
+    rows = diagnosis.rows.filter(metric=metric, variant=variant)
+    return rows.filter(pl.col("head").is_not_null()).sort("layer", "head")

@@ -1,0 +1,112 @@
+"""Options of `evaluate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from wakeful.config.options import HowMuch, What
+from wakeful.config.reading import Reading
+from wakeful.config.refusals import AtLeast, Excludes, Needs
+from wakeful.config.schema import DataConfig
+from wakeful.errors import WakefulError
+
+
+def with_shots(task: str) -> tuple[str, int | None]:
+    """Return the name and the shots of TASK or TASK@SHOTS; None where it leaves them open.
+
+    Raises:
+        WakefulError: what stands behind the @ is not a number of examples.
+    """
+    name, at, shots = task.partition("@")
+    if at and not shots.isdecimal():
+        raise WakefulError(
+            f"task {task!r}: after the @ goes the number of few-shot examples, e.g. {name}@5"
+        )
+    return name, int(shots) if at else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Reading):
+    """Texts, tasks and costs to measure; with examples and no text, the examples alone."""
+
+    texts: What[tuple[str, ...]] = ()
+    """Several texts in place of one, each with figures of its own: files, folders, globs."""
+    speed: What[tuple[int, ...]] = ()
+    """Lengths of a prompt at which reading and writing are timed, e.g. 128 1024 4096; the model's
+    size is reported too."""
+    stride: HowMuch[int] = 0
+    """Tokens from one window to the next. 0: the length, so that windows do not overlap."""
+    num_sequences: HowMuch[int] = 0
+    """Windows at most, from the text's beginning. 0: all of a text that is named, else 64."""
+    lambada: What[str] = ""
+    """JSON lines {"text": ...}: predict the last word."""
+    choices: What[str] = ""
+    """JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal", "sol1",
+    "sol2"}: choose the answer."""
+    labels: str = ""
+    """The answers to choices, one number a line from 0, where they are in a file of their own."""
+    tasks: What[tuple[str, ...]] = ()
+    """Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each question; their
+    data comes from the Hugging Face hub."""
+    shots: int = 0
+    """Solved examples before each question of tasks that are named without."""
+    limit: HowMuch[int] = 0
+    """Examples at most of each task. 0: all."""
+    batch_size: HowMuch[int] = 4
+    """Windows or examples per forward pass."""
+
+    RULES = (
+        AtLeast("batch_size", 1),
+        AtLeast("stride num_sequences limit shots", 0),
+        Excludes("texts", "text", "every text is named in --texts"),
+        Needs("labels", "choices", "they are the answers to these"),
+        Needs("shots", "tasks", "these bring few-shot examples"),
+        Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stems = [Path(text).stem for text in self.texts]
+        for stem in stems:
+            if stems.count(stem) > 1:
+                raise WakefulError(f"two of the texts are called {stem}: figures go by that name")
+        if any(length < 1 for length in self.speed) or len({*self.speed}) < len(self.speed):
+            raise WakefulError(f"speed = {self.speed}: lengths of at least 1, each once")
+        for name in ("length", "stride", "num_sequences"):
+            if not self.sources and getattr(self, name):
+                raise WakefulError(f"{name} is for a text, and none is given; add --text")
+        if self.length and self.stride > self.length:
+            raise WakefulError(
+                f"stride = {self.stride} must be between 1 and the length, {self.length}"
+            )
+        named = [with_shots(task)[0] for task in self.tasks]
+        if len(set(named)) < len(named):
+            raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
+        named += [name for name in ("lambada", "choices") if getattr(self, name)]
+        both = {*stems} & {*named}
+        if both:
+            raise WakefulError(
+                f"a text is called {min(both)}, and so is a task: figures go by that name, so "
+                "rename the text"
+            )
+
+    @property
+    def source(self) -> str:
+        """The one text to measure perplexity on; empty where something else is asked for."""
+        other = self.asks or self.texts or self.speed
+        return self.text or ("" if other else DataConfig.source)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The texts to measure perplexity on, by the names of their figures."""
+        several = {Path(text).stem: text for text in self.texts}
+        return {"text": self.source} if self.source else several
+
+    @property
+    def windows(self) -> int:
+        """Windows at most; 0: all."""
+        return self.num_sequences or (0 if self.text or self.texts else 64)
+
+    @property
+    def asks(self) -> bool:
+        """Whether lm-eval is needed."""
+        return bool(self.lambada or self.choices or self.tasks)

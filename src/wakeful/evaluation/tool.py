@@ -1,0 +1,220 @@
+"""The verb evaluate: models, a text and examples in; scores, verdicts and a page out."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from torch import nn
+
+from wakeful.config.keywords import options_from, takes
+from wakeful.config.reading import LENGTH
+from wakeful.errors import WakefulError
+from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
+from wakeful.evaluation.examples import TaskSet, read_choices, read_lambada
+from wakeful.evaluation.options import EvaluateOptions
+from wakeful.evaluation.perplexity import check_likelihoods, perplexity
+from wakeful.evaluation.report import evaluation_report, method_of, summary
+from wakeful.evaluation.task_set import read_tasks
+from wakeful.inheritance import with_heirs
+from wakeful.loading.load import is_own_gguf, place_of
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.reading import Words, words_of
+from wakeful.loading.session import counting, own_words, session
+from wakeful.loading.sources import Source, name_of
+from wakeful.probes.running import as_decoder
+from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.value import Report
+from wakeful.runs.run import Environment
+from wakeful.scores import Score, averages, scores_table
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Display, Shown
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Evaluation(Measured):
+    """How well models predict."""
+
+    names: Mapping[str, str]
+    """Each model's architecture."""
+    scores: tuple[Score, ...]
+    method: Mapping[str, str]
+    machine: Environment
+    sources: tuple[str, ...]
+    reading: str = ""
+    """The options by which the text was read, for the next command."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row for each model, task, metric and example: key, value, weight."""
+        return scores_table(self.scores)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`models`, `scores` with errors and paired differences, and `method`, in words."""
+        return summary(self.names, self.scores, self.method)
+
+    @property
+    def report(self) -> Report:
+        """Each figure, paired differences from the first model's, and what is sure of them."""
+        return evaluation_report(
+            self.scores, title="Evaluation of " + ", ".join(self.names), method=self.method,
+            sources=self.sources, reading=self.reading,
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write evaluation.parquet, summary.json and report.html to a new folder; return it."""
+        return self.write_run(
+            folder, "evaluate", self.machine, models=list(self.sources),
+            files={"evaluation.parquet": self.frame},
+        )  # fmt: skip
+
+
+@takes(EvaluateOptions)
+@ordinary_switches()
+def evaluate(
+    *models: Source,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: EvaluateOptions | None = None,
+    **given: Any,
+) -> Evaluation:
+    """Measure how well models predict, and what they cost: perplexity of texts, LAMBADA, multiple
+    choice, tasks of lm-eval, size and speed.
+
+        wakeful.evaluate("smollm2", "heir", text="book.txt", num_sequences=64)
+        wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
+            inheritance stands for its reference, its last heirs and its baselines.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `EvaluateOptions`, whose fields are keyword arguments too.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is.
+
+    Raises:
+        WakefulError: a model, a text or a file of examples cannot be read, lm-eval is missing or
+            does not know a task, an option is out of its range, or `out` exists. Nothing is
+            written.
+    """
+    wanted = options_from(EvaluateOptions, given, options)
+    sources = with_heirs(models)
+    with session("evaluate", wanted, sources, tokenizer, shown) as at:
+        material, tasks = _read(wanted, at.show)
+        scores: list[Score] = []
+        names: dict[str, str] = {}
+        lengths: dict[str, str] = {}
+        texts: dict[str, str] = {}
+        timed: dict[str, str] = {}
+        ours = bool(wanted.speed) and any(map(_is_ours, sources))
+        for model in at.models():
+            names[model.name] = model.architecture
+            length = wanted.length_for(model.context)
+            lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
+            words = {name: own_words(model, wanted, text) for name, text in material.items()}
+            texts[model.name] = ", ".join(
+                text.name or wanted.source or wanted.sources[name] for name, text in words.items()
+            )
+            scores += _measure(model, wanted, words, tasks, at.show)
+            if wanted.speed:
+                scores += _costs(model, wanted, timed, at.show, ours=ours)
+            del model
+        method = method_of(
+            names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
+            text=same_or_each(texts), windows=same_or_each(lengths), timed=same_or_each(timed),
+        )  # fmt: skip
+        result = Evaluation(
+            names=names, scores=tuple(scores), method=method, machine=at.machine,
+            sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
+            reading=wanted.text_flags,
+        )  # fmt: skip
+        at.keep(result)
+    return result
+
+
+def _read(wanted: EvaluateOptions, show: Display) -> tuple[dict[str, Words], TaskSet]:
+    """Return the texts, by the names of their figures, and the examples; what is wrong with them is
+    said before a model is loaded.
+    """
+    enough = (wanted.length or LENGTH) * wanted.windows
+    texts = {name: words_of(source, enough) for name, source in wanted.sources.items()}
+    completions = read_lambada(wanted.lambada) if wanted.lambada else []
+    choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
+    tasks = TaskSet()
+    if wanted.asks:
+        show.note("preparing lm-eval's tasks")
+        tasks = read_tasks(wanted, completions, choices)
+    return texts, tasks
+
+
+def _measure(
+    model: Model,
+    wanted: EvaluateOptions,
+    texts: Mapping[str, Words],
+    tasks: TaskSet,
+    show: Display,
+) -> list[Score]:
+    check_likelihoods(model.name, model.module)
+    bos = model.begins(wanted.bos)
+    if wanted.speed:
+        check_lengths(model, wanted.speed)
+    scores: list[Score] = []
+    for name, words in texts.items():
+        length = wanted.length_for(model.context)
+        found = perplexity(
+            model,
+            words,
+            length=length,
+            stride=wanted.stride or length,
+            num_sequences=wanted.windows,
+            bos=bos,
+            batch_size=wanted.batch_size,
+            progress=counting(show, f"{model.name}: windows", model, tokens=length),
+        )
+        scores += [dataclasses.replace(score, task=name) for score in found]
+    if tasks.tasks:
+        from wakeful.evaluation.harness import HarnessModel, run_tasks  # noqa: PLC0415 - needs lm-eval
+
+        asked = HarnessModel(
+            model,
+            bos=bos,
+            batch_size=wanted.batch_size,
+            progress=partial(show.count, f"{model.name}: rows"),
+        )
+        answered = run_tasks(model.name, asked, tasks, limit=wanted.limit)
+        scores += [*answered, *averages(answered)]
+    return scores
+
+
+def _is_ours(source: Source) -> bool:
+    """Tell, before it is loaded, whether our decoder will run a model."""
+    if isinstance(source, Model | nn.Module):
+        module = source.module if isinstance(source, Model) else source
+        return code_of(module) == OURS
+    place = place_of(source)
+    return place.kind in ("run", "export") or is_own_gguf(place)
+
+
+def _costs(
+    model: Model, wanted: EvaluateOptions, timed: dict[str, str], show: Display, *, ours: bool
+) -> list[Score]:
+    """Return a model's size and speed, with our decoder where `ours` and where that can be it.
+
+    `timed` is told what ran the model.
+    """
+    ready = model
+    timed[model.name] = code_of(model.module)
+    if ours and as_decoder(model.module) is None:
+        try:
+            ready = model.converted()
+            timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"
+        except WakefulError as error:
+            timed[model.name] = f"{THEIRS}, another implementation, because {error}"
+            show.note(f"{model.name}: timed with {timed[model.name]}")
+    timing = partial(show.count, f"{model.name}: rounds of timing")
+    return costs(ready, wanted.speed, progress=timing)

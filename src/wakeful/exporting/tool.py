@@ -1,0 +1,135 @@
+"""The verb export: any model that our decoder can be, as a folder for Transformers."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wakeful.config.commands import command_of
+from wakeful.config.keywords import options_from, takes
+from wakeful.config.refusals import check_rules
+from wakeful.errors import WakefulError
+from wakeful.exporting.options import (
+    COPIED_RULES,
+    FILE_RULES,
+    FOLDER_RULES,
+    MEMORY_RULES,
+    ExportOptions,
+)
+from wakeful.hf.dropping import check_order, drop_layers
+from wakeful.hf.gguf_out import export_gguf
+from wakeful.hf.weights_out import export_decoder as write
+from wakeful.hf.weights_out import refuse_existing, written_as
+from wakeful.hf.whole import read_config
+from wakeful.inheritance import inherit_blocks, named_layers, numbered
+from wakeful.layer_ranges import format_layers
+from wakeful.loading.card import file_lineage, model_card, shortened_card
+from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
+from wakeful.loading.model import AnyTokenizer
+from wakeful.loading.sources import Source, as_ours, name_of
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Shown, usual
+
+
+@takes(ExportOptions)
+@ordinary_switches()
+def export(
+    model: Source,
+    folder: str | Path,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: ExportOptions | None = None,
+    **given: Any,
+) -> str:
+    """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
+
+        wakeful.export("runs/first", "first-for-everybody")
+        wakeful.export("smollm2", "smollm2.gguf", gguf="q8_0")
+        wakeful.export("openai/gpt-oss-20b", "smaller", layers=["0-11", "20-23"])
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
+            architectures.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `ExportOptions`, whose fields are keyword arguments too.
+
+    Raises:
+        WakefulError: the model cannot be read, or the folder exists or cannot be written.
+    """
+    wanted = options_from(ExportOptions, given, options)
+    folder = Path(folder)
+    check_rules(wanted, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
+    refuse_existing(folder)
+    command = command_of("export", wanted, name_of(model), str(folder))
+    layers = numbered(wanted.layers)
+    if layers:
+        check_order(layers)
+    stock = None
+    if layers and folder.suffix != ".gguf":
+        stock = _stock_folder(model, wanted.step)
+    if stock is not None:
+        if tokenizer is not None:
+            raise WakefulError(
+                "a tokenizer is given, and what stays of a folder whose layers are left out is "
+                "copied: leave it out, or export the result with it"
+            )
+        check_rules(wanted, *COPIED_RULES)
+        kind = read_config(stock).model_type
+        card = shortened_card(folder.name, name_of(model), command, kind, layers)
+        return drop_layers(stock, layers, folder, card=card)
+    if isinstance(model, str | Path):
+        # A folder's tensors are cast as they are written, where what does not fit is refused.
+        stored = torch.float32 if folder.suffix == ".gguf" else "auto"
+        found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=wanted.step)
+    else:
+        check_rules(wanted, *MEMORY_RULES)
+        found = load(model, tokenizer=tokenizer)
+    if found.is_quantized:
+        raise WakefulError(
+            f"{found.name} is quantized: export the model it was made from, or save this one by "
+            "save_model"
+        )
+    with (shown or usual)("export") as show:
+        found = whole = as_ours(found, show)
+    if layers:
+        of = found.decoder().config.num_layers
+        found = dataclasses.replace(
+            found, module=inherit_blocks(found.decoder(), named_layers(layers, of=of))
+        )
+    done = [f"its layers {format_layers(layers)} (from 0)"] if layers else []
+    if found.agreement is not None:
+        done.append(f"read as wakeful's decoder: {found.agreement}")
+    if folder.suffix == ".gguf":
+        lineage, origin = file_lineage(found, source=whole, done=done)
+        return export_gguf(
+            found.decoder(), folder, tokenizer=found.own_tokenizer,
+            storage="f16" if wanted.gguf == "auto" else wanted.gguf, name=found.name,
+            lineage=lineage, origin=origin,
+        )  # fmt: skip
+    kind = written_as(found.decoder().config, found.own_tokenizer)[0]
+    card = model_card(found, kind, command, source=whole, done=done)
+    dtype = found.written_in if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
+    return write(
+        found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card,
+        types=found.types if wanted.dtype == "auto" else None,
+    )  # fmt: skip
+
+
+def _stock_folder(model: Source, step: int) -> Path | None:
+    """Return the folder of Transformers' files that a model is read from, fetched from the hub
+    where that is its place; None for runs, our own exports and models in memory.
+
+    Raises:
+        WakefulError: a `step` is asked for, which runs alone have.
+    """
+    if not isinstance(model, str | Path):
+        return None
+    place = place_of(model)
+    check_step(place, step)
+    if place.kind == "hub":
+        return fetched(place.name)
+    return place.path if place.kind == "folder" else None

@@ -1,0 +1,63 @@
+"""The verb generate: a model and a prompt in, text out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from wakeful.config.keywords import options_from, takes
+from wakeful.generation.options import GenerateOptions
+from wakeful.loading.load import load
+from wakeful.loading.model import AnyTokenizer
+from wakeful.loading.sources import Source
+from wakeful.switches import ordinary_switches
+
+
+@takes(GenerateOptions)
+def generate(
+    model: Source,
+    prompt: str,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    options: GenerateOptions | None = None,
+    **given: Any,
+) -> str:
+    """Return the text that continues a prompt.
+
+        wakeful.generate("runs/first", "def main(", temperature=0.7)
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        prompt: an empty one begins as a document does.
+        tokenizer: of a module in memory.
+        options: `GenerateOptions`, whose fields are keyword arguments too.
+
+    Raises:
+        WakefulError: an option is out of its range, the context too short, or the chat template
+            cannot be used.
+    """
+    return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **given))
+
+
+@ordinary_switches()
+def stream(
+    model: Source,
+    prompt: str,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    options: GenerateOptions | None = None,
+    **given: Any,
+) -> Iterator[str]:
+    """Return the text of `generate` piece by piece, each once it is known."""
+    wanted = options_from(GenerateOptions, given, options)
+    # As it is stored: continuing a text needs no more than the weights have.
+    loaded = load(model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto")
+    return loaded.stream(
+        prompt,
+        num_tokens=wanted.num_tokens,
+        temperature=wanted.temperature,
+        top_k=wanted.top_k,
+        top_p=wanted.top_p,
+        seed=wanted.seed,
+        bos=wanted.bos,
+        chat=wanted.chat,
+    )

@@ -1,0 +1,41 @@
+"""Make a smaller model of a larger one: choose layers, bridge the gaps, heal, grow."""
+
+from typing import TYPE_CHECKING
+
+from lazy_loader import attach
+
+if TYPE_CHECKING:
+    from wakeful.inheritance.blocks import grow, inherit_blocks
+    from wakeful.inheritance.layers import LayerMap, named_layers, numbered
+    from wakeful.inheritance.options import InheritOptions
+    from wakeful.inheritance.report import inheritance_report
+    from wakeful.inheritance.result import Inheritance, with_heirs
+    from wakeful.inheritance.tool import inherit
+    from wakeful.inheritance.untrained import UntrainedHeir
+
+__all__ = [
+    "InheritOptions",
+    "Inheritance",
+    "LayerMap",
+    "UntrainedHeir",
+    "grow",
+    "inherit",
+    "inherit_blocks",
+    "inheritance_report",
+    "named_layers",
+    "numbered",
+    "with_heirs",
+]
+
+__getattr__, __dir__, _ = attach(
+    __name__,
+    submod_attrs={
+        "blocks": ["grow", "inherit_blocks"],
+        "layers": ["LayerMap", "named_layers", "numbered"],
+        "options": ["InheritOptions"],
+        "report": ["inheritance_report"],
+        "result": ["Inheritance", "with_heirs"],
+        "tool": ["inherit"],
+        "untrained": ["UntrainedHeir"],
+    },
+)

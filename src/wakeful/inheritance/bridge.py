@@ -1,0 +1,322 @@
+"""`bridge`: a closed-form map in the place of the layers that an heir leaves out; no training.
+
+Where the heir's layer t is the reference's layer s and its next one a later layer than s + 1, with
+h the hidden channels of t's feed-forward network, m = W_down h its output, r the rest of the stream
+after it, and y the reference's stream after the last layer that is left out,
+
+| map | solved for | W_down becomes |
+|---|---|---|
+| output | T = argmin Σ w ‖T m + r − y‖² + λ ‖T‖² (ReplaceMe, 2505.02819, eq. 5) | T W_down |
+| down | W = argmin Σ w ‖W h + r − y‖² + λ ‖W‖² | W |
+
+over tokens of text, w = 1 or 1 / ‖y‖². The architecture stays. A bias of `down` is solved for too,
+without a penalty. λ is `ridge` times the mean of w m², or of w h².
+
+**Where a norm N(v) = γ ⊙ v / ρ(v) + β stands between the network and the stream** (`peri`,
+`reordered`: Gemma 2, OLMo 2), its divisor ρ is kept at what it was without a bridge: h / ρ stands
+for h, m / ρ for m, and (y − r − β) / γ for y − r. Then γ is solved for with the divisor that the
+new matrix gives, on y − r − β: one number a channel, or one for all where the norm has one.
+
+**The first token** of a sequence parks attention and is unlike all others: its stream is hundreds
+of times as long, in few channels, from early layers on. Counted as any other it would decide the
+solution; left out, it comes out with any direction where it grows long inside the gap, and the
+sink of later layers is lost. `apart` solves on the others. Where that leaves the mean first token
+more than 30° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
+that the layer puts out without a bridge: in the reference's direction, at a length between the
+heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
+tokens more than it is worth. A first token that was long before the gap keeps its direction by
+itself, and there the constraint would only cost (docs/findings.md).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+from wakeful.inheritance.equations import Equations, token_weights
+from wakeful.inheritance.layers import LayerMap
+from wakeful.inheritance.stream import TextStream, behind_mlp
+from wakeful.model.block import Block, PostBlock
+from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
+from wakeful.norms.base import Norm
+from wakeful.paged import put
+from wakeful.runs.records import Bridged, Gap
+from wakeful.terminal.display import Passed, unseen
+from wakeful.training import AS_IT_IS
+
+_HELD = 3**0.5 / 2
+"""Cosine of the mean first token to the reference's from which no constraint is needed."""
+
+
+def gaps(layers: LayerMap, total: int) -> list[Gap]:
+    """Return the gaps of a map, in order of depth.
+
+    Layers before the map's first have nothing before them that could carry a bridge, and a map
+    that goes back or repeats layers leaves no gap.
+    """
+    if not layers.ascends:
+        return []
+    stops = (*layers.sources[1:], total)
+    kept = enumerate(zip(layers.sources, stops, strict=True))
+    return [Gap(after, source + 1, stop - 1) for after, (source, stop) in kept if stop > source + 1]
+
+
+def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:
+    """Raise `WakefulError`, which names the remedy, where no matrix can carry a bridge."""
+    if str(decoder.depth) != "residual":
+        raise WakefulError(
+            f"model.depth = {decoder.depth}: a bridge is folded into a matrix whose output is "
+            f"added to the stream, which residual alone does; {remedy}"
+        )
+    for block in decoder.blocks:
+        assert isinstance(block, Block)
+        if isinstance(block, PostBlock):
+            raise WakefulError(
+                f"model.placement = {decoder.placement}: a norm over the whole stream stands "
+                f"behind the matrix that would carry a bridge; {remedy}"
+            )
+        norm = behind_mlp(block)
+        if norm is not None and type(norm).take_scale is Norm.take_scale:
+            raise WakefulError(
+                f"model.norm = {norm} behind the matrix that would carry a bridge does more than "
+                f"scale channels; {remedy}"
+            )
+
+
+def carriers(block: Block) -> list[nn.Module]:
+    """Return the parts of a block that a bridge changes."""
+    norm = behind_mlp(block)
+    return [block.mlp.down] if norm is None else [block.mlp.down, norm]
+
+
+@torch.no_grad()
+def bridge(
+    heir: Decoder,
+    reference: Decoder,
+    layers: LayerMap,
+    tokens: Int[Tensor, "B L"],
+    options: BridgeConfig | None = None,
+    *,
+    documents: Int[Tensor, "B L"] | None = None,
+    only: Sequence[Gap] | None = None,
+    autocast: AbstractContextManager[object] = AS_IT_IS,
+    progress: Passed = unseen,
+) -> list[Bridged]:
+    """Give the heir a bridge over each gap of its layers, in place; return what each came to.
+
+    Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
+    models go through all of the text layer by layer, so that the activations of one layer of each
+    are held. The normal equations are summed in float64, of products in float32 of 2,048 tokens,
+    or in float64 where the models are.
+
+    Args:
+        heir: a decoder whose block t was the reference's block `layers.sources[t]`.
+        reference: stays as it is.
+        layers: the heir's.
+        tokens: sequences to solve on.
+        options: how; by default as `BridgeConfig` says.
+        documents: the number of each token's document, where none sees another; each then has a
+            first token of its own.
+        only: the gaps to bridge; by default all.
+        autocast: the context that both models run in.
+        progress: hears of every layer that the reference has gone through.
+
+    Raises:
+        WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
+    """
+    options = options or BridgeConfig()
+    wanted = gaps(layers, reference.config.num_layers) if only is None else only
+    if options.map == "none" or not wanted:
+        return []
+    check_bridge(heir)
+    check_bridge(reference)
+    ours, theirs = (TextStream(each, tokens, documents, autocast) for each in (heir, reference))
+    found = []
+    last = wanted[-1].last + 1
+    progress(0, last)
+    for gap in wanted:
+        ours.through(gap.after)
+        for layer in range(theirs.layer, gap.last + 1):
+            theirs.through(layer + 1)
+            progress(layer + 1, last)
+        found.append(solve(ours, theirs, gap, options))
+    return found
+
+
+@torch.no_grad()
+def rebridge(
+    heir: Decoder,
+    reference: Decoder,
+    layers: LayerMap,
+    before: LayerMap,
+    tokens: Int[Tensor, "B L"],
+    options: BridgeConfig | None = None,
+    **how: Any,
+) -> list[Bridged]:
+    """Bridge the gaps that an heir did not have when its layers were `before`, in place.
+
+    A gap that is another one now loses its bridge: where the layer that carried it is still there,
+    its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned, and
+    are not among those returned; see `stayed`. `how` is what else `bridge` takes, but for `only`.
+
+    Raises:
+        WakefulError: see `bridge`.
+    """
+    options = options or BridgeConfig()
+    if options.map == "none":
+        return []
+
+    def placed(layers: LayerMap) -> dict[tuple[int, int, int], Gap]:
+        found = gaps(layers, reference.config.num_layers)
+        return {(layers.sources[gap.after], gap.first, gap.last): gap for gap in found}
+
+    old, new = placed(before), placed(layers)
+    for source, _, _ in old.keys() - new.keys():
+        if source not in layers.sources:
+            continue
+        ours, theirs = heir.blocks[layers.sources.index(source)], reference.blocks[source]
+        assert isinstance(ours, Block)
+        assert isinstance(theirs, Block)
+        for part, whole in zip(carriers(ours), carriers(theirs), strict=True):
+            part.load_state_dict(whole.state_dict())
+            if isinstance(part, Norm) and isinstance(whole, Norm):
+                part.take_over(whole)
+    only = [gap for place, gap in new.items() if place not in old]
+    return bridge(heir, reference, layers, tokens, options, only=only, **how)
+
+
+def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
+    """Return those of an earlier heir's bridges that stand over a gap of these layers.
+
+    Each is numbered by the layer that carries it now, and has the errors that it was solved with.
+    `total` is the number of the reference's layers.
+    """
+    carriers = {(gap.first, gap.last): gap.after for gap in gaps(layers, total)}
+    return [
+        dataclasses.replace(one, after=carriers[one.first, one.last])
+        for one in bridges
+        if (one.first, one.last) in carriers
+    ]
+
+
+def solve(ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig) -> Bridged:
+    """Solve for one bridge and fold it into the layer before the gap."""
+    block = ours.blocks[gap.after]
+    down, norm = block.mlp.down, behind_mlp(block)
+    weight, bias = widened(down.weight), down.bias
+    width, hidden = weight.shape
+    through = options.map == "output"
+    size = width if through else hidden
+    equations = Equations(size + (bias is not None), width, weight.device)
+    old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
+    scale, shift = _affine(norm)
+    total, plain, first = 0.0, 0.0, _Mean()
+    for (read, added, put_out), state, firsts in zip(
+        ours.seen(), theirs.states(), ours.firsts, strict=True
+    ):
+        f, out, y = widened(read), widened(put_out), widened(state).to(weight.device)
+        rest = out - widened(added) + shift
+        if through:
+            f = f @ weight.T if bias is None else f @ weight.T + widened(bias)
+        if bias is not None:
+            f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
+        if norm is not None:
+            f = f / _divisor(norm, f[..., :size] if through else f @ old.to(f))
+        first.add(*(part[firsts] for part in (f, out, y, rest)))
+        counted = _counted(firsts, options)
+        f, out, y, rest = (part[counted] for part in (f, out, y, rest))
+        weights, lengths = token_weights(y, options), y.square().sum(1)
+        total += float((weights * lengths).sum())
+        plain += float((weights * (out - y).square().sum(1)).sum())
+        equations.add(f, (y - rest) / scale, weights)
+    solution = _solved(equations, size, options, first, scale)
+    new = solution[:size].T
+    put(down, "weight", new @ weight.double() if through else new)
+    if bias is not None:
+        put(down, "bias", solution[size] + (new @ bias.double() if through else 0))
+    left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
+    return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
+
+
+def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
+    """Return a norm's scales γ and biases β, a number each where it has none of a channel."""
+    if norm is None:
+        return 1.0, 0.0
+    bias = dict(norm.named_parameters()).get("bias")
+    scale = norm.folded().get("weight", norm.get_parameter("weight"))
+    return widened(scale), 0.0 if bias is None else widened(bias)
+
+
+def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
+    centered = v - v.mean(-1, keepdim=True) if norm.centers else v
+    return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
+
+
+def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig) -> float:
+    """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
+    _, shift = _affine(norm)
+    nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    for (_, added, put_out), state, firsts in zip(
+        ours.seen(), theirs.states(), ours.firsts, strict=True
+    ):
+        counted = _counted(firsts, options)
+        n, out, y = (widened(part)[counted] for part in (added, put_out, state.to(added.device)))
+        z, n = (y - (out - n) - shift).double(), (n - shift).double()
+        weights = token_weights(y, options).double().unsqueeze(1)
+        nn_, nz, zz = (
+            total.to(z.device) + (weights * a * b).sum(0)
+            for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))
+        )
+    if not norm.scales_channels:
+        nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
+    by = nz / nn_
+    put(norm, "weight", norm.get_parameter("weight").double() * by)
+    return float((zz - 2 * by * nz + by * by * nn_).sum())
+
+
+def _counted(firsts: Tensor, options: BridgeConfig) -> Tensor:
+    """Return the tokens that the least squares is over: a mask like `firsts`."""
+    return torch.ones_like(firsts) if options.first == "in" else ~firsts
+
+
+class _Mean:
+    """Means over sequences, or documents, of what belongs to their first tokens."""
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self.count = 0
+
+    def add(self, *parts: Float[Tensor, "N _"]) -> None:
+        sums = [part.sum(0, dtype=torch.float64) for part in parts]
+        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
+        self.count += len(parts[0])
+
+    @property
+    def means(self) -> list[Tensor]:
+        return [total / self.count for total in self.sums]
+
+
+def _solved(
+    equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
+) -> Tensor:
+    """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖².
+
+    Where first is apart and that turns the first token, S f₁ = z₁ is a constraint.
+    """
+    factor = equations.factored(options.ridge, size)
+    solution = torch.cholesky_solve(equations.fz, factor)
+    if options.first != "apart":
+        return solution
+    f, x, y, rest = first.means
+    if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _HELD:
+        wanted = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
+        lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
+        solution += torch.outer(lever, wanted - f @ solution) / (f @ lever)
+    return solution

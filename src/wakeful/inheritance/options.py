@@ -1,0 +1,221 @@
+"""Options of `inherit`, under long names and short ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from wakeful.config.options import Beside, How, HowMuch, What, Where
+from wakeful.config.reading import Bos, Drawn
+from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
+from wakeful.config.schema import (
+    BridgeConfig,
+    DataConfig,
+    HealConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+)
+from wakeful.config.tables import merged, nested, to_table
+from wakeful.errors import WakefulError
+
+Choose = Literal["first", "middle", "last", "alternate", "stacked",
+                 "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
+_FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
+"""Choices that keep no layer for being among the first."""
+Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
+"""The inherited parts: everything; of the blocks the attention or the feed-forward network, each
+with the norm before it, or both without their norms (table 2); the blocks alone, without
+embeddings, positions, final norm and head; or those alone. The rest starts at random."""
+Until = Literal["parity", "budget"]
+RecipeName = Literal["wakeful", "inheritune"]
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "inheritune": {
+        "choose": "first", "grow": 2, "until": "parity", "bridge": {"map": "none"},
+        "heal": {"by": "text"}, "optimizer": {"lr": 1e-3, "final_lr": 1e-4},
+    },
+}  # fmt: skip
+"""Papers' algorithms as options: Inheritune is algorithm 1 of When Attention Collapses."""
+GrowFrom = Literal["reference", "student"]
+BaselineName = Literal["random", "reference"]
+
+
+SHORT_NAMES: Mapping[str, str] = {
+    "text": "data.source", "validation_text": "data.validation_source",
+    "validation_fraction": "data.validation_fraction", "steps": "train.steps",
+    "batch_size": "train.batch_size", "length": "train.length", "eval_every": "train.eval_every",
+    "seed": "train.seed", "device": "train.device", "dtype": "train.dtype", "lr": "optimizer.lr",
+}  # fmt: skip
+"""Short names of an inheritance's options."""
+_AUTOMATIC = (
+    ("steps", "Optimizer steps of each round."),
+    ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
+    ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
+)  # fmt: skip
+"""Meanings of training's options here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritOptions(Drawn):
+    """Layers to inherit, their training, and starts to compare with.
+
+    By default length is 256 or the reference's context, and eval_every a fifth of the steps.
+
+    Long names work too: --steps is --train.steps, --text is --data.source, and --lr is
+    --optimizer.lr with a tenth of it as --optimizer.final_lr.
+    """
+
+    out: Where[str] = ""
+    """Folder to create. Empty: runs/inherit-REFERENCE."""
+    resume: Where[str] = ""
+    """Continue the inheritance in this folder; it takes no other option but figures."""
+    layers: What[int] = 0
+    """Layers of the heir. 0: as many as keep says, or half of the reference's."""
+    keep: What[float] = 0.0
+    """Share of the reference's layers to keep, instead of layers."""
+    choose: How[Choose] = "angle"
+    """Which layers: all but the neighbors over which the stream turns least (angle), or without
+    which, bridged, the loss is least (bridge); those with the highest rank, mass or influence; or
+    a range: first is the paper's."""
+    gaps: int = 1
+    """Runs of neighbors that angle may leave out."""
+    blocks: tuple[int, ...] = ()
+    """The layers themselves, counted from 0, instead of layers, keep and choose."""
+    pinned: int = 1
+    """First layers that stay whatever a diagnosis says of them."""
+    copy: Copy = "all"
+    """Inherited parts; the rest starts at random. The paper's text copies all; its code leaves
+    positions and final norm at random."""
+    bridge: BridgeConfig = field(default_factory=BridgeConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
+    bos: Bos = "auto"
+    """BOS before every window that heirs and reference read: as the reference's own tokenizer does
+    (auto), on, or off."""
+    route: What[str] = ""
+    """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
+    normalizer: What[str] = ""
+    """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
+    grow: How[int] = 0
+    """Layers that each round adds, 2 in the paper; the last takes what is left. 0: one round."""
+    until: Until = "parity"
+    """Grow until the reference's loss is reached, or through all rounds."""
+    rounds: int = 0
+    """Maximum rounds. 0: until the heir is as deep as the reference."""
+    grow_from: GrowFrom = "reference"
+    """A round begins from the reference's blocks, or keeps the student's and adds to them."""
+    baseline: What[tuple[BaselineName, ...]] = ()
+    """Models to train beside the heir for as many steps on the text: its shape from random weights,
+    or the whole reference."""
+    seeds: HowMuch[tuple[int, ...]] = ()
+    """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
+    recipe: How[RecipeName] = "wakeful"
+    """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
+    adds two layers of the reference a round until its loss is reached. What else is given counts
+    more."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
+    diagnose_length: int = 0
+    """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
+    diagnose_sequences: int = 4
+    """Sequences of that diagnosis, from all over the training text."""
+    data: Annotated[DataConfig, Beside(("tokenizer", "vocab_size", "max_bytes"))] = field(
+        default_factory=lambda: DataConfig(validation_fraction=0.005)
+    )
+    optimizer: Annotated[OptimizerConfig, Beside(("name", "warmup_steps"))] = field(
+        default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
+    )
+    train: Annotated[TrainConfig, Beside(("dtype", "eval_every"), _AUTOMATIC)] = field(
+        default_factory=lambda: TrainConfig(
+            steps=500, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
+            keep_checkpoints=1,
+        )
+    )  # fmt: skip
+    sample: SampleConfig = field(default_factory=lambda: SampleConfig(num_tokens=32))
+
+    short_names: ClassVar[Mapping[str, str]] = SHORT_NAMES
+    RULES = (
+        AtLeast("layers grow rounds pinned train.length train.eval_every train.checkpoint_every "
+                "bridge.ridge", 0),
+        AtLeast("train.steps gaps bridge.tokens diagnose_sequences", 1),
+        Within("keep warmup", "[0, 1]"),
+        Excludes("layers", "keep blocks", "both say which layers"),
+        Excludes("keep", "blocks", "both say which layers"),
+        Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
+        Excludes("pinned", " ".join(["blocks", *(f"choose={each}" for each in _FIXED)]),
+                 "that says which layers stay"),
+        Needs("gaps", "choose=angle", "it decides what is left out"),
+        Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),
+        Needs("copy", "bridge.map=none",
+              "parts of every block start at random, and a bridge is solved on what they compute"),
+        Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
+                 "there is no bridge"),
+        Needs("rounds until grow_from", "grow", "it is for growing"),
+        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds "
+                 "heal.lora.rank", "nothing is trained"),
+        Excludes("heal.by", "heal.alpha heal.temperature",
+                 "the reference's predictions are not learned from"),
+        Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
+        Excludes("heal.lora.rank", "copy",
+                 "adapters cannot train the parts of a block that start at random"),
+        Excludes("seeds", "train.seed", "both name the seed"),
+        Excludes("bos=off", "data.bos", "they contradict each other"),
+        Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
+        Forbids("data.tokenizer data.vocab_size", why="an heir has its reference's tokenizer"),
+        Forbids("data.keep_overlap", why="what an heir remembers of its validation text would "
+                "count as what it has learned"),
+        Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
+        Forbids("train.distill.alpha train.distill.temperature train.distill.over",
+                why="an heir learns as --heal says"),
+        Forbids("train.lora.rank train.lora.alpha train.lora.modules",
+                why="--heal.lora.rank is the heir's"),
+    )  # fmt: skip
+
+    @staticmethod
+    def expand(table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a table of fields from one that may use short names and name a recipe."""
+        return expand_table(table)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
+        if self.diagnose_length < 0 or self.diagnose_length == 1:
+            raise WakefulError(
+                f"diagnose_length must be 0 or at least 2, got {self.diagnose_length}"
+            )
+
+
+_IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
+"""Fields that a short name sets too, unless they are named: to its value over a number."""
+
+
+def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of `InheritOptions` from one that may use short names.
+
+    A recipe's options stand below those that the table has.
+
+    Raises:
+        WakefulError: two names say one thing.
+    """
+    if isinstance(own := RECIPES.get(str(given.get("recipe"))), Mapping):
+        # Layers that are named leave nothing to choose or grow by.
+        below = {name: own[name] for name in own if name != "choose" or "blocks" not in given}
+        return merged(below, expand_table({k: v for k, v in given.items() if k != "recipe"})) | {
+            "recipe": given["recipe"]
+        }
+    long = to_table({name: value for name, value in given.items() if name not in SHORT_NAMES})
+    implied: dict[str, Any] = {}
+    for name, target in SHORT_NAMES.items():
+        if name not in given:
+            continue
+        section, _, field_name = target.partition(".")
+        below = long.get(section, {})
+        if not isinstance(below, Mapping):
+            continue  # it is refused: a section is a table
+        if field_name in below:
+            raise WakefulError(f"{target} and {name} both set {target}: give one")
+        value = given[name]
+        long = merged(long, nested(target, value))
+        if name in _IMPLIED and isinstance(value, int | float):
+            other, over = _IMPLIED[name]
+            implied = merged(implied, nested(other, value / over if over > 1 else value))
+    return merged(implied, long)

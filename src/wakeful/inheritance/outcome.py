@@ -1,0 +1,414 @@
+"""The outcome of a recipe: losses, size and speed side by side, as summary.json has them."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
+from wakeful.inheritance.recipe import Recipe
+from wakeful.inheritance.stages import FinishedStage, FinishedStages
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+from wakeful.probes.running import held_bytes
+from wakeful.runs.records import Bridged, DataFacts, Evaluation, Step, rows
+from wakeful.runs.run import Environment, Run, read_windows
+
+REFERENCE = "exported-reference"
+"""The folder that a reference in memory is exported to; `reference` is a baseline's."""
+_MOST_DOUBLINGS = 10.0
+"""A straight line that is longer than this says nothing."""
+_NEAREST = 0.9
+"""Nor does one from an evaluation after more than this share of the tokens."""
+_ROUNDS = 3
+"""Of generation, to take its speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation of an arm; steps and tokens count from the arm's beginning."""
+
+    run: str
+    step: int
+    tokens: int
+    loss: float
+    standard_error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartLoss:
+    """The loss on one part of a mixture, and minus the reference's, paired by window."""
+
+    part: str
+    loss: float
+    standard_error: float | None
+    minus_reference: float
+    minus_reference_error: float | None
+    windows: int = 0
+    """How many the errors are over; 0 where an earlier version wrote it."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How many of an arm's evaluations, at steps of the heir's too, have a higher loss than it."""
+
+    evaluations: int
+    behind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A line of the comparison: an heir or a baseline."""
+
+    arm: str
+    heir: bool
+    summary: str
+    runs: tuple[str, ...]
+    """The folders of its stages."""
+    depth: int
+    layers: tuple[int, ...]
+    steps: int
+    tokens: int
+    seconds: float
+    all_steps: int
+    """With those of the rounds of growth before it, as the next two."""
+    all_tokens: int
+    all_seconds: float
+    parameters: int
+    loss: float
+    standard_error: float | None
+    start_loss: float
+    minus_heir: float
+    minus_heir_error: float | None
+    minus_reference: float
+    minus_reference_error: float | None
+    parity: bool
+    behind: Behind | None = None
+    """None of the last heir."""
+    curve: tuple[Point, ...]
+    parts: tuple[PartLoss, ...] = ()
+    """Of a text that is a mixture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverSeeds:
+    """An arm over several seeds; errors are standard errors over them, differences paired."""
+
+    arm: str
+    losses: tuple[float, ...]
+    """At the end, in the order of the recipe's seeds."""
+    loss: float
+    standard_error: float
+    minus_heir: float
+    minus_heir_error: float
+    minus_reference: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The gap to the reference, and how many times the tokens a straight line would take."""
+
+    gap: float
+    nats_per_doubling: float | None = None
+    times_the_tokens: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The reference, with its own training's cost where it is known."""
+
+    name: str
+    source: str = ""
+    layers: int
+    loss: float
+    standard_error: float | None = None
+    tokens: int | None
+    seconds: float | None
+    agreement: str = ""
+    """How far our decoder is from the model that Transformers runs; "" of our own."""
+    parts: tuple[PartLoss, ...] = ()
+    """As an arm's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice:
+    """How the first heir's layers were chosen."""
+
+    rule: str
+    layers: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    figures: dict[str, tuple[float, ...]]
+    """Those of every layer that were looked at."""
+    pinned: int = 0
+    gaps: int = 1
+    bridges: tuple[Bridged, ...] = ()
+    """Over the layers that the last heir leaves out."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Size and speed of one model."""
+
+    parameters: int
+    weight_bytes: int
+    """Bytes of the live parameters, a tied one once."""
+    cache_bytes_per_token: int
+    cache_bytes: int
+    """Bytes of a live cache of `context` tokens."""
+    context: int
+    tokens_per_second: float
+    """Greedy generation after a short prompt, one sequence: the median of the rounds."""
+    speeds: tuple[float, ...]
+    """Of each round, in which the models generate by turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The savings of a smaller model."""
+
+    reference: Footprint
+    heir: Footprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """summary.json of an inheritance."""
+
+    reference: Reference
+    final: str
+    """The arm of the last heir."""
+    arms: tuple[Arm, ...]
+    outlook: Outlook
+    choice: LayerChoice
+    recipe: Recipe
+    departures: tuple[str, ...] = field(default=())
+    """Reasons why the heir computed otherwise than the inherited blocks, before any training."""
+    sizes: Sizes
+    data: DataFacts
+    """The text that everything was trained and measured on."""
+    over_seeds: tuple[OverSeeds, ...] = ()
+    """Where there are several; everything else is of the first."""
+
+    def __post_init__(self) -> None:
+        if self.final not in {arm.arm for arm in self.arms}:
+            raise WakefulError(f"final = {self.final!r} names no arm")
+
+    @property
+    def heir(self) -> Arm:
+        """The arm of the last heir."""
+        return next(arm for arm in self.arms if arm.arm == self.final)
+
+
+def arms(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
+    """Return the comparison's lines, heirs first, each with its stages in order."""
+    found: dict[str, list[FinishedStage]] = {}
+    for finished in (*outcome.rounds, *outcome.baselines):
+        found.setdefault(finished.stage.arm, []).append(finished)
+    return list(found.items())
+
+
+def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
+    """Return an arm's evaluations, counted from the arm's beginning.
+
+    Where one stage ends and the next begins there are two points of one step, before and after.
+    """
+    points: list[Point] = []
+    tokens = 0
+    for finished in stages:
+        seen = {row.step: row.tokens for row in rows(finished.run, Step)}
+        points += [
+            Point(
+                run=finished.stage.name,
+                step=finished.stage.offset + row.step,
+                tokens=tokens + seen.get(row.step, 0),
+                loss=row.loss,
+                standard_error=row.standard_error,
+            )
+            for row in rows(finished.run, Evaluation)
+        ]
+        tokens += max(seen.values(), default=0)
+    return tuple(points)
+
+
+def compared(
+    outcome: FinishedStages, reference: pl.DataFrame, reference_loss: float
+) -> tuple[Arm, ...]:
+    """Return rounds and baselines, and how they compare with the last heir and the reference.
+
+    `reference` has the reference's loss in every validation window.
+    """
+    last = outcome.rounds[-1]
+    heirs_curve = curve(dict(arms(outcome))[last.stage.arm])
+    lines = []
+    for arm, stages in arms(outcome):
+        final, points = stages[-1], curve(stages)
+        validation = final.summary.validation
+        spent = stages
+        if final in outcome.rounds:  # growth by parity has trained those before it too
+            spent = outcome.rounds[: outcome.rounds.index(final) + 1]
+        windows = _windows(final)
+        to_heir, to_heir_error = (0.0, None) if final is last else _against(windows, _windows(last))
+        to_reference, to_reference_error = _against(windows, reference)
+        lines.append(
+            Arm(
+                arm=arm,
+                heir=final in outcome.rounds,
+                summary=final.stage.summary,
+                runs=tuple(finished.stage.name for finished in stages),
+                depth=final.run.config.model.num_layers,
+                layers=final.stage.layers,
+                steps=final.stage.offset + final.stage.steps,
+                tokens=sum(finished.summary.tokens for finished in stages),
+                seconds=sum(finished.summary.seconds for finished in stages),
+                all_steps=sum(finished.stage.steps for finished in spent),
+                all_tokens=sum(finished.summary.tokens for finished in spent),
+                all_seconds=sum(finished.summary.seconds for finished in spent),
+                parameters=final.summary.parameters.total,
+                loss=validation.loss,
+                standard_error=validation.standard_error,
+                start_loss=points[0].loss,
+                minus_heir=to_heir,
+                minus_heir_error=to_heir_error,
+                minus_reference=to_reference,
+                minus_reference_error=to_reference_error,
+                parity=validation.loss <= reference_loss,
+                behind=_behind(points, heirs_curve) if final is not last else None,
+                curve=points,
+                parts=by_part(windows, reference),
+            )
+        )
+    return tuple(lines)
+
+
+def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tuple[OverSeeds, ...]:
+    """Return the arms that every seed came to; the heir is the last that all seeds have.
+
+    Seeds that reach parity at different depths make baselines of different depths under one name:
+    an arm counts as shared where its depth and its steps are the same in all.
+    """
+    if len(outcomes) < 2:
+        return ()
+    found = [
+        {_kind(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
+        for outcome in outcomes
+    ]
+    shared = [kind for kind in found[0] if all(kind in losses for losses in found)]
+    heirs = {_kind(finished.stage.arm, finished) for finished in outcomes[0].rounds}
+    *_, heir = (None, *(kind for kind in shared if kind in heirs))
+    if heir is None:
+        return ()
+    lines = []
+    for kind in shared:
+        losses = tuple(seed[kind] for seed in found)
+        loss, error = mean_and_error(np.array(losses))
+        gap, gap_error = mean_and_error(np.array([seed[kind] - seed[heir] for seed in found]))
+        lines.append(
+            OverSeeds(
+                arm=kind[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
+                minus_heir_error=gap_error, minus_reference=loss - reference_loss,
+            )
+        )  # fmt: skip
+    return tuple(lines)
+
+
+def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
+    """Return the key that makes two seeds' models one kind: arm, depth and steps."""
+    return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
+
+
+def outlook(points: Sequence[Point], target: float) -> Outlook:
+    """Return the gap to the reference and how many times the tokens a straight line would take.
+
+    The line goes through the last evaluation and the latest that lies apart from it, loss over the
+    logarithm of tokens: a crude guess, for it is drawn where the learning rate has fallen, and
+    curves flatten.
+    """
+    now, gap = points[-1], points[-1].loss - target
+    before = [point for point in points if 0 < point.tokens <= _NEAREST * now.tokens][-1:]
+    if not before:
+        return Outlook(gap)
+    slope = (before[0].loss - now.loss) / math.log2(now.tokens / before[0].tokens)
+    if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
+        return Outlook(gap, slope, 2.0 ** (gap / slope))
+    return Outlook(gap, slope)
+
+
+def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
+    """Leave out those before the first step: nothing has been trained yet."""
+    best = {point.step: point.loss for point in heir if point.step > 0}
+    shared = [point for point in points if point.step in best]
+    return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
+
+
+def _against(windows: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float | None]:
+    """Return the loss minus another's over the same windows, with its paired standard error."""
+    both = windows.join(other.select("window", theirs="loss"), on="window", maintain_order="left")
+    loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
+    return loss, finite(error)
+
+
+def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
+    """Return the loss on each part of a mixture; nothing of one text."""
+    if "domain" not in reference.columns:
+        return ()
+    lines = []
+    for (part,), own in windows.group_by("domain", maintain_order=True):
+        loss, error = weighted_mean(own["loss"], own["tokens"])
+        minus, minus_error = _against(own, reference)
+        lines.append(
+            PartLoss(
+                part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
+                minus_reference_error=minus_error, windows=len(own),
+            )
+        )  # fmt: skip
+    return tuple(lines)
+
+
+def _windows(finished: FinishedStage) -> pl.DataFrame:
+    return read_windows(finished.run.path / "validation.parquet")
+
+
+def footprints(
+    decoders: Mapping[str, Decoder], prompt: Sequence[int], *, num_tokens: int, context: int
+) -> dict[str, Footprint]:
+    """Return each model's footprint; they generate by turns, so that a busy machine slows all."""
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    for decoder in decoders.values():
+        decoder.eval()
+        list(generate(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
+    for _ in range(_ROUNDS):
+        for name, decoder in decoders.items():
+            began = time.perf_counter()
+            text = list(generate(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0))
+            speeds[name].append(len(text) / (time.perf_counter() - began))
+    return {name: _footprint(decoder, context, speeds[name]) for name, decoder in decoders.items()}
+
+
+def _footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
+    context = min(context, decoder.config.context)
+    return Footprint(
+        parameters=decoder.num_parameters()["total"],
+        weight_bytes=held_bytes(decoder.parameters()),
+        cache_bytes_per_token=decoder.cache_bytes_per_token,
+        cache_bytes=decoder.new_cache(1, context).num_bytes,
+        context=context,
+        tokens_per_second=statistics.median(speeds),
+        speeds=tuple(speeds),
+    )
+
+
+def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
+    """Return an inheritance's summary and its environment.
+
+    Raises:
+        WakefulError: it is none, is not finished, or a field is missing or of another kind.
+    """
+    run = Run.open(path)
+    run.check_kind("inherit", "is not an inheritance")
+    return run.read(Summary, "summary.json"), run.read(Environment, "environment.json")

@@ -1,0 +1,167 @@
+"""From what a user asks to a recipe: which layers, how many rounds, what training."""
+
+import dataclasses
+import glob
+import math
+from pathlib import Path
+from typing import cast
+
+import polars as pl
+
+from wakeful.config.schema import DataConfig, DistillConfig
+from wakeful.data.base import Data
+from wakeful.data.mixture import mixture_of
+from wakeful.data.sources import MIXTURE
+from wakeful.errors import WakefulError
+from wakeful.inheritance.layers import (
+    RANGES,
+    By,
+    Diagnosed,
+    LayerMap,
+    from_order,
+    named_layers,
+    ordered,
+)
+from wakeful.inheritance.options import InheritOptions
+from wakeful.inheritance.recipe import Recipe
+from wakeful.training import mean_loss
+
+_GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
+"""Choices that say which layer comes next."""
+_AS_ASKED = (
+    "copy", "route", "normalizer", "grow", "until", "grow_from", "seeds", "bridge", "heal",
+    "optimizer", "sample",
+)  # fmt: skip
+"""Fields of a recipe that are options too."""
+_EVALUATIONS = 5
+"""Evaluations of a round after its start, unless train.eval_every says otherwise."""
+_RESOLUTION = 0.1
+"""Nats: the difference between two heirs that a budget should be able to tell."""
+_FEWEST_STEPS = 20
+"""In this many, half of SmolLM2 with a bridge moves by a third of a nat (findings.md)."""
+_WINDOWS = 20
+"""A standard error over n windows is itself known to 1 / √(2 (n − 1)): over these to a sixth."""
+_MOST_HELD_OUT = 0.5
+"""Share of a text beyond which it is better to give more text than to hold out more of it."""
+
+
+def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None) -> LayerMap:
+    """Return the first heir's layers; without a diagnosis one that is as deep."""
+    if options.blocks:
+        return named_layers(options.blocks, of=total)
+    depth = depth_of(options, total)
+    if options.choose in RANGES:
+        return RANGES[options.choose](depth, of=total)
+    if diagnosed is None:
+        return RANGES["first"](depth, of=total)
+    return from_order(_ordered(diagnosed, options, depth), depth, options.choose)
+
+
+def depth_of(options: InheritOptions, total: int) -> int:
+    """Return the number of layers of the first heir, where they are chosen."""
+    return options.layers or max(1, round((options.keep or 0.5) * total))
+
+
+def make_recipe(
+    source: str, options: InheritOptions, total: int, data: Data, diagnosed: Diagnosed | None
+) -> Recipe:
+    """Return the recipe that options come to."""
+    layers = plan_layers(options, total, diagnosed)
+    order: tuple[int, ...] = ()
+    if not options.blocks and options.choose in _GROWS:
+        order = tuple(range(total))
+        if diagnosed is not None and options.choose != "first":
+            order = tuple(_ordered(diagnosed, options, len(layers)))
+    if options.grow and len(layers) == total:
+        raise WakefulError(
+            f"the heir has all {total} layers of the reference: leave out --grow, or begin with "
+            "fewer --layers"
+        )
+    rounds = 1 + (math.ceil((total - len(layers)) / options.grow) if options.grow else 0)
+    train = options.train
+    return Recipe(
+        reference=lasting(source),
+        rule=layers.rule,
+        layers=layers.sources,
+        order=order,
+        rounds=options.rounds or rounds,
+        baselines=options.baseline,
+        data=DataConfig(
+            source=data.place,
+            cross_documents=options.data.cross_documents,
+            bos=options.data.bos,
+            max_tokens=options.data.max_tokens,
+        ),
+        warmup=0.0 if options.optimizer.warmup_steps else options.warmup,
+        train=dataclasses.replace(
+            train,
+            eval_every=train.eval_every or math.ceil(train.steps / _EVALUATIONS),
+            distill=DistillConfig(),
+        ),
+        **{name: getattr(options, name) for name in _AS_ASKED},
+    )
+
+
+def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
+    by = cast(By, options.choose)
+    return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
+
+
+def lasting(source: str) -> str:
+    """Return a path, a glob or a mixture of them that holds from any folder; a name as it is."""
+    domains = mixture_of(source)
+    if domains is not None:
+        parts = [(part.name, lasting(part.source), part.weight) for part in domains]
+        return f"{MIXTURE}(parts={parts!r})"
+    there = source and (Path(source).exists() or glob.glob(source, recursive=True))
+    return str(Path(source).resolve()) if there else source
+
+
+def doubts(recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data) -> list[str]:
+    """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
+
+    `reference` has the reference's loss in every validation window. Its standard error over n
+    windows stands for those of differences, which are smaller, and falls with √n. `text` is what
+    was asked for and `data` what it came to.
+    """
+    reasons = []
+    _, error = mean_loss(reference)
+    windows, tokens = len(reference), int(reference["tokens"].sum())
+    said = f"the validation text has {tokens:,} tokens in"
+    if windows < 2:
+        enough = _WINDOWS * recipe.train.length
+        reasons.append(
+            f"{said} one window, which gives no error at all; {enough:,} tokens in {_WINDOWS} "
+            f"windows would ({_more(text, data, enough / tokens)})"
+        )
+    elif error > _RESOLUTION:
+        times = (error / _RESOLUTION) ** 2
+        reasons.append(
+            f"{said} {windows} windows, over which the reference's own loss is known to ± "
+            f"{error:.2f} nats: smaller differences between heirs may be noise; "
+            f"{times * tokens:,.0f} tokens would tell {_RESOLUTION:g} nats "
+            f"({_more(text, data, times)})"
+        )
+    if recipe.train.steps < _FEWEST_STEPS:
+        reasons.append(
+            f"after {recipe.train.steps} steps a model has hardly changed from its start: "
+            f"{_FEWEST_STEPS} are the fewest that tell what training brings (--steps)"
+        )
+    return reasons
+
+
+def _more(text: DataConfig, data: Data, times: float) -> str:
+    """Return the option that makes a validation set `times` times as large."""
+    given, again = data.given(text.source), ""
+    generated = given and "sampled" in data.info
+    if given:
+        again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
+    if data.info.get("validation_source"):
+        return f"{again}a longer --validation_{'source' if given else 'text'}"
+    settings = data.info.get("settings")  # which older folders lack
+    fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
+    if not isinstance(fraction, float):
+        return f"{again}a larger --validation_fraction"
+    if times * fraction > _MOST_HELD_OUT:
+        return f"{again}more --tokens" if generated else f"{again}more text"
+    return f"{again}--validation_fraction {times * fraction:.2g}"

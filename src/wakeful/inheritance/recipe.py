@@ -1,0 +1,144 @@
+"""Everything that decides an inheritance: layers, bridges, healing, growth, baselines.
+
+Every model is an ordinary training run in a folder of its own, so each can be resumed, reported,
+generated from, diagnosed and inherited from again.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wakeful.config.schema import (
+    BridgeConfig,
+    Config,
+    DataConfig,
+    DistillConfig,
+    HealConfig,
+    LoraConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+)
+from wakeful.config.tables import from_table, read_table
+from wakeful.errors import WakefulError
+from wakeful.inheritance.layers import LayerMap, from_order
+from wakeful.inheritance.options import BaselineName, Copy, GrowFrom, Until
+from wakeful.model.decoder import Decoder
+
+FROM_TEXT = DistillConfig(), LoraConfig()
+"""Cross-entropy alone, of all weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is trained, resolved; recipe.toml holds it."""
+
+    reference: str
+    """The model to inherit from, as it was named."""
+    rule: str
+    """How the layers were chosen."""
+    layers: tuple[int, ...]
+    """The reference's layers that the first heir takes, in its order."""
+    order: tuple[int, ...] = ()
+    """All of the reference's layers in the order that growing takes them; empty: no growing."""
+    copy: Copy = "all"
+    route: str = ""
+    normalizer: str = ""
+    grow: int = 0
+    """Layers that each round adds."""
+    rounds: int = 1
+    """Maximum rounds."""
+    until: Until = "parity"
+    grow_from: GrowFrom = "reference"
+    seeds: tuple[int, ...] = ()
+    """Everything is trained with each; empty: with train.seed alone."""
+    baselines: tuple[BaselineName, ...] = ()
+    bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
+    """Of the heirs."""
+    heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
+    """The heirs' teacher and loss."""
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    warmup: float = 0.0
+    """Share of each run's steps; 0: optimizer.warmup_steps."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    def check(self, num_layers: int) -> None:
+        """Raise `WakefulError` where the recipe cannot be carried out on that many layers."""
+        LayerMap(self.layers, self.rule).check(num_layers)
+        if len(set(self.baselines)) < len(self.baselines):
+            raise WakefulError(f"a baseline is named twice: {', '.join(self.baselines)}")
+        if self.grow < 0 or self.rounds < 1:
+            raise WakefulError(
+                f"grow = {self.grow} must not be negative and rounds = {self.rounds} at least 1"
+            )
+        if self.rounds > 1 and not self.grow:
+            raise WakefulError(f"rounds = {self.rounds} without growing: give --grow too")
+        if self.rounds > 1 and not self.order:
+            raise WakefulError(
+                f"layers chosen by {self.rule!r} have no order to grow in: use --choose "
+                "first, rank, mass, influence, angle or bridge"
+            )
+        if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
+            raise WakefulError(
+                f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "
+                f"all {num_layers} of the reference before round {self.rounds}: give fewer rounds"
+            )
+
+    def of_seeds(self) -> "list[tuple[str, Recipe]]":
+        """Return the recipe with each seed and the folder of its runs, the first's here."""
+        first, *others = self.seeds or (self.train.seed,)
+        named = [("", first), *((f"seed-{seed}", seed) for seed in others)]
+        return [
+            (name, dataclasses.replace(self, train=dataclasses.replace(self.train, seed=seed)))
+            for name, seed in named
+        ]
+
+    @property
+    def healing(self) -> tuple[DistillConfig, LoraConfig]:
+        """The heirs' loss and adapters."""
+        heal = self.heal
+        distill = DistillConfig()
+        if heal.by == "reference":
+            distill = DistillConfig(
+                teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature
+            )
+        return distill, heal.lora
+
+    def layer_map(self, number: int) -> LayerMap:
+        """Return the layers of round `number`, from 0."""
+        if number == 0:
+            return LayerMap(self.layers, self.rule)
+        return from_order(self.order, self.depth(number), self.rule)
+
+    def depth(self, number: int) -> int:
+        """Return how many layers round `number` has, from 0; the last may grow by fewer."""
+        depth = len(self.layers) + number * self.grow
+        return min(depth, len(self.order)) if self.order else depth
+
+    def run_config(
+        self,
+        name: str,
+        decoder: Decoder,
+        steps: int,
+        lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT,
+        *,
+        offset: int = 0,
+    ) -> Config:
+        """Return the configuration of `steps` steps of a model, after `offset` of its batches."""
+        distill, lora = lesson
+        warmup = min(self.optimizer.warmup_steps, steps) or round(self.warmup * steps)
+        return Config(
+            name=name,
+            model=decoder.config,
+            data=dataclasses.replace(self.data, first_batch=offset),
+            optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
+            train=dataclasses.replace(self.train, steps=steps, distill=distill, lora=lora),
+            sample=self.sample,
+        )
+
+
+def read_recipe(place: Path) -> Recipe:
+    """Return the recipe of an inheritance's folder."""
+    return from_table(Recipe, read_table(place / "recipe.toml"))

@@ -1,0 +1,451 @@
+"""What is told of an inheritance."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
+from wakeful.inheritance.outcome import Behind, Reference, Sizes, Summary, read_inheritance
+from wakeful.layer_ranges import format_layers
+from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
+from wakeful.reports.lineage import adapters, bridged, objective
+from wakeful.reports.terms import explained
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Facts,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    method,
+    terms,
+)
+from wakeful.runs.run import Environment
+
+_FIGURES = {
+    "rank": "largest head rank",
+    "mass": "columns holding the mass",
+    "influence": "block influence",
+    "angle": "angular distance (of π)",
+}
+"""Figures that layers are chosen by, and their axis titles."""
+_SIZES = (
+    ("parameters", "parameters", "{:,.0f}", 1.0),
+    ("weight_bytes", "weights, MB", "{:,.1f}", 1e-6),
+    ("cache_bytes_per_token", "key/value cache, B a token", "{:,.0f}", 1.0),
+    ("cache_bytes", "key/value cache of a whole context, MB", "{:,.2f}", 1e-6),
+    ("tokens_per_second", "generation, tokens a second", "", 1.0),
+)
+
+
+def _shown(summary: Summary, value: float, error: float | None, sign: str = "") -> str:
+    """Return a loss over the validation windows with its interval."""
+    return with_interval(value, error, _windows(summary), sign)
+
+
+def _windows(summary: Summary) -> int:
+    return 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
+
+
+def results_of(summary: Summary) -> pl.DataFrame:
+    """Return a row for the reference and each arm: losses in nats a token with 95% intervals."""
+    reference = summary.reference
+    rows: list[dict[str, Any]] = [
+        {"model": reference.name, "layers": reference.layers,
+         **_ends(summary, "loss", reference.loss, reference.standard_error),
+         "parameters": summary.sizes.reference.parameters}
+    ]  # fmt: skip
+    rows += [
+        {"model": arm.arm, "layers": arm.depth,
+         **_ends(summary, "loss", arm.loss, arm.standard_error),
+         **_ends(summary, "minus_reference", arm.minus_reference, arm.minus_reference_error),
+         **_ends(summary, "minus_heir", arm.minus_heir, arm.minus_heir_error),
+         "parameters": arm.parameters, "tokens": arm.tokens, "seconds": arm.seconds}
+        for arm in summary.arms
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=list(rows[-1]), infer_schema_length=None)
+
+
+def _ends(summary: Summary, name: str, value: float, error: float | None) -> dict[str, float]:
+    far = interval(value, math.nan if error is None else error, _windows(summary))
+    return {name: value, f"{name}_low": far[0], f"{name}_high": far[1]}
+
+
+def verdicts(summary: Summary) -> list[str]:
+    """Return the outcome in sentences: parity, the baselines, what it saved."""
+    ours, theirs = summary.sizes.heir, summary.sizes.reference
+    others = (
+        f"{arm.arm}: {_shown(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
+        f"{summary.heir.arm}{_how_often(arm.behind)}."
+        for arm in summary.arms if not arm.heir
+    )  # fmt: skip
+    saved = (
+        f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
+        f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
+        f"cache, and writes {_times_as_fast(summary.sizes)} times as fast."
+    )
+    return [_parity(summary), *others, saved]
+
+
+def _cost(reference: Reference) -> str:
+    """Say what the reference's own training took, which no baseline here pays."""
+    if reference.tokens is None:
+        return (
+            f"What training {reference.name} cost is not known: its files do not say. An heir "
+            "builds on that cost; a model trained from random does not."
+        )
+    seconds = reference.seconds or 0.0
+    return (
+        f"{reference.name} itself was trained on {reference.tokens:,} tokens in "
+        f"{seconds:,.0f} s, on which an heir builds and a model trained from random does not."
+    )
+
+
+def _choice(summary: Summary) -> str:
+    """Say which layers were taken first, and why those."""
+    chosen, total = summary.choice, summary.reference.layers
+    why = {
+        "first": "the first layers, as the paper does",
+        "middle": "layers around the middle",
+        "last": "the last layers",
+        "alternate": "every second layer, as DistilBERT does",
+        "stacked": "the first layers, twice",
+        "named": "the layers that were named",
+        "rank": "the layers whose heads have the highest rank",
+        "mass": "the layers whose attention is spread over the most columns",
+        "influence": "the layers that change the stream most, 1 − cos(x_in, x_out)",
+        "angle": "all but the neighboring layers over which the stream turns least, ends kept",
+        "bridge": "all but the neighboring layers without which, bridged, the loss was least",
+        "lazy": "the neighboring layers of the lowest mean rank",
+    }.get(chosen.rule, chosen.rule)
+    return f"{len(chosen.layers)} of {total} layers ({format_layers(chosen.layers)}): {why}."
+
+
+def _lesson(summary: Summary) -> str:
+    """Say what the heirs learn from."""
+    heal = summary.recipe.heal
+    if heal.by == "text":
+        return f"heirs learn from the text alone, by cross-entropy{adapters(heal.lora)}"
+    return (
+        f"heirs learn from the reference's predictions, "
+        f"{objective(heal, 'reference', 'heir')}{adapters(heal.lora)}; "
+        "baselines by cross-entropy"
+    )
+
+
+def _parity(summary: Summary) -> str:
+    heir, reference = summary.heir, summary.reference
+    rounds = sum(arm.heir for arm in summary.arms)
+    grown = ""  # what all rounds took where each began from the reference
+    if rounds > 1:
+        grown = (
+            f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
+        )
+    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
+    begins = (
+        f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
+        f"{_shown(summary, heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} "
+        f"tokens{grown}; {reference.name} itself has "
+        f"{_shown(summary, reference.loss, reference.standard_error)} on the same text"
+    )
+    if heir.parity:
+        return f"{begins}: parity is reached, {gap} under it."
+    outlook = summary.outlook
+    times, slope = outlook.times_the_tokens, outlook.nats_per_doubling
+    if times is not None:
+        rest = (
+            f" At the pace of its last evaluations ({slope:.3f} nats a doubling of the tokens) a "
+            f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
+        )
+    elif slope is not None and slope > 0:
+        rest = (
+            f" Its last evaluations gain {slope:.3f} nats a doubling of the tokens: at that pace "
+            "more than a thousand times the tokens."
+        )
+    else:
+        rest = " Its last evaluations do not say what more training would bring."
+    return f"{begins}: it is {gap} short of parity.{rest}"
+
+
+def _how_often(found: Behind | None) -> str:
+    """Return in how many evaluations after the first step; nothing where there are none."""
+    behind, count = (found.behind, found.evaluations) if found else (0, 0)
+    if not count:
+        return ""
+    often = f"behind it at {behind} of {count} evaluations" if behind else "never behind it"
+    if behind == count:
+        often = f"behind it at {f'all {count} evaluations' if count > 1 else 'the only evaluation'}"
+    return f", {often} after the first step"
+
+
+def _times_as_fast(sizes: Sizes) -> str:
+    """Return the ratio of the speeds, with its error over the rounds."""
+    ours, theirs = sizes.heir, sizes.reference
+    ratio = ours.tokens_per_second / theirs.tokens_per_second
+    pairs = zip(ours.speeds, theirs.speeds, strict=True)
+    ratios = [mine / other for mine, other in pairs]
+    return with_interval(ratio, mean_and_error(ratios)[1], len(ratios))
+
+
+def headline(summary: Summary) -> str:
+    """Return whether the heir reached parity, in a sentence."""
+    heir, reference = summary.heir, summary.reference
+    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
+    depth = f"{heir.depth} of {reference.layers} layers"
+    if heir.parity:
+        return f"{heir.arm} reaches parity with {reference.name} with {depth}."
+    return f"{heir.arm}, with {depth}, is {gap} nats short of {reference.name}."
+
+
+def inheritance_report(path: str | Path) -> Report:
+    """Return what is told of an inheritance's folder."""
+    summary, environment = read_inheritance(path)
+    reference, heir, recipe = summary.reference, summary.heir, summary.recipe
+    choice = _choice(summary)
+    if heir.layers != summary.choice.layers:
+        choice += f" The last heir has the layers {format_layers(heir.layers)}."
+    tell = ""
+    if "reference" not in recipe.baselines:
+        tell = (
+            " The baseline reference, which trains the whole model on the same tokens, would tell."
+        )
+    chosen_by = _chosen_by(summary)
+    sections = [
+        Section("Verdict", [
+            *map(Text, verdicts(summary)),
+            Text(_cost(reference), "caveat"),
+            Text("The models trained here have read other documents of this text, and "
+                 f"{reference.name} as it is may not have: an heir can come near it, or pass it, "
+                 f"by knowing the text rather than the language.{tell}", "caveat"),
+            *(Text(f"At its start the heir differs from plain blocks: {text}.", "caveat")
+              for text in summary.departures),
+        ], brief=True),
+        Section("Validation loss", [
+            Text("Every evaluation of every model, from before its first step. The broken line is "
+                 f"{reference.name} itself, on the same tokens."),
+            Chart("Validation loss over training steps", partial(loss_curves, summary)),
+        ]),
+        Section("At the end", [
+            _final_table(summary),
+            terms([("validation loss", "validation_loss"), ("parity", "parity")]),
+            Facts([
+                (arm.arm, arm.summary + (f"; runs {', '.join(arm.runs)}" if arm.runs[1:] else ""))
+                for arm in summary.arms
+            ]),
+        ]),
+        *_parts(summary),
+        *_over_seeds(summary),
+        Section("Depth", [
+            Text(choice), *(Text(bridged(one, recipe.bridge)) for one in summary.choice.bridges),
+            *([Text("The figures before the choice, of the reference on the training text.",
+                    "note"), Side(chosen_by)] if chosen_by else []),
+        ]),
+        Section("What it saved", [
+            Table(["measured here", reference.name, heir.arm, "ratio"],
+                  [_size(summary.sizes, *size) for size in _SIZES], "What the heir saves"),
+            Text("Weights and caches are the bytes of live tensors; the cache holds "
+                 f"{summary.sizes.heir.context:,} tokens of one sequence.", "note"),
+        ]),
+        method(_method(summary, environment)),
+    ]  # fmt: skip
+    look = shlex.quote(str(Path(path) / heir.runs[-1]))
+    steps = [Step(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
+    return Report(f"Inherited from {reference.name}", [headline(summary)], steps, sections)
+
+
+def _final_table(summary: Summary) -> Table:
+    reference, heir = summary.reference, summary.heir
+    whole = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
+    rows: list[list[Cell | str]] = [
+        [reference.name, str(reference.layers), "–",
+         _shown(summary, reference.loss, reference.standard_error), "–", "–", whole,
+         "not trained here", "–"],
+    ]  # fmt: skip
+    for arm in summary.arms:
+        start = arm.curve[0].standard_error if arm.curve else None
+        beside = "–"
+        if arm.arm != heir.arm:
+            beside = _shown(summary, arm.minus_heir, arm.minus_heir_error, "+")
+        rows.append([
+            Cell(arm.arm, "parity" if arm.parity else ""),
+            str(arm.depth),
+            _shown(summary, arm.start_loss, start),
+            _shown(summary, arm.loss, arm.standard_error),
+            _shown(summary, arm.minus_reference, arm.minus_reference_error, "+"),
+            beside,
+            f"{arm.parameters / 1e6:.1f} M",
+            f"{arm.tokens:,}",
+            f"{arm.seconds:.0f}",
+        ])  # fmt: skip
+    columns = ["model", "layers", "at step 0", "validation loss", "minus reference",
+               f"minus {heir.arm}", "parameters", "tokens", "seconds"]  # fmt: skip
+    return Table(columns, rows, "Final figures of each model", marks=_marks(summary))
+
+
+def _marks(summary: Summary) -> list[tuple[str, str]]:
+    """Return no mark for the reference, and each arm's color."""
+    return [("", ""), *((color, "circle") for color in colors(summary.arms))]
+
+
+def _parts(summary: Summary) -> Iterator[Section]:
+    """Yield the losses on each part of a mixture."""
+    reference = summary.reference
+    if not reference.parts:
+        return
+    first = [with_interval(one.loss, one.standard_error, one.windows) for one in reference.parts]
+    rows = [[reference.name, *first], *(
+        [arm.arm, *(
+            Cell(with_interval(one.loss, one.standard_error, one.windows), under=[with_interval(
+                one.minus_reference, one.minus_reference_error, one.windows, "+")])
+            for one in arm.parts
+        )] for arm in summary.arms
+    )]  # fmt: skip
+    yield Section("Loss by part", [
+        Table(["model", *(one.part for one in reference.parts)], rows,
+              "Validation loss on each part of the mixture", marks=_marks(summary)),
+        Text("Nats a token over what is held out of each part of the mixture; below it, minus "
+             f"{reference.name}’s, paired by window. The loss above is over all of it together.",
+             "note"),
+    ])  # fmt: skip
+
+
+def _over_seeds(summary: Summary) -> Iterator[Section]:
+    if not summary.over_seeds:
+        return
+    rows = [
+        [line.arm, with_interval(line.loss, line.standard_error, len(line.losses)),
+         with_interval(line.minus_reference, line.standard_error, len(line.losses), "+"),
+         with_interval(line.minus_heir, line.minus_heir_error, len(line.losses), "+"),
+         " ".join(to_error(loss, line.standard_error) for loss in line.losses)]
+        for line in summary.over_seeds
+    ]  # fmt: skip
+    seeds = ", ".join(map(str, summary.recipe.seeds))
+    columns = ["model", "validation loss", "minus reference", "minus heir", "each seed"]
+    yield Section("Over seeds", [
+        Text(f"Every model trained with the seeds {seeds}: means ± the {INTERVAL} over seeds, "
+             "differences paired. Models that some seeds did not reach, or reached with another "
+             "depth or number of steps, are left out. Everything else on this page is from the "
+             "first seed."),
+        Table(columns, rows, "Final losses over seeds"),
+    ])  # fmt: skip
+
+
+def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]:
+    recipe, data, reference = summary.recipe, summary.data, summary.reference
+    train, optimizer = recipe.train, recipe.optimizer
+    dropped = ""
+    if data.overlap is not None and data.overlap.documents:
+        dropped = (
+            f"; {data.overlap.documents} held-out documents ({data.overlap.tokens:,} tokens) "
+            "partly occur in the training text and were left out"
+        )
+    warmup = f"{optimizer.warmup_steps} steps"
+    if recipe.warmup:
+        warmup = f"{100 * recipe.warmup:g}% of each run’s steps"
+    seeds = ", ".join(map(str, recipe.seeds)) or train.seed
+    own = ", which have a table of their own" if summary.over_seeds else ""
+    return [
+        ("Text", f"{data.text}; {data.train_tokens:,} training tokens, all with the reference's "
+                 "tokenizer"),
+        ("Validation", f"{data.validation_tokens:,} tokens, fixed, each predicted once in windows "
+                       f"of {train.length}; the reference on the same by the same code{dropped}"),
+        ("BOS", f"{'before every window' if recipe.data.bos else 'none before a window'}, for heir "
+                "and reference; each document ends with the end-of-text token"),
+        ("Training", f"{train.steps} steps a round of {train.batch_size} sequences of "
+                     f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
+                     f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
+                     f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {seeds}"),
+        ("Healing", _lesson(summary)),
+        *([("Reference", f"read as our decoder: {reference.agreement}")]
+          if reference.agreement else []),
+        ("Inherited", f"{recipe.copy} of each block, with embedding, positions, final norm and "
+                      f"head; route {recipe.route or 'the reference’s'}, normalizer "
+                      f"{recipe.normalizer or 'the reference’s'}"),
+        ("Intervals", f"± the {INTERVAL} over validation windows, differences paired; of one seed, "
+                      f"so they say nothing of other seeds{own}"),
+        ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
+                  "interval over them"),
+        ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
+                    f"{environment.wakeful}"),
+    ]  # fmt: skip
+
+
+def _chosen_by(summary: Summary) -> list[Chart]:
+    kept = set(summary.choice.layers)
+    return [
+        Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, kept, _FIGURES[name]),
+              _FIGURES[name], explained(name))
+        for name, values in summary.choice.figures.items()
+        if name in _FIGURES
+    ]  # fmt: skip
+
+
+def loss_curves(summary: Summary) -> Drawing:
+    """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
+    names, reference = [arm.arm for arm in summary.arms], summary.reference
+    frame = pl.DataFrame([
+        {"arm": arm.arm, "run": point.run, "step": point.step, "value": point.loss}
+        for arm in summary.arms
+        for point in arm.curve
+    ])  # fmt: skip
+    across = alt.Chart(pl.DataFrame({"value": [reference.loss], "name": [reference.name]}))
+    rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y=alt.Y("value:Q"))
+    label = across.mark_text(align="right", baseline="bottom", dy=-3)
+    label = label.encode(y=alt.Y("value:Q"), x=alt.value("width"), text=alt.Text("name:N"))
+    chart = lines(
+        frame, "arm", names,
+        alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1)),
+        alt.Y("value:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
+        ["arm:N", "run:N", "step:Q", tip("value", ".4f")],
+        at="step", legend=alt.Legend(symbolType="stroke"), points=True, detail="run:N",
+        under=[rule, label],
+    )  # fmt: skip
+    return chart.properties(height=360, width="container")
+
+
+def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
+    """Draw a figure that every layer had before the choice; kept layers are marked."""
+    layers = range(len(values))
+    frame = pl.DataFrame(
+        {
+            "layer": layers,
+            "value": [float(value) for value in values],
+            "layers": ["kept" if layer in kept else "left out" for layer in layers],
+        }
+    )
+    names = ["kept", "left out"]
+    edge = told_apart(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
+    fill = told_apart(alt.Fill, "layers", names, [PALETTE[0], "transparent"])  # not by color alone
+    axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
+    x = alt.X("layer:O", title="layer", axis=axis)
+    y = alt.Y("value:Q", title=title)
+    chart = alt.Chart(frame).mark_bar(strokeWidth=1.5)
+    if title in (_FIGURES["rank"], _FIGURES["mass"]):
+        # Logarithmic, as in a diagnosis; a bar of rank 1 would have no length there.
+        longest = max(2.0, *values)
+        y = alt.Y("value:Q", title=title, axis=alt.Axis(values=[n for n in RANKS if n <= longest]),
+                  scale=alt.Scale(type="log", domain=(1, longest)))  # fmt: skip
+        chart = alt.Chart(frame).mark_point(size=70, strokeWidth=1.5, opacity=1)
+    tooltip = tips(["layer:O", tip("value", ".4~g"), "layers:N"])
+    chart = chart.encode(x=x, y=y, fill=fill, stroke=edge, tooltip=tooltip)
+    return chart.properties(height=150, width="container")
+
+
+def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
+    ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
+    ratio = f"{ours / theirs:.3f}" if theirs else "–"
+    if key == "tokens_per_second":
+        speeds = (with_interval(one.tokens_per_second, mean_and_error(one.speeds)[1],
+                                len(one.speeds))
+                  for one in (sizes.reference, sizes.heir))  # fmt: skip
+        return [title, *speeds, _times_as_fast(sizes)]
+    return [title, style.format(theirs * unit), style.format(ours * unit), ratio]

@@ -1,0 +1,204 @@
+"""A recipe carried out: inherit, train, evaluate, grow until parity (algorithm 1), and baselines.
+
+What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.inheritance.blocks import at_random, grow, inherit_blocks
+from wakeful.inheritance.bridge import check_bridge, gaps
+from wakeful.inheritance.layers import LayerMap, first
+from wakeful.inheritance.options import BaselineName
+from wakeful.inheritance.recipe import Recipe
+from wakeful.inheritance.solving import bridges
+from wakeful.inheritance.stages import FinishedStage, FinishedStages, TrainingStage
+from wakeful.layer_ranges import format_layers
+from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
+from wakeful.runs.run import Run, is_done, refuse_link, run_at
+from wakeful.terminal.display import Shown
+from wakeful.training import Initial, check_parts, resume_command, train_run
+
+BASELINES: Mapping[BaselineName, str] = {
+    "random": "the same shape at random",
+    "reference": "the whole reference, trained further",
+}
+"""What the models beside an heir start from."""
+
+
+def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:
+    """Raise what training any stage in these processes would raise; return the configuration of a
+    run that would train the whole reference.
+
+    Every model is made on the meta device, where weights take no memory.
+    """
+    steps = recipe.train.steps
+    with torch.device("meta"):
+        blank = Decoder(reference.config)
+        heir = _inherited(recipe, blank, recipe.layer_map(recipe.rounds - 1))
+    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
+        check_bridge(blank)
+    check_parts(recipe.run_config("heir", heir, steps, recipe.healing), world)
+    for name in recipe.baselines:
+        with torch.device("meta"):
+            decoder = heir if name == "random" else _whole(recipe, blank)
+        check_parts(recipe.run_config(name, decoder, steps), world)
+    return recipe.run_config("reference", reference, steps)
+
+
+def _inherited(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
+    return inherit_blocks(
+        reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+def _whole(recipe: Recipe, reference: Decoder) -> Decoder:
+    """Return the whole reference, with the heir's route and normalizer."""
+    total = reference.config.num_layers
+    return inherit_blocks(
+        reference, first(total, of=total), route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A recipe with one seed, whose runs lie below a folder."""
+
+    recipe: Recipe
+    reference: Decoder
+    loss: float
+    """The reference's, on the same validation set: parity is a final loss at or under it."""
+    out: Path
+    shown: Shown
+    resume: Path | None = None
+    """The inheritance's folder, where it is not `out`."""
+
+    def carry_out(self) -> FinishedStages:
+        """Train the heirs and the baselines, going on with what is there.
+
+        Raises:
+            Interrupted: a signal ended a run, which is saved.
+        """
+        with self.resumable():
+            rounds = tuple(self._rounds())
+            last = rounds[-1].stage
+            baselines = [
+                self.finish(self._baseline_stage(name, last)) for name in self.recipe.baselines
+            ]
+        return FinishedStages(rounds, tuple(baselines))
+
+    def first(self) -> TrainingStage:
+        """Return the stage of the first heir."""
+        return self._heir_stage(0, None)
+
+    def _rounds(self) -> Iterator[FinishedStage]:
+        before: FinishedStage | None = None
+        for number in range(self.recipe.rounds):
+            before = self.finish(self._heir_stage(number, before))
+            yield before
+            if self.recipe.until == "parity" and before.loss <= self.loss:
+                return
+
+    def _heir_stage(self, number: int, before: FinishedStage | None) -> TrainingStage:
+        """Return the stage of a round's heir; it grows from the one before where the recipe says
+        so.
+        """
+        recipe, layers = self.recipe, self.recipe.layer_map(number)
+        grows_on = recipe.grow_from == "student" and recipe.rounds > 1
+        student = before if grows_on else None
+        old = (None, ()) if student is None else (self._layers(student), student.bridges)
+        return TrainingStage(
+            name=f"heir-{len(layers)}",
+            arm="heir" if grows_on else f"heir-{len(layers)}",
+            summary=f"the reference's layers {format_layers(layers.sources)}",
+            steps=recipe.train.steps,
+            offset=number * recipe.train.steps if grows_on else 0,
+            start=partial(self._heir, layers, student),
+            layers=layers.sources,
+            lesson=recipe.healing,
+            bridge=partial(bridges, recipe, self.reference, layers, *old),
+        )
+
+    def _layers(self, heir: FinishedStage) -> LayerMap:
+        return LayerMap(heir.stage.layers, self.recipe.rule)
+
+    def _heir(self, layers: LayerMap, student: FinishedStage | None) -> Decoder:
+        recipe, reference = self.recipe, self.reference
+        if student is None:
+            return _inherited(recipe, reference, layers)
+        trained = read_decoder(student.run.path, dtype="auto").decoder()
+        return grow(
+            trained, self._layers(student), reference, layers, copy=recipe.copy,
+            seed=recipe.train.seed,
+        )  # fmt: skip
+
+    def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
+        """Return a baseline's stage: as many steps as the last heir has had."""
+        recipe = self.recipe
+        start = partial(_whole, recipe, self.reference)
+        if name == "random":
+            start = partial(
+                at_random, self.reference, last.layers, route=recipe.route,
+                normalizer=recipe.normalizer, seed=recipe.train.seed,
+            )  # fmt: skip
+        return TrainingStage(
+            name=name, arm=name, summary=BASELINES[name], steps=last.offset + last.steps,
+            start=start, origin={"baseline": BASELINES[name], "random": name == "random"},
+        )  # fmt: skip
+
+    def finish(self, stage: TrainingStage) -> FinishedStage:
+        """Return the stage's run: the one that is there, continued if need be, or a new one."""
+        recipe, place, shown = self.recipe, self.out / stage.name, self.shown
+        refuse_link(place)
+        with joined() as world:
+            world.meet()  # no process looks while another begins the run
+            there, done = world.gather([run_at(place) is not None, is_done(place)])[0]
+        if there:
+            run = Run.open(place)
+            if not done:
+                with shown(stage.name) as show:
+                    run = train_run(run.config, place, resume=True, show=show)
+            return FinishedStage(stage, run)
+        decoder = stage.start()
+        origin = {
+            "reference": recipe.reference,
+            "arm": stage.arm,
+            "offset": stage.offset,
+            "layers": list(stage.layers),
+            **stage.origin,
+        }
+        if stage.bridge is not None:
+            with shown(stage.name) as show:
+                passed = partial(show.count, "bridging the layers left out: layers passed")
+                origin["bridges"] = [to_table(one) for one in stage.bridge(decoder, passed)]
+        config = recipe.run_config(
+            stage.name, decoder, stage.steps, stage.lesson, offset=stage.offset
+        )
+        with shown(stage.name) as show:
+            run = train_run(config, place, initial=Initial(decoder, origin), show=show)
+        return FinishedStage(stage, run)
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Say how to go on where a signal ends a run."""
+        again = f"continue with: {resume_command('inherit', self.resume or self.out)}"
+        try:
+            yield
+        except Interrupted:
+            raise Interrupted("stopped, and what was trained is saved", again) from None
+        except WakefulError as error:
+            if error.__cause__ is None or not is_lost(error.__cause__):
+                raise
+            raise WakefulError(lost(again)) from error.__cause__

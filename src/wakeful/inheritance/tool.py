@@ -1,0 +1,435 @@
+"""The verb inherit: a reference and a text in, a folder of runs and a page out."""
+
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import tomli_w
+import torch
+
+from wakeful.config.commands import command_of
+from wakeful.config.keywords import options_from, takes
+from wakeful.config.reading import LENGTH, REFERENCES, FigureFormat
+from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
+from wakeful.data.base import Data
+from wakeful.data.preparing import reopened
+from wakeful.device import choose_device
+from wakeful.digests import state_sha256
+from wakeful.errors import WakefulError
+from wakeful.estimates import finite
+from wakeful.hf.weights_out import export_decoder, refuse_existing
+from wakeful.inheritance import outcome, untrained
+from wakeful.inheritance import plan as planning
+from wakeful.inheritance.blocks import departures
+from wakeful.inheritance.layers import Diagnosed, LayerMap
+from wakeful.inheritance.options import InheritOptions
+from wakeful.inheritance.reading import diagnosed_layers, evaluated, prepared_text
+from wakeful.inheritance.recipe import Recipe, read_recipe
+from wakeful.inheritance.report import inheritance_report
+from wakeful.inheritance.result import Inheritance
+from wakeful.inheritance.rounds import Seed, check_stages
+from wakeful.inheritance.stages import FinishedStages
+from wakeful.inheritance.untrained import UntrainedHeir
+from wakeful.loading.load import load, read_decoder
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.sources import Source, as_ours, name_of
+from wakeful.model.decoder import Decoder
+from wakeful.model.finite import check_finite
+from wakeful.optim.build import optimizer_of
+from wakeful.reports.html import write
+from wakeful.reports.result import showing
+from wakeful.runs.distributed import World, joined
+from wakeful.runs.records import Step, data_facts, rows
+from wakeful.runs.run import Run, SharedRun, environment, read_windows
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Display, Shown
+from wakeful.training import choose_own_device, mean_loss
+from wakeful.variants import build, modules_named
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritancePlan:
+    """plan.json: what a recipe was made of."""
+
+    command: str
+    """The command line that repeats it."""
+    wishes: InheritOptions
+    """The options."""
+    agreement: str
+    """How far the reference as our decoder is from the one of Transformers; "" of our own."""
+    figures: dict[str, tuple[float, ...]]
+    """Those of every layer that were looked at."""
+
+
+@takes(InheritOptions)
+@ordinary_switches()
+def inherit(
+    reference: Source | None = None,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: InheritOptions | None = None,
+    **given: Any,
+) -> Inheritance | UntrainedHeir:
+    """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
+
+        wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
+
+    Args:
+        reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
+            exported into the folder so that the work can be resumed.
+        tokenizer: in place of the reference's own, or a module's; a path of one, too.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `InheritOptions`, whose fields and short names are keyword arguments too.
+        given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+
+    The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
+    reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
+    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html.
+    Nothing is written before everything that can be checked has been.
+
+    Raises:
+        WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
+            from, the layers do not fit it, `out` exists, or a run fails.
+            Whatever was there before is kept.
+    """
+    wanted = options_from(InheritOptions, given, options)
+    if wanted.resume and reference is not None:
+        raise WakefulError("resume goes on with a folder's own reference: name none")
+    if not wanted.resume and reference is None:
+        raise WakefulError(f"name one reference: {REFERENCES}")
+    with joined() as world:
+        shown = partial(showing, shown, world=world)
+        choose_own_device(wanted.train.device, world, field="device")
+        if reference is not None:
+            _check_names(wanted)
+        _check_world(wanted, world)
+        usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
+        out = Path(wanted.resume or wanted.out or usual)
+        if reference is not None and wanted.heal.by == "none":
+            return _untrained(reference, tokenizer, wanted, out, shown, world)
+        if reference is None:
+            with Run.open(out).naming_modules():
+                begun = _resumed(out, shown, world)
+        elif world.first:
+            planned = _begun(reference, tokenizer, wanted, out, shown, world)
+            world.meet()
+            begun = world.leader_first(lambda: planned)  # then the others read the text
+        else:
+            world.meet()  # while the first plans
+            begun = _resumed(out, shown, world)
+        with begun.run.naming_modules():
+            begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
+    done = Inheritance(begun.run.path, begun.run.path / "report.html")
+    if world.first:
+        done.save_results((), wanted.figures or begun.plan.wishes.figures)
+    return done
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """An inheritance's folder, and what is known when the training begins."""
+
+    run: Run
+    recipe: Recipe
+    plan: InheritancePlan
+    reference: Model
+    data: Data
+    windows: pl.DataFrame
+    """The losses that the reference has on the text."""
+
+    def work(self, shown: Shown, world: World, figures: Sequence[FigureFormat]) -> None:
+        """Do what the recipe says, and write the page, with its charts in these formats."""
+        loss, _ = mean_loss(self.windows)
+        run = self.run if world.first else SharedRun.open(self.run.path)
+        with run.lock(), run.under_way():
+            # What has been trained is read, not trained again.
+            outcomes = [
+                Seed(
+                    seeded, self.reference.decoder(), loss, run.path / name, shown, run.path
+                ).carry_out()
+                for name, seeded in self.recipe.of_seeds()
+            ]  # fmt: skip
+            if world.first:
+                self._tell(outcomes, shown, figures)
+            world.meet()
+
+    def _tell(
+        self, outcomes: list[FinishedStages], shown: Shown, figures: Sequence[FigureFormat]
+    ) -> None:
+        """Write what came of it."""
+        with shown("inherit") as show:
+            show.note("measuring size and speed")
+            self.run.write_json("summary.json", self._summary(outcomes))
+        write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
+
+    def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
+        first, recipe, plan = outcomes[0], self.recipe, self.plan
+        reference = self.reference.decoder()
+        loss, error = mean_loss(self.windows)
+        tokens, seconds = training_cost(recipe.reference)
+        last = first.rounds[-1]
+        heir = read_decoder(last.run.path, dtype="auto").decoder()
+        context = min(1024, reference.config.context)
+        least = max(min(16, context // 4), reference.config.relaxed_prefix)
+        prompt = self.data.train.read(np.zeros(1, np.int64), least)[0].tolist()
+        sizes = outcome.footprints(
+            {"reference": reference, "heir": heir}, prompt,
+            num_tokens=min(64, context // 4, reference.config.context - least), context=context,
+        )  # fmt: skip
+        return outcome.Summary(
+            reference=outcome.Reference(
+                name=self.reference.name,
+                source=recipe.reference,
+                layers=reference.config.num_layers,
+                loss=loss,
+                standard_error=finite(error),
+                tokens=tokens,
+                seconds=seconds,
+                agreement=plan.agreement,
+                parts=outcome.by_part(self.windows, self.windows),
+            ),
+            final=last.stage.arm,
+            arms=outcome.compared(first, self.windows, loss),
+            outlook=outcome.outlook(
+                outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
+            ),
+            choice=outcome.LayerChoice(
+                rule=recipe.rule,
+                layers=recipe.layers,
+                order=recipe.order,
+                figures=plan.figures,
+                pinned=plan.wishes.pinned,
+                gaps=plan.wishes.gaps,
+                bridges=last.bridges,
+            ),
+            recipe=recipe,
+            departures=tuple(
+                departures(
+                    reference, LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
+                    normalizer=recipe.normalizer,
+                )
+            ),
+            sizes=outcome.Sizes(**sizes),
+            data=data_facts(self.data),
+            over_seeds=outcome.over_seeds(outcomes, loss),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A reference and a text, read, and the layers that were chosen."""
+
+    reference: Model
+    place: str
+    """Where a resumed inheritance will find it."""
+    options: InheritOptions
+    data: Data
+    diagnosed: Diagnosed | None
+    recipe: Recipe
+    config: Config
+    """Of a run that would train the whole reference."""
+
+
+def _planned(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    out: Path,
+    show: Display,
+    world: World,
+) -> _Planned:
+    reference, place = _reference(source, tokenizer, out, show)
+    options = _fitted(options, reference)
+    total = reference.decoder().config.num_layers
+    planning.plan_layers(options, total, None)
+    data = prepared_text(options, reference, show)
+    _checked(planning.make_recipe(place, options, total, data, None), reference, world)
+    diagnosed = diagnosed_layers(options, reference, data, show)
+    recipe = planning.make_recipe(place, options, total, data, diagnosed)
+    config = _checked(recipe, reference, world)
+    return _Planned(reference, place, options, data, diagnosed, recipe, config)
+
+
+def _checked(recipe: Recipe, reference: Model, world: World) -> Config:
+    decoder = reference.decoder()
+    recipe.check(decoder.config.num_layers)
+    return check_stages(recipe, decoder, world)
+
+
+def _untrained(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    out: Path,
+    shown: Shown,
+    world: World,
+) -> UntrainedHeir:
+    """Write the heir that choosing and bridging leave."""
+    refuse_existing(out)
+    with shown("inherit") as show:
+        planned = _planned(source, tokenizer, options, out, show, world)
+        reference, recipe = planned.reference, planned.recipe
+        stage = Seed(recipe, reference.decoder(), math.inf, out, shown).first()
+        heir = untrained.made(
+            stage, recipe, options, reference, planned.data, planned.config, show,
+            source=name_of(source), out=out,
+        )  # fmt: skip
+    heir.save(out)
+    return heir
+
+
+def _begun(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    out: Path,
+    shown: Shown,
+    world: World,
+) -> _Begun:
+    run = Run(out)
+    run.refuse_existing("inherit")
+    with shown("inherit") as show:
+        planned = _planned(source, tokenizer, options, out, show, world)
+        reference, data, recipe = planned.reference, planned.data, planned.recipe
+        config, options = planned.config, planned.options
+        windows = evaluated(config, reference, data, show)
+        check_finite(windows["loss"].to_torch())
+        for doubt in planning.doubts(recipe, windows, options.data, data):
+            show.note(f"warning: {doubt}")
+    device = choose_device(options.train.device)
+    modules = modules_named(to_table(recipe))
+    fields = {"reference": name_of(source), "name": out.name, "modules": modules}
+    with Run.create(out, "inherit", fields) as new:
+        new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
+        new.write_json("environment.json", environment(device, world.size))
+        plan = _plan(options, recipe.reference, planned.diagnosed, str(reference.agreement or ""))
+        new.write_json("plan.json", plan)
+        new.write_frame("reference.parquet", windows)
+        reference.own_tokenizer.save(new.path)
+        if reference.path is None:
+            export_decoder(
+                reference.decoder(), new.path / outcome.REFERENCE,
+                tokenizer=reference.own_tokenizer, dtype=next(reference.module.parameters()).dtype,
+            )  # fmt: skip
+    return _Begun(run, recipe, plan, reference, data, windows)
+
+
+def _check_world(options: InheritOptions, world: World) -> None:
+    """Refuse what several processes cannot do."""
+    if world.size == 1 or options.resume:
+        return
+    if options.heal.by == "none":
+        raise WakefulError("--heal.by none is for one process: leave out torchrun")
+
+
+def _check_names(options: InheritOptions) -> None:
+    """Find everything that the options name, before anything is read."""
+    for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
+        if expression:
+            build(folder, expression, imports=True)
+    optimizer_of(options.optimizer.name, imports=True)
+
+
+def _reference(
+    source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
+) -> tuple[Model, str]:
+    """Return the reference and where a resumed inheritance will find it."""
+    show.note(f"loading {name_of(source)}")
+    if isinstance(source, str | Path) and tokenizer is None:
+        return as_ours(read_decoder(source), show), str(source)
+    model = load(source, tokenizer=tokenizer)
+    if model.is_quantized:
+        raise WakefulError(f"{model.name} is quantized: name the model it was made from")
+    given, model = model.module, as_ours(model, show)
+    decoder = model.decoder()
+    # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
+    if decoder is given or decoder.head.weight.dtype != torch.float32:
+        model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
+    # What teaches heirs and what is resumed from is read again: it must be these weights, this
+    # context and this tokenizer.
+    if model.path is not None and not model.step:
+        stored = read_decoder(model.path)
+        same = _digest(stored.decoder()) == _digest(model.decoder())
+        files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
+        if same and files and stored.context == model.context:
+            return model, str(model.path)
+    return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
+
+
+def _digest(decoder: Decoder) -> str:
+    """Return the SHA-256 of a decoder's configuration and weights, as float32."""
+    return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
+
+
+def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
+    """Return the options with the lengths that the reference's context allows, and with BOS where
+    the reference was trained with it.
+    """
+    context = reference.decoder().config.context
+    train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
+    length = options.diagnose_length or min(LENGTH, context)
+    bos = options.data.bos or reference.begins(options.bos)
+    data = dataclasses.replace(options.data, bos=bos)
+    return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
+
+
+def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
+    """Return what an inheritance that was begun goes on with."""
+    run = Run.open(out)
+    run.check_kind("inherit", "is not an inheritance")
+    recipe = read_recipe(run.path)
+    plan = run.read(InheritancePlan, "plan.json")
+    with shown("inherit") as show:
+        show.note(f"loading {recipe.reference}")
+        reference = read_decoder(recipe.reference)
+        recipe.check(reference.decoder().config.num_layers)
+        options = plan.wishes
+        data = world.leader_first(lambda: prepared_text(options, reference, show))
+    if data.place != recipe.data.source:
+        # The cache may name the same text anew; what the runs were begun on counts.
+        begun = reopened(recipe.data)
+        texts = data.info.get("corpora_sha256")
+        data = begun if begun is not None and begun.info.get("corpora_sha256") == texts else None
+    if data is None:
+        raise WakefulError(
+            f"{out} was started on different text than {options.data.source} now holds: restore "
+            "the text, or start again in a new folder"
+        )
+    windows = read_windows(run.path / "reference.parquet")
+    return _Begun(run, recipe, plan, reference, data, windows)
+
+
+def _plan(
+    options: InheritOptions,
+    reference: str,
+    diagnosed: Diagnosed | None,
+    agreement: str,
+) -> InheritancePlan:
+    text = options.data
+    places = {n: planning.lasting(getattr(text, n)) for n in ("source", "validation_source")}
+    figures = diagnosed.figures if diagnosed else {}
+    wishes = dataclasses.replace(options, data=dataclasses.replace(text, **places))
+    return InheritancePlan(
+        command=command_of("inherit", wishes, reference),
+        wishes=wishes,
+        agreement=agreement,
+        figures={name: tuple(values) for name, values in figures.items()},
+    )  # fmt: skip
+
+
+def training_cost(source: str) -> tuple[int | None, float | None]:
+    """Return the tokens that a run was trained on and its seconds; None of other models."""
+    if not (Path(source) / "run.json").is_file():
+        return None, None
+    steps = rows(Run.open(source), Step)
+    return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)

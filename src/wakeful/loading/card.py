@@ -1,0 +1,244 @@
+"""The model card of an export (README.md): lineage, data, figures, and the commands behind it."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import ModelCardData
+
+from wakeful.config.schema import BridgeConfig
+from wakeful.config.tables import from_table, read_table
+from wakeful.errors import WakefulError
+from wakeful.estimates import INTERVAL, with_interval
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.layer_ranges import format_layers
+from wakeful.loading.load import place_of
+from wakeful.loading.model import Model
+from wakeful.probes.running import as_decoder
+from wakeful.reports.lineage import adapters, bridged, objective
+from wakeful.runs.records import Bridged, Evaluation, Step, Summary, Validated, rows
+from wakeful.runs.run import Run, run_at
+from wakeful.terminal.plain_text import markdown, visible
+
+
+def model_card(
+    model: Model,
+    kind: str,
+    command: str,
+    *,
+    source: Model | None = None,
+    done: Iterable[str] = (),
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a model that is exported as Transformers' `kind` by this command.
+
+    Where it was made of another model, that is the `source`, what was `done` to it is said a line
+    each, and `figures` are rows of a table: the name, before and after.
+    """
+    source = source or model
+    run = run_at(source.path)
+    lineage, origin = _lineage_of(model, source, done)
+    own = kind == WakefulConfig.model_type
+    decoder, module = as_decoder(model.module), cast(Any, model.module)
+    width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
+    total = sum(each.numel() for each in model.module.parameters())
+    code = "its code lies beside its weights" if own else f"the stock architecture {markdown(kind)}"
+    return _card(
+        model.name, [kind], origin,
+        f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
+        f"{model.context}; {code}.",
+        [
+            *(lineage or [f"Written from {markdown(model.name)}; nothing was trained.\n"]),
+            *(_trained(run, model, source) if run is not None else []),
+            *_beside(figures),
+        ],
+        [*_commands(run), command], trusted=own,
+    )  # fmt: skip
+
+
+def file_lineage(
+    model: Model, *, source: Model | None = None, done: Iterable[str] = ()
+) -> tuple[str, str]:
+    """Return what a file without a card says of a model's lineage: a line, and the model that its
+    weights come from, as the hub names it or by its bare name; "" where there is none.
+    """
+    said, origin = _lineage_of(model, source or model, done)
+    return " ".join(" ".join(said).split()), origin if _on_hub(origin) else Path(origin).name
+
+
+def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
+    run = run_at(source.path)
+    said = _lineage(run) if run is not None else []
+    said += _made(source.name, done) if source is not model or done else []
+    return said, _origin(run) or (source.name if source is not model else "")
+
+
+def quantized_card(
+    name: str,
+    source: str,
+    command: str,
+    *,
+    done: Iterable[str],
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a quantized model of `source`, saved as compressed-tensors.
+
+    `done` says a line each how it is quantized, `figures` are as of `model_card`.
+    """
+    about = "Read by Transformers and vLLM where compressed-tensors is installed."
+    told = [*_made(source, done), *_beside(figures)]
+    return _card(name, ["quantized", "compressed-tensors"], source, about, told, [command])
+
+
+def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
+    """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
+    kept = f"its layers {format_layers(layers)} (from 0), as they were stored"
+    lineage = _made(source, [kept, "nothing was trained"])
+    about = f"{len(layers)} layers; the stock architecture {markdown(kind)}."
+    return _card(name, [kind], source, about, lineage, [command])
+
+
+def _card(
+    name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
+    commands: Sequence[str], *, trusted: bool = False,
+) -> str:  # fmt: skip
+    """Return a card: metadata that the hub reads, a heading, how to load the model, and the rest.
+
+    Code beside the weights is to be `trusted`.
+    """
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["wakeful", *tags],
+        base_model=origin if origin and _on_hub(origin) else None,
+    )
+    options = ", trust_remote_code=True" * trusted
+    return "\n".join([
+        f"---\n{data.to_yaml()}\n---\n\n# {markdown(name)}\n",
+        f"{about}\n",
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
+        "## Lineage\n",
+        *lineage,
+        "## Commands\n",
+        "".join(f"    {visible(line)}\n" for line in commands),
+    ])  # fmt: skip
+
+
+def _made(source: str, done: Iterable[str]) -> list[str]:
+    said = "\n".join(f"- {markdown(line)}" for line in done)
+    return [f"Made of {markdown(source)}, whose license holds here too:\n\n{said}\n"]
+
+
+def _beside(rows: Iterable[str]) -> list[str]:
+    table = "\n".join(map(visible, rows))
+    return (
+        [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
+    )
+
+
+def _origin(run: Run | None) -> str:
+    """Return the model that a run's weights come from, as it was named."""
+    initial = (run.header.initial or {}) if run is not None else {}
+    return "" if initial.get("random") is True else str(initial.get("reference", ""))
+
+
+def _on_hub(name: str) -> bool:
+    """Tell whether a name is one of the hub's and not a folder here."""
+    try:
+        return "/" in name and not Path(name).is_absolute() and place_of(name).kind == "hub"
+    except WakefulError:
+        return False
+
+
+def _lineage(run: Run) -> list[str]:
+    initial, train = run.header.initial, run.config.train
+    teacher, alone = train.distill, adapters(train.lora)
+    said = [f"Trained from random weights, seed {train.seed}.\n"]
+    if initial is not None:
+        said = [f"{line}\n" for line in _inherited(run, initial)]
+    if teacher.teacher:
+        said.append(
+            f"Trained on {markdown(teacher.teacher)}'s predictions: "
+            f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
+        )
+    elif initial is not None or alone:
+        said.append(f"Trained on text by cross-entropy{alone}.\n")
+    return said
+
+
+def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was taken of a reference and what became of the rest, before training."""
+    reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
+    arm, place = markdown(initial.get("arm", "")), _inheritance(run)
+    if "baseline" in initial:
+        terms = "The license of that model holds here too."
+        if initial.get("random") is True:
+            terms = "No weight comes from that model."
+        start = markdown(initial["baseline"])
+        yield f"The baseline {arm} beside the heirs of {reference}: {start}. {terms}"
+    else:
+        took = f", its layers {format_layers(layers)} (from 0)" if layers else ""
+        yield f"Started from {reference}{took}. Its license holds here too."
+    recipe = {} if place is None else read_table(place / "recipe.toml")
+    if recipe and arm.startswith("heir") and initial.get("offset"):
+        yield f"It grew by {recipe['grow']} layers a round, with training in between."
+    bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
+    bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
+    yield from (bridged(one, bridge if recipe else None) for one in bridges)
+
+
+def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
+    """Yield what a finished run's weights, the `source`, were trained on, and what they reached
+    where that was measured; not of a model with fewer layers.
+    """
+    if not (run.path / "summary.json").is_file():
+        return
+    summary, train, step = run.read(Summary, "summary.json"), run.config.train, source.step
+    data, tokens, steps = summary.data, summary.tokens, summary.steps
+    found: Validated | None = summary.validation
+    offset = (run.header.initial or {}).get("offset")
+    before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
+    each = train.batch_size * train.length
+    if step not in (0, steps):  # 0 is the newest
+        logged = {row.step: row.tokens for row in rows(run, Step)}
+        tokens, steps = logged.get(step, step * each), step
+        found = {row.step: row for row in rows(run, Evaluation)}.get(step)
+    yield "## Data\n"
+    yield (
+        f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "
+        f"training tokens, of which {before * each + tokens:,} were read in {before + steps:,} "
+        f"steps of {train.batch_size} × {train.length}.\n"
+    )
+    if found and model.decoder().config.num_layers >= source.decoder().config.num_layers:
+        told = with_interval(found.loss, found.standard_error, summary.validation.num_windows)
+        undone = "" if model is source else " It was measured before that was done to it."
+        yield "## Figures\n"
+        yield (
+            f"Loss {told} nats a token ({INTERVAL} over windows) on the "
+            f"{data.validation_tokens:,} held-out tokens of that text, windows of "
+            f"{summary.validation.length or train.length}, one seed.{undone}\n"
+        )
+
+
+def _commands(run: Run | None) -> Iterator[str]:
+    """Yield the commands that made a run, as far as its folder says."""
+    if run is None:
+        return
+    above = _inheritance(run)
+    if above is not None:
+        yield str(Run.open(above).read_json("plan.json")["command"])
+    else:
+        yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
+
+
+def _inheritance(run: Run) -> Path | None:
+    """Return the folder of the inheritance that a run is of; None where it is of none."""
+    place, files = run.path.absolute(), ("plan.json", "recipe.toml")
+    # Below an inheritance, or below the folder of a later seed of one.
+    for each in (place.parent, place.parent.parent):
+        if all((each / file).is_file() for file in files):
+            return each
+    return None

@@ -1,0 +1,23 @@
+"""Tokens that stand before every sequence."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+
+
+def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
+    """Return the tokens of a prefix as one sequence, where the embedding `table` lies.
+
+    Raises:
+        WakefulError: there are none, or one is past the vocabulary.
+    """
+    if not tokens:
+        raise WakefulError("a prefix needs at least one token")
+    wrong = [token for token in tokens if not 0 <= token < len(table)]
+    if wrong:
+        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {len(table)}")
+    return torch.tensor([list(tokens)], device=table.device)

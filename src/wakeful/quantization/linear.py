@@ -1,0 +1,271 @@
+"""The quantized linear layer: whole numbers and scales in place of a matrix.
+
+Shapes: M tokens, K input channels, N output channels.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from wakeful.config.model import RotationName
+from wakeful.model.attention import Flow, Heads, into_heads
+from wakeful.paged import like
+from wakeful.quantization.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
+from wakeful.quantization.schemes import Scales, Scheme
+from wakeful.quantization.schemes.methods import Seen
+
+_PACKED_BITS = 4
+"""Up to this many bits, two numbers share a byte."""
+
+
+class KeepsBuffers(nn.Module):
+    """A module some of whose buffers stay as they are whatever the model is converted to."""
+
+    kept: ClassVar[tuple[str, ...]]
+    is_quantized: ClassVar[bool] = True
+    """Tells rooms below this one that a model is quantized."""
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name in self.kept:
+            buffer, now = before[name], self._buffers[name]
+            if buffer is not None and now is not None:
+                self._buffers[name] = buffer.to(now.device)
+        return self
+
+
+class QuantizedLinear(KeepsBuffers):
+    """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantizes.
+
+    Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte, which are
+    the codes of a format that is not whole numbers; `scale` and, where the grid has one, `zero`,
+    both (N, 1) or (1, 1), of groups (N, G); `outer` (N, 1) or (1, 1) where scales have two levels;
+    `bias` (N,) as it was; `input_scale`, `output_scale` where they are static; and `divisor` (K,)
+    of the inputs, where the scheme's method has one. Scales stay as they are whatever the model is
+    converted to. The arithmetic is float32; the output has the dtype of the input.
+    """
+
+    kept = ("scale", "outer", "input_scale", "output_scale", "divisor")
+
+    def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        """Take the place of a linear layer, to be filled with whole numbers."""
+        super().__init__()
+        weight, bias = matrix(layer)
+        out_features, in_features = self.out_features, self.in_features = weight.shape
+        self.scheme = scheme
+        self.arithmetic: Arithmetic = arithmetic
+        assert scheme.weights is not None
+        grid = self.grid = scheme.weights
+        self.packed = grid.bits <= _PACKED_BITS
+        columns = (in_features + 1) // 2 if self.packed else in_features
+        kind = torch.uint8 if self.packed else torch.int8
+        one = shared = (out_features if grid.per == "channel" else 1, 1)
+        if grid.group:
+            one = (out_features, -(-in_features // grid.group))
+        static = scheme.scales == "static"
+        for name, value in {
+            "integers": torch.zeros(out_features, columns, dtype=kind),
+            "scale": grid.encode_scale(torch.ones(one)),
+            "zero": None if grid.symmetric else torch.zeros(one, dtype=torch.int32),
+            "outer": torch.ones(shared) if grid.two_scales else None,
+            "bias": None if bias is None else torch.zeros(out_features, dtype=weight.dtype),
+            "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
+            "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
+            "divisor": torch.ones(in_features) if scheme.rounding.divides else None,
+        }.items():
+            self.register_buffer(name, value)
+        self.to(weight.device).eval()
+
+    integers: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    outer: Tensor | None
+    bias: Tensor | None
+    input_scale: Tensor | None
+    output_scale: Tensor | None
+    divisor: Tensor | None
+
+    @torch.no_grad()
+    def fit(
+        self,
+        layer: nn.Module,
+        seen: Seen | None,
+        largest: Tensor | None = None,
+    ) -> None:
+        """Take over a full-precision layer's matrix (N, K) and bias, by what calibration showed.
+
+        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
+        """
+        weight, bias = matrix(layer)
+        grid, method, source = self.grid, self.scheme.rounding, weight
+        if largest is not None:
+            grid = grid.under(grid.shared_scale(largest))
+        assert seen is not None or not method.divides
+        self.divisor = divisor_of(self.scheme, seen)
+        if self.divisor is not None:
+            weight = weight.float() * self.divisor
+        integers, scales = method.round(weight, grid, None if seen is None else seen.products)
+        self.integers = like(source, pack(integers) if self.packed else integers)
+        self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
+        self.outer = scales.outer
+        if bias is not None:
+            self.bias = bias.detach().clone()
+        if self.scheme.scales == "static":
+            assert seen is not None
+            self._calibrate(seen)
+
+    def _calibrate(self, seen: Seen) -> None:
+        """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
+        channels = seen.channels if self.divisor is None else seen.channels / self.divisor
+        for name, grid, largest in (
+            ("input_scale", self.scheme.inputs, float(channels.max())),
+            ("output_scale", self.scheme.outputs, seen.outputs),
+        ):
+            if grid is not None:
+                bound = torch.full((1, 1), largest, device=self.scale.device)
+                setattr(self, name, grid.shared_scale(bound))
+
+    @property
+    def operands(self) -> Operands:
+        """The weights as they are stored, with their scales."""
+        grid = self.grid
+        scales = Scales(grid.decode_scale(self.scale), self.zero, self.outer, grid.group)
+        return Operands(grid, self.integers, scales, self.in_features)
+
+    @property
+    def sees_padding(self) -> bool:
+        """Whether padding changes what a sequence gives: a dynamic scale "per tensor" sees it."""
+        shared = any(grid.per == "tensor" for _, grid in self.scheme.activations)
+        return shared and self.scheme.scales == "dynamic"
+
+    def dequantized(self) -> Tensor:
+        """Return Ŵ (N, K) in float32."""
+        return self.operands.dequantized()
+
+    def linear(self, x: Tensor) -> Tensor:
+        """Return ŷ (..., N) of x (..., K).
+
+        A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
+        does not depend on those beside it, nor does it in an x (B · L, K) inside of `by_sequence`.
+        """
+        rows, scales, each = self._read(x)
+        inputs, outputs = self.scheme.inputs, self.scheme.outputs
+        arithmetic = self.arithmetic
+        if arithmetic == "integer" and inputs is None and outputs is not None:
+            arithmetic = "reference"  # an output that is rounded needs the definition's last bit
+        multiply = emulated if self.scheme.emulated else LINEARS[arithmetic]
+        y = multiply(rows, inputs, scales, self.operands)
+        if self.bias is not None:
+            y = y + self.bias.float()
+        if outputs is not None:
+            y = outputs.fake_quantize(y, outputs.scales_of(y, each, self.output_scale))
+        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _read(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
+        """Return inputs in rows, their scales where they are quantized, and how many sequences."""
+        rows = x.reshape(-1, self.in_features).float()
+        if self.divisor is not None:
+            rows = rows / self.divisor
+        each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
+        grid = self.scheme.inputs
+        return rows, None if grid is None else grid.scales_of(rows, each, self.input_scale), each
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, scheme={self.scheme}, arithmetic={self.arithmetic}"
+        )
+
+
+class _Batch(threading.local):
+    """The shape (B, L) of the tokens that a model is reading in this thread, (1, 0) for none."""
+
+    shape: tuple[int, int] = (1, 0)
+
+    def sequences_of(self, rows: int) -> int:
+        """Return B where that many rows are all tokens, one sequence after another; else 1."""
+        batch, length = self.shape
+        return batch if rows == batch * length else 1
+
+
+_batch = _Batch()
+
+
+def by_sequence(model: nn.Module) -> nn.Module:
+    """Let layers that a model gives the tokens of a whole batch in one row (OPT's feed-forward
+    networks, experts that all share) know where a sequence ends; return it, changed in place.
+    """
+    model.register_forward_pre_hook(_begin, with_kwargs=True)
+    model.register_forward_hook(_end, always_call=True)
+    return model
+
+
+def _begin(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens = next((each for each in given if isinstance(each, Tensor)), None)
+    if tokens is not None and tokens.ndim == (3 if tokens.is_floating_point() else 2):
+        _batch.shape = (tokens.shape[0], tokens.shape[1])
+
+
+def _end(_model: nn.Module, _args: tuple, _output: object) -> None:
+    _batch.shape = (1, 0)
+
+
+class QuantizedHeads(QuantizedLinear):
+    """A quantized projection of our decoder into heads."""
+
+    def __init__(self, layer: Heads, scheme: Scheme, arithmetic: Arithmetic) -> None:
+        super().__init__(layer, scheme, arithmetic)
+        self.heads, self.norm = layer.heads, layer.norm
+        self.rotary: RotationName = layer.rotary
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
+
+
+def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return a linear layer's (N, K) matrix and its bias; GPT-2's Conv1D keeps it transposed."""
+    if isinstance(layer, Conv1D):
+        return layer.weight.T, layer.bias
+    assert isinstance(layer, nn.Linear)
+    return layer.weight, layer.bias
+
+
+def quantized(
+    layer: nn.Module,
+    scheme: Scheme,
+    arithmetic: Arithmetic,
+    seen: Seen | None = None,
+    largest: Tensor | None = None,
+) -> QuantizedLinear:
+    """Return the quantized form of a linear layer whose weights are finite, by what calibration
+    showed of it; `largest` is as in `QuantizedLinear.fit`.
+    """
+    result = empty(layer, scheme, arithmetic)
+    result.fit(layer, seen, largest)
+    return result
+
+
+def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
+    """Return the quantized form of a linear layer, to be filled with whole numbers."""
+    if isinstance(layer, Heads):
+        return QuantizedHeads(layer, scheme, arithmetic)
+    return QuantizedLinear(layer, scheme, arithmetic)
+
+
+def divisor_of(scheme: Scheme, seen: Seen | None) -> Tensor | None:
+    """Return what a layer's inputs are divided by, (K,); None is 1."""
+    method, grid = scheme.rounding, scheme.weights
+    if seen is None or grid is None or not method.divides:
+        return None
+    if method.norms and not seen.of_norm:
+        return torch.ones_like(seen.channels)
+    return method.divisor(seen, grid).clone()  # which layers of one input share: a file would too

@@ -1,0 +1,264 @@
+"""What quantization does to a model: perplexity, divergence and each layer's error.
+
+Every sequence runs alone, so that a per-tensor scale is of one sequence. Shapes: L tokens of a
+sequence, K input channels, N output channels, V vocabulary.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from wakeful.device import wait_for
+from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
+from wakeful.model.decoder import Decoder
+from wakeful.model.finite import widened
+from wakeful.model.hooks import hooked
+from wakeful.probes import exact
+from wakeful.probes.experts import Experts
+from wakeful.probes.huggingface import stream_of
+from wakeful.probes.running import check_causal, first_target, logits_of, named_blocks, places
+from wakeful.quantization.convert import prepared_as, quantized_layers
+from wakeful.quantization.observing import plain_linear
+
+_ROWS = 64
+"""Positions whose distributions over the vocabulary are compared at a time."""
+
+LAYER_SCHEMA = {
+    "scheme": pl.String,  # "" for what the full-precision model shows
+    "module": pl.String,
+    "layer": pl.Int64,  # the block; null outside the blocks
+    "kind": pl.String,  # the module's name in its block, or "block" for the block's output
+    "position": pl.String,  # "first", "rest", "all"
+    "metric": pl.String,
+    "value": pl.Float64,
+    "standard_error": pl.Float64,  # over sequences; null for a single one
+}
+
+
+@dataclass
+class Totals:
+    """One model's sums over the predicted tokens of each sequence."""
+
+    nll: list[float] = field(default_factory=list)
+    divergence: list[float] = field(default_factory=list)
+    """KL to the full-precision model."""
+    seconds: float = 0.0
+    """What reading took; the full-precision model's, which is looked at inside, is not kept."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A model and its quantized forms on the same tokens."""
+
+    name: str
+    counts: list[int]
+    """Predicted tokens of each sequence."""
+    full: Totals
+    schemes: dict[str, Totals]
+    layers: pl.DataFrame
+
+    def perplexity(self, scheme: str = "") -> Estimate:
+        """Return exp(Σ nll / Σ tokens) and its error over sequences: perplexity × the loss's."""
+        return self._perplexity(scheme).estimate
+
+    def increase(self, scheme: str) -> Estimate:
+        """Return perplexity minus the full-precision model's, with the error over sequences."""
+        return self._perplexity(scheme).minus(self._perplexity(""))
+
+    def loss_increase(self, scheme: str) -> Estimate:
+        """Return mean loss minus the full-precision model's in nats a token, paired.
+
+        e to it is the ratio of perplexities. It stands out from its error sooner than their
+        difference does, which the hardest sequences rule.
+        """
+        pairs = zip(self.schemes[scheme].nll, self.full.nll, strict=True)
+        return ratio_and_error([nll - before for nll, before in pairs], self.counts)
+
+    def divergence(self, scheme: str) -> Estimate:
+        """Return mean KL(full ‖ quantized) in nats a token, with its error over sequences."""
+        return ratio_and_error(self.schemes[scheme].divergence, self.counts)
+
+    def _perplexity(self, scheme: str) -> Figure:
+        totals = self.schemes[scheme] if scheme else self.full
+        return Figure(np.array(totals.nll), np.array(self.counts), exponential=True)
+
+
+class _Rows:
+    """Values of one sequence at a time, to become means with errors."""
+
+    def __init__(self, found: dict[str, tuple[int | None, str]]) -> None:
+        self.places = found
+        self.values: dict[tuple[str, str, str, str], list[float]] = {}
+
+    def put(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
+        for position, value in by_position.items():
+            self.values.setdefault((scheme, module, position, metric), []).append(value)
+
+    def frame(self) -> pl.DataFrame:
+        rows = []
+        for (scheme, module, position, metric), values in self.values.items():
+            layer, kind = self.places[module]
+            mean, error = mean_and_error(values)
+            rows.append((scheme, module, layer, kind, position, metric, mean, finite(error)))
+        return pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
+
+
+@torch.inference_mode()
+def measure_damage(
+    name: str,
+    model: nn.Module,
+    quantized: dict[str, nn.Module],
+    sequences: Sequence[Int[Tensor, "1 L"]],
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Measurement:
+    """Run a model and its quantized forms over the same sequences.
+
+    `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
+    quantized layer, given the full-precision input; `block_error`, the same of each block's output
+    with the errors of all layers before it; `input_kurtosis` and `input_max_over_mean` of every
+    layer's input and `kurtosis` of every block's output, all of the full-precision model. All that
+    an expert reads counts as the rest, and experts of one projection have one row, their mean.
+    """
+    check_causal(name, model)
+    # Where projections beside the embeddings are multiplied into them, or experts come apart, the
+    # layers that were quantized are those of another form of the model.
+    layers = {name for other in quantized.values() for name in quantized_layers(other)}
+    whole = isinstance(model, Decoder) and not model.embedding.plainer
+    plain = model if whole else prepared_as(model, layers)
+    # Modules exist once under one name, even if they are called from several places.
+    names = places(plain)
+    names |= {name: (n, "block") for n, name in enumerate(named_blocks(model))}
+    rows = _Rows(names)
+    full = Totals()
+    totals = {scheme: Totals() for scheme in quantized}
+    counts: list[int] = []
+    for done, tokens in enumerate(sequences, start=1):
+        with _see_layers(plain, quantized, rows), _hiddens(model) as states:
+            reference, targets = predicted(model, tokens)
+            if plain is not model:
+                logits_of(plain, tokens)
+        for label, h in states.items():
+            rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
+        counts.append(len(targets))
+        full.nll.append(nll(reference, targets))
+        for scheme, other in quantized.items():
+            before = time.perf_counter()
+            with _hiddens(other) as found:
+                logits, _ = predicted(other, tokens)
+            wait_for(tokens.device)
+            totals[scheme].seconds += time.perf_counter() - before
+            totals[scheme].nll.append(nll(logits, targets))
+            totals[scheme].divergence.append(divergence(reference, logits))
+            for label, h in states.items():
+                rows.put(scheme, label, "block_error", relative_errors(found[label], h))
+        progress(done)
+    if not all(map(math.isfinite, full.nll)):
+        raise WakefulError(
+            f"{name}'s loss is not finite even before quantization: "
+            "the model is damaged, or needs --dtype float32"
+        )
+    return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
+
+
+def predicted(
+    model: nn.Module, tokens: Int[Tensor, "1 L"]
+) -> tuple[Float[Tensor, "P V"], Int[Tensor, "P"]]:
+    """Return the logits of the P tokens of a sequence that are predicted, and these tokens.
+
+    Raises:
+        WakefulError: there are none.
+    """
+    start = first_target(model)
+    if tokens.shape[1] <= start:
+        raise WakefulError("a sequence has no token to predict; make them longer")
+    return logits_of(model, tokens)[0, start - 1 : -1], tokens[0, start:]
+
+
+def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
+    """Return ‖found − true‖_F / ‖true‖_F by position; 0 where both are all zero."""
+    true = true.float()
+    error = (found.float() - true).square().sum(1, dtype=torch.float64)
+    size = true.square().sum(1, dtype=torch.float64)
+    parts = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
+    sums = {position: (error[part].sum(), size[part].sum()) for position, part in parts.items()}
+    return {position: float((e / s).sqrt()) if e else 0.0 for position, (e, s) in sums.items()}
+
+
+def _by_position(x: Tensor, metric: Callable[[Tensor], float]) -> dict[str, float]:
+    return {"first": metric(x[:1]), "rest": metric(x[1:])}
+
+
+def _mean_kurtosis(h: Tensor) -> float:
+    return float(exact.kurtosis(widened(h)).mean())
+
+
+def _mean_peak(x: Tensor) -> float:
+    """Return max |x| / mean |x| over a token's channels, the mean over tokens that are not zero."""
+    size = x.abs().float()
+    mean = size.mean(1)
+    return float((size.amax(1) / mean)[mean > 0].mean())
+
+
+@contextmanager
+def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
+    """Compare every layer with its quantized forms on what it gets in the full-precision model."""
+    forms = {scheme: quantized_layers(other) for scheme, other in quantized.items()}
+    named = dict(model.named_modules())
+    seen = sorted({name for layers in forms.values() for name in layers})
+
+    def see(name: str, args: tuple[Any, ...]) -> None:
+        layer = named[name]
+        x = args[0].reshape(-1, args[0].shape[-1])
+        routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
+        label = name.rpartition(".")[0] if routed else name
+        shown = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
+        for metric, of in shown.items():
+            rows.put("", label, metric, {"rest": of(x)} if routed else _by_position(x, of))
+        y = plain_linear(layer, x)
+        for scheme, layers in forms.items():
+            if name in layers:
+                errors = relative_errors(layers[name].linear(x), y)
+                if routed:
+                    errors = {"rest": errors["all"], "all": errors["all"]}
+                rows.put(scheme, label, "relative_error", errors)
+
+    with hooked({name: named[name] for name in seen}, before=see):
+        yield
+
+
+@contextmanager
+def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Give the output (L, D) of every block of one forward pass, by the block's name."""
+    found: dict[str, Tensor] = {}
+
+    def see(label: str, _args: tuple[Any, ...], output: object) -> None:
+        found[label] = stream_of(output)[0]
+
+    with hooked(named_blocks(model), after=see):
+        yield found
+
+
+def nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
+    """Return Σ over positions of −ln p(target)."""
+    each = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return float(each.sum(dtype=torch.float64))
+
+
+def divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float:
+    """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
+    total = 0.0
+    for rows, others in zip(full.split(_ROWS), other.split(_ROWS), strict=True):
+        p, q = rows.float().log_softmax(-1), others.float().log_softmax(-1)
+        total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+    return total

@@ -1,0 +1,65 @@
+"""Options of `quantize`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.reading import Reading
+from wakeful.config.refusals import AtLeast, Excludes, Needs
+from wakeful.errors import WakefulError
+
+ScaleKind = Literal["dynamic", "static"]
+ArithmeticName = Literal["reference", "integer", "torchao"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(Reading):
+    """How to quantize, and what text to measure the damage on."""
+
+    scheme: How[tuple[str, ...]] = ()
+    """A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
+    per="channel")). None: fine, moderate, coarse, w4."""
+    scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
+    """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
+    num_sequences: HowMuch[int] = 8
+    """Sequences to measure on, one after another from the text's beginning."""
+    calibration_sequences: HowMuch[int] = 16
+    """Sequences for static scales, methods and caches that need them."""
+    calibration_text: How[tuple[str, ...]] = ()
+    """Texts to calibrate on, with equally many sequences of each, named as for --text. None: the
+    sequences that follow the measured ones."""
+    save: Where[str] = ""
+    """Folder to create with the quantized model, as compressed-tensors, which Transformers and vLLM
+    load. Takes one scheme that the format has."""
+    arithmetic: ArithmeticName = "integer"
+    """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
+    skip: What[tuple[str, ...]] = ()
+    """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
+    others: What[tuple[str, ...]] = ()
+    """Layers that take another scheme, by name or pattern: lm_head=w8a8."""
+    sensitivity: How[bool] = False
+    """Rank layers by the loss that each costs, alone and beside all others. Takes one scheme."""
+    budget: HowMuch[int] = 0
+    """Bytes that the model may take: the layers that cost most take --better. 0: none do."""
+    better: How[str] = ""
+    """The scheme that they take. Empty: 8 bits, a scale for each channel and token."""
+
+    RULES = (
+        AtLeast("num_sequences calibration_sequences", 1),
+        Needs("budget", "sensitivity", "it tells which layers cost most"),
+        Needs("better", "budget", "it is what the dearest layers take"),
+        Excludes("save", "others budget", "a folder is written of one scheme"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_sequences < len(self.calibration_text):
+            raise WakefulError(
+                f"calibration_sequences = {self.calibration_sequences}: give one or more for each "
+                f"of {len(self.calibration_text)} texts"
+            )
+        for each in self.others:
+            if not all(each.partition("=")):
+                raise WakefulError(f"others = {each!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
+        if not self.scales:
+            raise WakefulError("name at least one kind of scales")

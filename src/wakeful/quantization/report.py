@@ -1,0 +1,534 @@
+"""What is told of the damage that quantization does."""
+
+import copy
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.config.commands import command_of
+from wakeful.config.reading import LENGTH, longest_prompt
+from wakeful.estimates import INTERVAL, reach, with_error, with_interval, with_perplexity
+from wakeful.generation import generation_step
+from wakeful.paths import free_folder
+from wakeful.quantization.damage import (
+    GRADES,
+    HARMLESS,
+    SEVERE,
+    Damage,
+    block_values,
+    findings,
+    grade,
+    layer_errors,
+    summary,
+    worst_layers,
+)
+from wakeful.quantization.layer_costs import cost_sentences
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.schemes import NAMED, Scheme
+from wakeful.quantization.schemes.methods import Gptq
+from wakeful.quantization.sensitivity import LayerCost
+from wakeful.reports import charts
+from wakeful.reports.terms import explained
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Findings,
+    Fold,
+    Legend,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    glossary,
+    listed,
+    terms,
+)
+from wakeful.reports.value import method as told_method
+
+_POSITIONS = ("rest", "first")
+_GAUSSIAN = 3.0
+"""The kurtosis of a normal distribution."""
+_SMALL = 32
+"""Input channels of a small group of weights."""
+_DEAREST = 10
+"""Layers whose costs are shown; all are in sensitivity.parquet."""
+_ALIKE = 0.05
+"""Errors of layers that differ by less, in the median, are nearly the same."""
+
+
+def before_and_after(damage: Damage) -> Iterator[str]:
+    """Yield the last scheme's figures, which is the model's, as rows of a model card's table."""
+    full = summary(damage)
+    figures = full["schemes"][-1]
+    count = full["sequences"]
+    before, after = perplexity_words(full, count), perplexity_words(figures, count)
+    text = f"{count} windows of a text, {full['tokens']:,} tokens, {INTERVAL}"
+    yield f"| perplexity on {text} | {before} | {after} |"
+    yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
+
+
+def with_intervals(figures: Mapping[str, Any], count: int) -> dict[str, str]:
+    """Return a scheme's estimates over `count` sequences as they are shown."""
+    told = {
+        key: with_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
+        for key, sign in (("loss_increase", "+"), ("kl", ""))
+    }
+    increase = with_error(figures["increase"], None, "+")
+    return told | {"perplexity": perplexity_words(figures, count), "increase": increase}
+
+
+def perplexity_words(figures: Mapping[str, Any], count: int) -> str:
+    """Return a perplexity over `count` sequences, with e to the ends of its loss's interval."""
+    value, error = figures["perplexity"], figures["perplexity_standard_error"]
+    if value is None or error is None:
+        return with_error(value)
+    return with_perplexity(math.log(value), error / value, count)
+
+
+def _scatter(damage: Damage) -> charts.Drawing:
+    """Draw every layer's relative error against the kurtosis of its input."""
+    frames = [
+        layer_errors(damage, name).select(
+            pl.lit(name).alias("scheme"), "module", "value", kurtosis="kurtosis_rest"
+        )
+        for name in damage.schemes
+    ]
+    return error_over_kurtosis(pl.concat(frames), "scheme", [*damage.schemes], height=300)
+
+
+def error_over_kurtosis(
+    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int
+) -> charts.Drawing:
+    """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
+
+    `of` is the column whose `names` have a color and a shape each.
+    """
+    x = alt.X(
+        "kurtosis:Q",
+        title=["kurtosis of the layer's input,", "all but the first token"],
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(format="~g", tickCount=5),
+    )
+    y = _log("relative error", "~p", padding=8)
+    frame = charts.rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
+    tooltip = [f"{of}:N", "module:N", charts.tip("kurtosis", ".4~g"), *more, _ERROR]
+    return charts.scatter(frame, of, names, x, y, tooltip, height=height)
+
+
+_ERRORS = (0.001, 1.0)
+"""The scale of a layer's relative error, in the map of every scheme and model."""
+
+
+def _layer_map(damage: Damage, scheme: str) -> charts.Drawing:
+    """Draw a scheme's relative error of every layer: blocks by kinds of layer."""
+    errors = layer_errors(damage, scheme).drop_nulls("layer")
+    kinds = errors["kind"].unique(maintain_order=True).to_list()
+    chart = charts.heatmap(
+        charts.rounded(errors.select("layer", "kind", "value", "module")),
+        alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        alt.Y("kind:N", title=None, sort=kinds),
+        "value",
+        alt.Legend(title="relative error", format="~p", tickCount=4),
+        type="log",
+        domain=_ERRORS,
+        tooltip=["module:N", _ERROR],
+    )
+    return charts.wide(chart, 22 * len(kinds))
+
+
+def _errors(damage: Damage, position: str = "rest", *, blocks: bool = False) -> charts.Drawing:
+    """Draw a line a scheme: the relative error of the layers of each block, their root mean square,
+    or of `blocks`' outputs with all errors before them; both on one scale.
+    """
+    frames = []
+    for name in damage.schemes:
+        if blocks:
+            found = block_values(damage, "block_error", name, position)
+        else:
+            square = pl.col("value").pow(2).mean().sqrt()
+            found = _over_blocks(layer_errors(damage, name, position), "value", square)
+        frames.append(found.select("layer", "value", scheme=pl.lit(name)))
+    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    of = "blocks' outputs" if blocks else "layers"
+    span = _span(damage, "relative_error", "block_error")
+    y = _log(f"relative error of {of}", "~p", domain=span, clamp=True)
+    drawn = charts.lines(
+        frame, "scheme", [*damage.schemes], charts.LAYERS, y, ["scheme:N", "layer:Q", _ERROR],
+        points=True, outliers=True,
+    )  # fmt: skip
+    return charts.wide(drawn, 240)
+
+
+def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
+    """Draw the kurtosis of the inputs of each block's layers, or of `blocks`' outputs: a line for
+    the first token and one for the rest, on one scale.
+    """
+    frames = []
+    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
+    for position in _POSITIONS:
+        found = block_values(damage, "kurtosis", "", position)
+        if not blocks:
+            column = f"kurtosis_{position}"
+            found = _over_blocks(errors, column, pl.col(column).mean())
+        frames.append(found.select("layer", "value", position=pl.lit(position)))
+    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    of = "blocks' outputs" if blocks else "layers' inputs"
+    span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
+    base = alt.Chart(charts.rounded(frame)).encode(x=charts.LAYERS)
+    y = _log(f"kurtosis of {of}", "~g", domain=span)
+    dash = charts.told_apart(
+        alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()
+    )
+    line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
+    tooltip = ["position:N", "layer:Q", charts.tip("value", ".4~g", title="kurtosis")]
+    gaussian = charts.line_at("y", _GAUSSIAN, "gaussian", tooltip=alt.value("a Gaussian has 3"))
+    named = alt.Chart(charts.leaps(frame, "position", "layer")).mark_text(dy=-9, fontSize=11)
+    named = named.encode(x=charts.LAYERS, y=y, text="told:N")
+    return charts.wide(alt.layer(gaussian, line, named, charts.nearest(base, tooltip, y)), 240)
+
+
+def _over_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
+    """Return one row a block: the mean of a column of its layers."""
+    known = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
+    return known.group_by("layer").agg(value=mean).sort("layer")
+
+
+def _span(damage: Damage, metric: str, other: str, *more: float) -> tuple[float, float]:
+    """Return the edges of a logarithmic axis for all values of two metrics, and `more`."""
+    values = damage.measurement.layers.filter(pl.col("metric").is_in([metric, other]))["value"]
+    known = [*values.filter(values.is_finite() & (values > 0)), *more]
+    return (min(known), max(known)) if known else (0.1, 1.0)
+
+
+_ERROR = charts.tip("value", ".3~%", title="relative error")
+
+
+def _log(title: str, style: str, **scale: Any) -> alt.Y:
+    axis = alt.Axis(format=style, tickCount=5)
+    return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
+
+
+def headline(damage: Damage) -> str:
+    """Return in a sentence which schemes harm the model, and how much."""
+    said: dict[str, list[str]] = {}
+    for finding in findings(damage):
+        said.setdefault(GRADES[finding.level], []).append(finding.title)
+    told = "; ".join(f"{level}: {listed(names)}" for level, names in said.items())
+    return f"{damage.measurement.name} quantized: {told}."
+
+
+_SAVED = "w8a8"
+"""The scheme that every model is saved by which can be saved at all."""
+_FEW_OUTLIERS = 6.0
+"""A median kurtosis of layers' inputs below which no rotation is proposed; a Gaussian has 3."""
+
+
+def next_step(damage: Damage, source: str, options: QuantizeOptions | None = None) -> Step:
+    """Return how to save the smallest harmless model of those that can be, or what may cost less
+    than the best scheme.
+
+    `options` are what else was asked for: the command asks for it again.
+    """
+    levels = {each.title: each.level for each in findings(damage)}
+    again = partial(_command, source, options or QuantizeOptions())
+    harmless = [name for name, level in levels.items() if level == "good"]
+    kept = [name for name in harmless if name in damage.savable]
+    if kept:
+        best = min(kept, key=lambda name: damage.bytes[name])
+        scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
+        command = again([scheme.expression], save=folder)  # static says so
+        return Step("save the smallest harmless one", command)
+    if harmless:
+        words = "no folder holds what is harmless here"
+        if _SAVED in damage.savable and NAMED[_SAVED] not in damage.schemes.values():
+            words, command = f"{words}: measure what one does", again([_SAVED], others=())
+        else:
+            words, asked = (
+                f"{words}: see how good the model is",
+                f"wakeful evaluate {shlex.quote(source)}",
+            )
+            command = " ".join(filter(None, [asked, options.text_flags if options else ""]))
+        return Step(words, command)
+    if "unsure" in levels.values():
+        asked = [each.expression for each in damage.schemes.values()]
+        more = 4 * len(damage.measurement.counts)
+        command = again(asked, mixed=True, num_sequences=more)
+        return Step("too little text to tell: measure on more", command)
+    losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
+    best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
+    lead = f"{best} costs {'least' if len(levels) > 1 else 'too much'}"
+    scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
+    spread = layer_errors(damage, best)["kurtosis_rest"].median()
+    words, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
+    finer = [each for each in finer if each not in damage.schemes.values()]
+    if finer:
+        return Step(f"{lead}{words}", again(map(str, finer)))
+    if words:
+        asked = f"{cure} --for {shlex.quote(scheme.expression)}"
+        return Step(f"{lead}: see which cure it wants", asked)
+    told = f"{lead}, and rounds activations: rotate their outliers away first"
+    return Step(told, f"{cure} --rotate hadamard")
+
+
+def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
+    """Return what may cost less than a scheme, in words and as schemes; no schemes where a cure
+    may, and no words where that is a rotation.
+
+    A rotation spreads outliers of activations. Where there are `few`, as in a rotated model, scales
+    have to be finer; in blocks, which hold outliers to themselves, it may hurt. Where weights alone
+    are quantized it does not help: the rounding or the groups have to be finer.
+    """
+    if scheme.weights is None:
+        return ": keep more bits of the cache", [NAMED["kv8"]]
+    if any(grid.group or grid.emulated for _, grid in scheme.activations):
+        return ", and rounds activations", []
+    if scheme.activations:
+        told = ", and its inputs have few outliers: give each token a scale"
+        return (told, [NAMED["fine"]]) if few else ("", [])
+    finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
+    if not 0 < scheme.weights.group <= _SMALL and scheme.weights.per == "channel":
+        small = copy.copy(scheme.weights)
+        small.group = _SMALL
+        finer.append(Scheme(weights=small, method=Gptq()))
+    if not finer:
+        return ", with a method and small groups already: take more bits", [NAMED["fine"]]
+    return " and rounds weights alone: GPTQ or smaller groups may help", finer
+
+
+def _command(
+    source: str, options: QuantizeOptions, schemes: Iterable[str], *, mixed: bool = False,
+    **changes: Any,
+) -> str:  # fmt: skip
+    """Return the command line that quantizes by schemes and asks for all else again; without the
+    better scheme of single layers where it is not `mixed`.
+    """
+    alone = {} if mixed else {"sensitivity": False, "budget": 0, "better": ""}
+    # In double quotes, an expression stays readable in a shell's single ones.
+    asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
+    again = {"scheme": asked, "scales": ("dynamic",), "save": ""}
+    return command_of("quantize", replace(options, **(again | alone | changes)), source)
+
+
+def after_saving(source: str, folder: str, context: int, *, reading: str = "") -> list[Step]:
+    """Return what to do with a quantized model in a folder and the model that it was made of.
+
+    Its speed and a text are asked for as far as `context` leaves room. `reading` are the flags by
+    which the text was read.
+    """
+    model, small = shlex.quote(source), shlex.quote(folder)
+    prompt = min(512, longest_prompt(context))
+    words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
+    return [
+        Step("serve it", f"vllm serve {small}"),
+        Step(f"compare it with the original{words}", f"{evaluate}{speed}"),
+        generation_step(folder, context),
+    ]
+
+
+def quantization_report(
+    damage: Damage,
+    *,
+    method: Mapping[str, str] | None = None,
+    saved: Mapping[str, Any] | None = None,
+    source: str = "",
+    options: QuantizeOptions | None = None,
+    context: int = LENGTH,
+    costs: Sequence[LayerCost] = (),
+    upgraded: Sequence[str] = (),
+) -> Report:
+    """Return what is told of the damage that schemes do to a model.
+
+    Of `costs`, what single layers cost, those that are `upgraded` have the better scheme.
+
+    `source` is what the model was asked for as, and `options` how, for a command to type; `context`
+    is most tokens that it was made for.
+    """
+    full, names = summary(damage), [*damage.schemes]
+    source = source or damage.measurement.name
+    steps = [next_step(damage, source, options)]
+    if saved:
+        reading = options.text_flags if options else ""
+        steps = after_saving(source, saved["folder"], context, reading=reading)
+    kurtoses = ", ".join(
+        f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
+        for row in full["schemes"]
+    )
+    file = ""
+    if saved:
+        share = saved["bytes"] / full["bytes"]
+        file = f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
+    title = f"Quantization of {damage.measurement.name}"
+    return Report(title, [headline(damage)], steps, [
+        Section("", [
+            Findings({"": findings(damage)}, GRADES),
+            Text(f"Harmless: the loss rises by at most {HARMLESS} nats a token (perplexity by 2%). "
+                 f"Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval includes zero "
+                 f"and reaches past {HARMLESS}.", "note"),
+        ]),
+        Section("Before and after", [
+            _damage_table(damage, full),
+            terms([("nats and perplexity", "perplexity"), ("KL", "kl"),
+                   ("median and worst layer", "relative_error")]),
+            Text("Loss increases are paired: both models read the same tokens. Weights count what "
+                 f"stays in full precision too{file}. Seconds: to quantize, "
+                 "calibration included, and to read the text.", "note"),
+        ], brief=True),
+        *([_costs(costs, upgraded, full["sequences"])] if costs else []),
+        Section("Each layer alone", [
+            Text("The error of a layer's output when only that layer is quantized and its input is "
+                 "the full-precision one, beside how far the channels of its input stand apart. "
+                 "Where kurtosis is high, one scale has to serve a few huge channels and many "
+                 "small ones."),
+            Text("Of all tokens but the first. Errors are root mean squares and kurtosis means "
+                 "over the layers of a block; a Gaussian has kurtosis 3. Blocks that stand out are "
+                 "named.", "note"),
+            Legend(names),
+            Side([
+                Chart("Relative error of each block's layers", partial(_errors, damage),
+                      "Relative error", explained("relative_error")),
+                Chart("Kurtosis of the inputs of each block's layers",
+                      partial(_kurtosis, damage), "Kurtosis of the inputs",
+                      explained("kurtosis")),
+            ], wide=True),
+            Text("Does error follow kurtosis?", "heading"),
+            Text(full["kurtosis_predicts"]),
+            Text(f"{PREDICTS} With the largest |x| over the mean |x| of the input in place of "
+                 f"kurtosis: {kurtoses}.", "note"),
+            Legend(names, "shapes"),
+            Chart("Error of layers against the kurtosis of their inputs",
+                  partial(_scatter, damage)),
+        ]),
+        Section("All layers together", [
+            Text("The error of a block's output in the quantized model, with all errors before it, "
+                 "beside the kurtosis of the same block's output in the full-precision model (mean "
+                 f"over blocks: {number(full['kurtosis_first'], '{:,.1f}')} at the first token, "
+                 f"{number(full['kurtosis_rest'], '{:,.1f}')} at the rest)."),
+            Legend(names),
+            Side([
+                Chart("Relative error of each block's output",
+                      partial(_errors, damage, blocks=True), "Relative error",
+                      explained("relative_error")),
+                Chart("Kurtosis of each block's output", partial(_kurtosis, damage, blocks=True),
+                      "Kurtosis", explained("kurtosis")),
+            ], wide=True),
+            Fold("The same errors at the first token", [
+                Legend(names),
+                Side([
+                    Chart("Relative error of each block's layers at the first token",
+                          partial(_errors, damage, "first"), "Each layer alone"),
+                    Chart("Relative error of each block's output at the first token",
+                          partial(_errors, damage, "first", blocks=True), "All layers together"),
+                ], wide=True),
+            ]),
+        ]),
+        Section("Layer by layer", [part for name in names for part in _layers(damage, name)]),
+        glossary("kl", "relative_error", "kurtosis"),
+        told_method(method or {}),
+    ])  # fmt: skip
+
+
+def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str], count: int) -> Section:
+    """Return the dearest layers, and in sentences what they say."""
+    rows = [
+        [
+            f"{each.name} (better scheme)" if each.name in upgraded else each.name,
+            *(with_interval(*x, count, "+") for x in (each.alone, each.together, each.kl)),
+            f"{each.kurtosis:.3g}", f"{each.size:,}",
+        ]
+        for each in costs[:_DEAREST]
+    ]  # fmt: skip
+    columns = ["layer", "alone, nats", "together, nats", "KL", "kurtosis", "bytes"]
+    parts: list[Part] = [Text(each) for each in cost_sentences(costs, count)]
+    return Section("What layers cost", [*parts, Table(columns, rows, "Dearest layers")], brief=True)
+
+
+PREDICTS = (
+    "Predicts: Spearman's rank correlation of 0.5 or more, significantly above zero at the 95% "
+    "level, treating layers as independent. The literature disagrees (arXiv 2509.23500)."
+)
+
+
+def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
+    rows: list[Sequence[Cell | str]] = []
+    for each in full["schemes"]:
+        told, module = with_intervals(each, full["sequences"]), each["worst_layer"]
+        rows.append([
+            each["scheme"],
+            GRADES[grade(damage, each["scheme"])],
+            told["loss_increase"],
+            told["kl"],
+            Cell(told["perplexity"], under=[told["increase"]]),
+            number(each["layer_error_median"], "{:.2%}"),
+            Cell(number(each["layer_error_worst"], "{:.2%}"),
+                 under=[module.removeprefix("model.")] if module else []),
+            Cell(megabytes(each["bytes"]), f"{each['bytes_ratio']:.0%}"),
+            Cell(f"{each['quantize_seconds']:.1f}", f"+ {each['read_seconds']:.1f}"),
+        ])  # fmt: skip
+    before = perplexity_words(full, full["sequences"])
+    first = ["full precision", "–", "–", "–", before, "–", "–", megabytes(full["bytes"]), "–"]
+    return Table(
+        ["scheme", "damage", "loss, nats a token", "KL, nats", "perplexity", "median layer",
+         "worst layer", "weights", "seconds"],
+        [first, *rows], "Damage of each scheme", marks=[("", ""), *charts.marks(damage.schemes)],
+        terminal=("damage", "loss, nats a token", "KL, nats", "worst layer", "weights"),
+    )  # fmt: skip
+
+
+def _layers(damage: Damage, name: str) -> Iterator[Part]:
+    """Yield a map of a scheme's layers, folded where an earlier scheme's is nearly the same, and
+    the worst of them.
+    """
+    if damage.schemes[name].weights is None:
+        yield from (Text(name, "heading"), Text("No layer's weights change.", "note"))
+        return
+    worst = worst_table(damage, name)
+    chart = Chart(f"Relative error of every layer under {name}", partial(_layer_map, damage, name))
+    errors = layer_errors(damage, name)["value"]
+    for other in damage.schemes:
+        if other == name:
+            first = name == next(iter(damage.schemes))
+            yield from (Text(name, "heading"), chart)
+            yield Fold(f"Worst layers of {name}", [worst], open=first)
+            return
+        same = layer_errors(damage, other)["value"]
+        if len(same) == len(errors) and ((same / errors).log().abs().median() or 0) < _ALIKE:  # pyright: ignore
+            yield Fold(f"{name}: nearly the same errors as {other}", [chart, worst])
+            return
+
+
+def worst_table(damage: Damage, name: str) -> Table:
+    """Return the layers whose error is the largest, with the shape of their inputs."""
+    count = len(damage.measurement.counts)
+    styles = {"first": "{:.2%}", "rest": "{:.2%}"} | dict.fromkeys(
+        ("kurtosis_first", "kurtosis_rest", "max_over_mean_first", "max_over_mean_rest"), "{:,.1f}"
+    )
+    rows = [
+        [row["module"],
+         Cell(number(row["value"], "{:.2%}"), number(far, "± {:.2%}", "")),
+         *(number(row[key], style) for key, style in styles.items())]
+        for row in worst_layers(damage, name)
+        for far in [row["standard_error"] and reach(row["standard_error"], count)]
+    ]  # fmt: skip
+    columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
+               "kurtosis, rest", "max / mean, first", "max / mean, rest"]  # fmt: skip
+    return Table(columns, rows, f"Worst layers of {damage.measurement.name} under {name}")
+
+
+def number(value: float | None, style: str, none: str = "–") -> str:
+    """Return a figure as a page has it; a dash or `none` where there is none."""
+    return none if value is None else style.format(value).replace("-", "−")
+
+
+def megabytes(count: float) -> str:
+    """Return bytes as a page has them."""
+    return ("{:,.0f} MB" if count >= 1e8 else "{:.2f} MB").format(count / 1e6)

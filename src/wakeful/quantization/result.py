@@ -1,0 +1,205 @@
+"""What the verb quantize returns: quantized models, and the damage of one or several."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from wakeful.config.commands import command_of
+from wakeful.config.reading import LENGTH
+from wakeful.errors import WakefulError
+from wakeful.loading.card import quantized_card
+from wakeful.loading.model import Model
+from wakeful.probes.running import as_decoder
+from wakeful.quantization.compressed import file_bytes, save_compressed
+from wakeful.quantization.convert import scheme_of
+from wakeful.quantization.damage import Damage, predicts, scheme_rows, summary
+from wakeful.quantization.layer_costs import cost_frame
+from wakeful.quantization.matrix_report import correlations, matrix_report
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.report import before_and_after, quantization_report
+from wakeful.quantization.sensitivity import LayerCost
+from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.value import Report
+from wakeful.runs.run import Environment
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Quantization(Measured):
+    """Quantized models, and what quantizing did to a text where one was given."""
+
+    models: Mapping[str, Model]
+    """The quantized models by scheme: each runs, generates and is measured as any other."""
+    source: str
+    damage: Damage | None
+    method: Mapping[str, str]
+    layers: tuple[str, ...]
+    options: QuantizeOptions
+    """What was asked for."""
+    head: bool
+    """Whether the output head is quantized too; one that is tied to the embedding stays."""
+    machine: Environment
+    costs: tuple[LayerCost, ...] = ()
+    """What each layer costs, where that was asked for."""
+    upgraded: tuple[str, ...] = ()
+    """The layers that take the better scheme of mixed precision."""
+    saved: Mapping[str, Any] | None = None
+    """The folder that the quantized model was written to, and its bytes."""
+
+    @property
+    def model(self) -> Model:
+        """The quantized model, where there is one scheme."""
+        if len(self.models) > 1:
+            raise WakefulError(
+                f"there are {len(self.models)} quantized models: models[...] of "
+                f"{', '.join(self.models)}"
+            )
+        return next(iter(self.models.values()))
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Rows of every layer: its relative error and its input's kurtosis, by scheme."""
+        measurement = self._measured.measurement
+        return measurement.layers.select(pl.lit(measurement.name).alias("model"), pl.all())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
+        figures = summary(self._measured) | {
+            "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
+            "costs": cost_frame(self.costs).to_dicts(), "upgraded": list(self.upgraded),
+        }  # fmt: skip
+        return json.loads(json.dumps(figures))
+
+    @property
+    def report(self) -> Report:
+        """What each scheme costs, the worst layers, the bytes saved; or that nothing was
+        measured.
+        """
+        if self.damage is None:
+            told = [f"{scheme}: {self._layers}; not measured: no text was given"
+                    for scheme in self.models]  # fmt: skip
+            return Report(f"Quantization of {self.source}", told, [], [])
+        context = min((each.context for each in self.models.values()), default=LENGTH)
+        return quantization_report(
+            self.damage, method=self.method, saved=self.saved, source=self.source,
+            options=self.options, context=context, costs=self.costs, upgraded=self.upgraded,
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the damage's run directory; `save_model` writes the model."""
+        damage = self._measured
+        files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
+        if self.costs:
+            files["sensitivity.parquet"] = cost_frame(self.costs)
+        return self.write_run(
+            folder, "quantize", self.machine, files, model=self.source,
+            schemes=list(damage.schemes),
+        )  # fmt: skip
+
+    def save_model(self, folder: str | Path) -> dict[str, Any]:
+        """Write the quantized model as compressed-tensors, which Transformers, vLLM and
+        `wakeful.load` read; return the folder and its bytes.
+
+        Raises:
+            WakefulError: the format has no place for the scheme, or there are several.
+        """
+        model, path = self.model, Path(folder)
+        ours = as_decoder(model.module) is not None  # whose tokenizer may be of a run
+        tokenizer = model.own_tokenizer if ours else model.save_tokenizer
+        save_compressed(
+            model.module, path, tokenizer, card=self._card(), stored=model.stored,
+            context=model.context,
+        )  # fmt: skip
+        return {"folder": str(folder), "bytes": file_bytes(path)}
+
+    def _card(self) -> str:
+        scheme = scheme_of(self.model.module)
+        assert scheme is not None
+        scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
+        figures = () if self.damage is None else before_and_after(self.damage)
+        return quantized_card(
+            self.model.name, self.source, command_of("quantize", self.options, self.source),
+            done=[f"Quantized by {scheme.definition}{scales}", self._layers], figures=figures,
+        )  # fmt: skip
+
+    @property
+    def _layers(self) -> str:
+        if not self.layers:
+            return "The weights stay in full precision"
+        head = "too" if self.head else "stays in full precision"
+        return f"{len(self.layers)} linear layers; the output head {head}"
+
+    @property
+    def _measured(self) -> Damage:
+        if self.damage is None:
+            raise WakefulError("nothing was measured: give quantize a text=...")
+        return self.damage
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class QuantizationMatrix(Measured):
+    """What several schemes did to several models; the quantized models themselves are let go of."""
+
+    each: Mapping[str, Quantization]
+    """Every model's own result, by its name, without models."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The rows of `Quantization.frame` of all models, one after another."""
+        return pl.concat(one.frame for one in self.each.values())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
+        found = {
+            "models": [one.summary for one in self.each.values()],
+            "correlations": correlations(self._damages),
+            "kurtosis_predicts": predicts(self._damages),
+        }
+        return json.loads(json.dumps(found))
+
+    @property
+    def report(self) -> Report:
+        """What each scheme does to each model, and whether kurtosis foretells it."""
+        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
+        method = {
+            key: same_or_each({n: one.method[key] for n, one in self.each.items()
+                               if key in one.method})
+            for key in keys
+        }  # fmt: skip
+        return matrix_report(
+            self._damages, method=method, heads=self._heads,
+            sources=[one.source for one in self.each.values()],
+            options=next(iter(self.each.values())).options,
+        )  # fmt: skip
+
+    @property
+    def _heads(self) -> str:
+        """Which models' output heads are quantized, in a sentence; empty where all are alike."""
+        quantized = [name for name, one in self.each.items() if one.head]
+        rest = [name for name, one in self.each.items() if not one.head]
+        if not quantized or not rest:
+            return ""
+        return (
+            f"The output head of {', '.join(quantized)} is quantized too, that of "
+            f"{', '.join(rest)} is tied to the embedding and stays: --skip '*head' leaves all of "
+            "them out."
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the damage of all models with its page to a new folder; return it."""
+        damages = self._damages
+        return self.write_run(
+            folder, "quantize", next(iter(self.each.values())).machine,
+            {"quantization.parquet": self.frame,
+             "sequences.parquet": pl.concat(map(scheme_rows, damages))},
+            models=[one.source for one in self.each.values()], schemes=list(damages[0].schemes),
+        )  # fmt: skip
+
+    @property
+    def _damages(self) -> list[Damage]:
+        return [one._measured for one in self.each.values()]

@@ -1,0 +1,304 @@
+"""Schemes: which grid each tensor of a linear layer is laid on."""
+
+import copy
+from dataclasses import fields
+from typing import Literal, get_args
+
+from wakeful.errors import WakefulError
+from wakeful.quantization.schemes.grids import (
+    E4M3,
+    Absmax,
+    Grid,
+    MxE2M1,
+    NvE2M1,
+    Per,
+    Scales,
+    Zeropoint,
+)
+from wakeful.quantization.schemes.methods import Gptq, Method, Smooth
+from wakeful.variants import FieldVariant, Variant, build, variant_name
+
+__all__ = ["NAMED", "SCHEMES", "Absmax", "Grid", "Scales", "Scheme", "Zeropoint", "parse_scheme"]
+
+ScaleKind = Literal["dynamic", "static"]
+_ALLOWED: dict[str, tuple[Per, ...]] = {
+    "weights": ("channel", "tensor"),
+    "inputs": ("token", "tensor"),
+    "outputs": ("token", "tensor"),
+    "cache": ("token", "channel", "tensor"),
+}
+
+
+class Scheme(FieldVariant):
+    """What a quantized linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
+
+    Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text). A
+    `method` looks at calibration text too. `cache` is the grid of the keys and values that
+    attention reads: of each head and token, or of a channel or a layer's tensor and then of
+    calibration text. Two schemes are equal where they state the same; `str`
+    prefers the short name of one.
+    """
+
+    weights: Grid | None = None
+    inputs: Grid | None = None
+    outputs: Grid | None = None
+    scales: ScaleKind = "dynamic"
+    method: Method | None = None
+    cache: Grid | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is None and (self.cache is None or self.activations or self.method):
+            raise WakefulError("a scheme has weights, or a cache and nothing else")
+        for part, grid in (("weights", self.weights), *self.activations, ("cache", self.cache)):
+            if grid is not None and grid.per not in _ALLOWED[part]:
+                raise WakefulError(
+                    f"{part} share a scale per {' or '.join(_ALLOWED[part])}, not per {grid.per}"
+                )
+        for part, grid in self.activations:
+            if not grid.symmetric:
+                raise WakefulError(f"{part} take a grid without a zero point, not {grid}")
+        if self.cache is not None and self.cache.group and self.cache.per == "channel":
+            raise WakefulError(f"a cache has groups of a token's channels, not {self.cache}")
+        if self.scales not in get_args(ScaleKind):
+            raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")
+        if self.scales == "static" and not self.can_be_static:
+            raise WakefulError(
+                f"{self.with_scales('dynamic')} has nothing to calibrate: only per-tensor "
+                "activation scales can be static, so use it with dynamic ones"
+            )
+
+    @property
+    def activations(self) -> list[tuple[str, Grid]]:
+        """The grids of inputs and outputs, where there are any."""
+        grids = (("inputs", self.inputs), ("outputs", self.outputs))
+        return [(part, grid) for part, grid in grids if grid is not None]
+
+    @property
+    def can_be_static(self) -> bool:
+        """Whether it has activation scales and the outermost of each is per tensor."""
+        return bool(self.activations) and all(
+            grid.per == "tensor" and (grid.two_scales or not grid.group)
+            for _, grid in self.activations
+        )
+
+    @property
+    def rounding(self) -> Method:
+        """How weights are rounded: by the method, or to nearest."""
+        return self.method or Method()
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs calibration text."""
+        return self.scales == "static" or self.method is not None or self.caches_by_text
+
+    @property
+    def caches_by_text(self) -> bool:
+        """Whether the cache's scales are of calibration text: a cache that grows has no other."""
+        return self.cache is not None and self.cache.per != "token"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether products are those of the dequantized numbers, for want of a kernel: of floating
+        point formats, and of groups where inputs are quantized too.
+        """
+        grids = [grid for grid in (self.weights, self.inputs, self.outputs) if grid is not None]
+        grouped = bool(self.activations) and any(grid.group for grid in grids)
+        return grouped or any(grid.emulated for grid in grids)
+
+    @property
+    def expression(self) -> str:
+        """The expression that `parse_scheme` reads back, as the scheme's class spells it."""
+        return Variant.__str__(self)
+
+    @property
+    def definition(self) -> str:
+        """The expression that spells out each grid, without the kind of scales."""
+        names = (each.name for each in fields(Scheme) if each.name != "scales")
+        return Scheme(**{name: getattr(self, name) for name in names}).expression
+
+    def with_scales(self, scales: ScaleKind) -> "Scheme":
+        """Return the same scheme with `dynamic` or `static` activation scales."""
+        made = copy.copy(self)
+        made.scales = scales
+        made.__post_init__()
+        return made
+
+    def __str__(self) -> str:
+        dynamic = self.with_scales("dynamic")
+        own = dynamic.expression
+        named = (name for name, scheme in NAMED.items() if scheme == dynamic)
+        name = own if own in NAMED else next(named, own)
+        return name if self.scales == "dynamic" else f"{name} {self.scales}"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Scheme)
+            and self.scales == other.scales
+            and self.definition == other.definition
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.definition, self.scales))
+
+
+class Stated(Scheme):
+    """Any grids: `scheme(weights=absmax(bits=6, per="channel"))`."""
+
+    name = "scheme"
+    examples = ("scheme(weights=absmax(bits=6, per='tensor'), inputs=absmax(bits=8, per='token'))",)
+
+
+class Fine(Scheme):
+    """Weights absmax 8-bit per output channel, inputs absmax 8-bit per token."""
+
+    examples = ("fine",)
+    weights: Grid | None = Absmax(bits=8, per="channel")
+    inputs: Grid | None = Absmax(bits=8, per="token")
+
+
+class Moderate(Scheme):
+    """Weights and inputs absmax 8-bit per tensor."""
+
+    examples = ("moderate",)
+    weights: Grid | None = Absmax(bits=8, per="tensor")
+    inputs: Grid | None = Absmax(bits=8, per="tensor")
+
+
+class Coarse(Moderate):
+    """Moderate, and outputs absmax 8-bit per tensor."""
+
+    examples = ("coarse", "coarse(scales='static')")
+    outputs: Grid | None = Absmax(bits=8, per="tensor")
+
+
+class W4(Scheme):
+    """Weights zeropoint 4-bit per output channel; activations untouched."""
+
+    examples = ("w4",)
+    weights: Grid | None = Zeropoint(bits=4, per="channel")
+
+
+class W4G128(Scheme):
+    """Weights zeropoint 4-bit in groups of 128 input channels; activations untouched."""
+
+    examples = ("w4g128",)
+    weights: Grid | None = Zeropoint(bits=4, per="channel", group=128)
+
+
+class W4G128GPTQ(W4G128):
+    """The same with GPTQ, by calibration text."""
+
+    name = "w4g128_gptq"
+    examples = ("w4g128_gptq",)
+    method: Method | None = Gptq()
+
+
+class SmoothQuant(Moderate):
+    """Moderate, with SmoothQuant's division of inputs, by calibration text (its setting O2)."""
+
+    examples = ("smoothquant", "smoothquant(scales='static')")
+    method: Method | None = Smooth()
+
+
+class W8A8(Fine):
+    """What other tools call W8A8: the same as fine."""
+
+    examples = ("w8a8",)
+
+
+class W4A16(Scheme):
+    """What other tools call W4A16: weights absmax 4-bit in groups of 128; activations untouched."""
+
+    examples = ("w4a16", "w4a16(method=gptq)")
+    weights: Grid | None = Absmax(bits=4, per="channel", group=128)
+
+
+class W4A8(W4A16):
+    """The same with inputs absmax 8-bit per token."""
+
+    examples = ("w4a8",)
+    inputs: Grid | None = Absmax(bits=8, per="token")
+
+
+class W4A4(W4A16):
+    """The same with inputs absmax 4-bit per token."""
+
+    examples = ("w4a4", "w4a4(inputs=absmax(bits=4, per='token', clip=0.9))")
+    inputs: Grid | None = Absmax(bits=4, per="token")
+
+
+class FP8(Scheme):
+    """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
+
+    examples = ("fp8",)
+    weights: Grid | None = E4M3(per="channel")
+    inputs: Grid | None = E4M3(per="token")
+
+
+class MXFP4(Scheme):
+    """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
+
+    examples = ("mxfp4",)
+    weights: Grid | None = MxE2M1(per="channel")
+    inputs: Grid | None = MxE2M1(per="token")
+
+
+class NVFP4(Scheme):
+    """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
+
+    examples = ("nvfp4", "nvfp4(scales='static')")
+    weights: Grid | None = NvE2M1(per="tensor")
+    inputs: Grid | None = NvE2M1(per="tensor")
+
+
+class FourOverSix(NVFP4):
+    """NVFP4 where a group's largest number becomes 6 or 4, whichever is nearer; emulated."""
+
+    name = "nvfp4_4over6"
+    examples = ("nvfp4_4over6",)
+    weights: Grid | None = NvE2M1(per="tensor", adaptive=True)
+    inputs: Grid | None = NvE2M1(per="tensor", adaptive=True)
+
+
+class KV8(Scheme):
+    """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
+
+    examples = ("kv8",)
+    cache: Grid | None = Absmax(bits=8, per="token")
+
+
+class KV4(Scheme):
+    """Keys and values absmax 4-bit per head and token; all else untouched; emulated."""
+
+    examples = ("kv4",)
+    cache: Grid | None = Absmax(bits=4, per="token")
+
+
+SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
+"""The schemes of From Attention to Activation, section 5.2, by name."""
+NAMED: dict[str, Scheme] = {
+    variant_name(kind): kind()
+    for kind in [*globals().values()]
+    if isinstance(kind, type) and issubclass(kind, Scheme) and kind not in (Scheme, Stated)
+}
+"""All schemes of this file that have a name."""
+
+
+def parse_scheme(
+    given: str | Scheme, scales: ScaleKind | None = None, *, imports: bool = False
+) -> Scheme:
+    """Return a scheme, given itself or as an expression, with these scales in place of its own.
+
+    An expression is a name ("fine"), `scheme(weights=absmax(bits=6, per="channel"))`, or
+    `my_module:MyScheme(...)`, whose module `imports` lets be imported: only for what the user
+    wrote.
+
+    Raises:
+        WakefulError: the expression does not parse, or what it says makes no scheme.
+    """
+    made = given
+    if isinstance(given, str):
+        made = build("quantization.schemes", given, imports=imports)
+    if not isinstance(made, Scheme):
+        raise WakefulError(f"{given} is a grid; a scheme says of what: scheme(weights={given})")
+    return made if scales is None else made.with_scales(scales)

@@ -1,0 +1,173 @@
+"""Which layers hurt: what each costs quantized alone, and what it gives back of all together.
+
+With ℓ the loss, q(S) the model whose layers S are quantized and A all of them, layer i costs
+ℓ(q({i})) − ℓ(q(∅)) alone and ℓ(q(A)) − ℓ(q(A ∖ {i})) together. Both are paired over sequences.
+KL from the full-precision model is the loss that its own words would rise by: it tells layers apart
+on less text, so that mixed precision goes by it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, mean_and_error
+from wakeful.model.hooks import hooked
+from wakeful.probes import exact
+from wakeful.probes.experts import put
+from wakeful.probes.running import logits_of
+from wakeful.quantization.convert import prepared_as, quantized_layers
+from wakeful.quantization.layerwise import onward
+from wakeful.quantization.linear import empty
+from wakeful.quantization.measure import divergence, nll, predicted
+from wakeful.quantization.schemes import Absmax, Scheme
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs, in nats a token, and what bytes it takes."""
+
+    name: str
+    alone: Estimate
+    together: Estimate
+    kl: Estimate
+    """KL of the model in which it alone is quantized."""
+    kurtosis: float
+    """Of its inputs in full precision, all but the first token of a sequence."""
+    size: int
+    """Bytes as quantized."""
+
+
+@torch.inference_mode()
+def costs(
+    model: nn.Module,
+    small: nn.Module,
+    sequences: Sequence[Int[Tensor, "1 L"]],
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[LayerCost]:
+    """Return what each quantized layer of `small`, made of `model`, costs, the dearest alone first.
+
+    Each is read once alone and once among all others, from its block on: what comes before is the
+    same for all of a block's layers.
+    """
+    layers = quantized_layers(small)
+    plain = prepared_as(model, layers)
+    if not layers:
+        raise WakefulError("no layer is quantized, so none costs anything")
+    full = {name: plain.get_submodule(name) for name in layers}
+    bends = _kurtosis(plain, full, sequences)
+    try:
+        put(small, full)
+        own = [predicted(small, tokens)[0] for tokens in sequences]
+        before = _read(small, sequences)[0]
+        alone = _each(small, layers, sequences, own, progress)
+        put(small, layers)
+        whole = _read(small, sequences)[0]
+        rest = _each(small, full, sequences, (), lambda done: progress(len(alone) + done))
+    finally:
+        put(small, layers)
+    found: list[LayerCost] = []
+    for name, (losses, kl) in alone.items():
+        figures = {"alone": losses - before, "together": whole - rest[name][0], "kl": kl}
+        estimates = {which: mean_and_error(each.tolist()) for which, each in figures.items()}
+        size = size_of(layers[name])
+        found.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
+    return sorted(found, key=lambda each: -each.alone[0])
+
+
+_OF_LAYERS = attrgetter("weights", "inputs", "outputs", "scales", "method")
+"""All of a scheme that a linear layer reads."""
+
+
+def growth(model: nn.Module, small: nn.Module, better: Scheme) -> dict[str, int]:
+    """Return the bytes that each quantized layer of `small`, made of `model`, takes more under the
+    `better` scheme; a layer that has it already is left out.
+    """
+    layers = quantized_layers(small)
+    plain = prepared_as(model, layers)
+    return {
+        name: size_of(empty(plain.get_submodule(name), better, "reference")) - size_of(layer)
+        for name, layer in layers.items()
+        if _OF_LAYERS(layer.scheme) != _OF_LAYERS(better)
+    }
+
+
+def mixed(found: Iterable[LayerCost], grows: Mapping[str, int], budget: int) -> list[str]:
+    """Return the layers that take a better scheme, most KL a byte first, within a budget.
+
+    `budget` is how many bytes the quantized model may grow by, `grows` what each layer does.
+    """
+    rows = sorted(
+        (each.kl[0] / max(grows[each.name], 1), each.name) for each in found if each.name in grows
+    )
+    chosen: list[str] = []
+    for _, name in reversed(rows):
+        if grows[name] <= budget:
+            chosen.append(name)
+            budget -= grows[name]
+    return chosen
+
+
+def better_than(scheme: Scheme) -> Scheme:
+    """Return a layer's scheme with weights and inputs in 8 bits, of a channel and a token each."""
+    inputs = None if scheme.inputs is None else Absmax(bits=8, per="token")
+    return Scheme(weights=Absmax(bits=8, per="channel"), inputs=inputs)
+
+
+def size_of(layer: nn.Module) -> int:
+    """Return the bytes of a layer's numbers, scales and biases."""
+    return sum(each.nbytes for each in [*layer.parameters(), *layer.buffers()])
+
+
+def _each(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    sequences: Sequence[Tensor],
+    own: Sequence[Tensor],
+    told: Callable[[int], None],
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what `_read` finds with each of the layers, by itself, in place of the model's own."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in chain.from_iterable(onward(model, layers, sequences)):
+        before = model.get_submodule(name)
+        put(model, {name: layers[name]})
+        found[name] = _read(model, sequences, own)
+        put(model, {name: before})
+        told(len(found))
+    return found
+
+
+def _read(
+    model: nn.Module, sequences: Sequence[Tensor], own: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return each sequence's mean loss, and its KL of `own` logits where they are given."""
+    losses, kls = [], []
+    for n, tokens in enumerate(sequences):
+        logits, targets = predicted(model, tokens)
+        losses.append(nll(logits, targets) / len(logits))
+        kls.append(divergence(own[n], logits) / len(logits) if own else 0.0)
+    return torch.tensor(losses, dtype=torch.float64), torch.tensor(kls, dtype=torch.float64)
+
+
+def _kurtosis(
+    model: nn.Module, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor]
+) -> dict[str, float]:
+    """Return the mean kurtosis of each layer's inputs, without the first token of a sequence."""
+    found: dict[str, list[float]] = {name: [] for name in layers}
+
+    def see(name: str, args: tuple[Any, ...]) -> None:
+        rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
+        if len(rows):  # an expert may read one token
+            found[name].append(float(exact.kurtosis(rows).mean()))
+
+    with hooked(layers, before=see):
+        for tokens in sequences:
+            logits_of(model, tokens)
+    return {name: sum(values) / max(1, len(values)) for name, values in found.items()}

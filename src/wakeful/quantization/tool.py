@@ -1,0 +1,446 @@
+"""The verb quantize: models and schemes in; smaller ones, and the damage done to a text, out."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.config.keywords import options_from, takes
+from wakeful.config.reading import LENGTH
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.device import wait_for
+from wakeful.errors import WakefulError
+from wakeful.estimates import INTERVAL
+from wakeful.hf.weights_out import refuse_existing
+from wakeful.hf.whole import Shards
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.reading import Words, words_in, words_of
+from wakeful.loading.session import Session, bos_words, foretell, own_words, session
+from wakeful.loading.sources import Source, dtype_of, name_of
+from wakeful.probes.running import as_decoder
+from wakeful.quantization.cache import check_cache
+from wakeful.quantization.compressed import (
+    can_compress,
+    check_compressed,
+    compressed_config,
+    state_bytes,
+)
+from wakeful.quantization.convert import linear_layers, prepared, quantize_module, quantized_layers
+from wakeful.quantization.damage import Damage
+from wakeful.quantization.measure import measure_damage
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.result import Quantization, QuantizationMatrix
+from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, parse_scheme
+from wakeful.quantization.sensitivity import LayerCost, better_than, costs, growth, mixed
+from wakeful.runs.run import Environment
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Display, Shown
+
+
+@overload
+def quantize(model: Source, *schemes: str | Scheme, **given: Any) -> Quantization: ...
+@overload
+def quantize(
+    model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **given: Any
+) -> QuantizationMatrix: ...
+@takes(QuantizeOptions)
+@ordinary_switches()
+def quantize(
+    model: Source | list[Any] | tuple[Any, ...],
+    *schemes: str | Scheme,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: QuantizeOptions | None = None,
+    **given: Any,
+) -> Quantization | QuantizationMatrix:
+    """Quantize models' linear layers and caches, and measure on a text what that costs.
+
+        small = wakeful.quantize("smollm2", "coarse").model
+        wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
+        wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
+
+    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
+    measured.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
+            them in a list, which are measured one after another and make one matrix.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `QuantizeOptions`, whose fields are keyword arguments too.
+
+    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
+    may exist. A scheme that the format lacks is measured only.
+
+    Raises:
+        WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
+            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
+            lacks, or `out` or `save` exists. What was measured of the models before is written to
+            `out`.
+    """
+    if schemes:
+        if "scheme" in given:
+            raise WakefulError(f"scheme = {given['scheme']!r} and {schemes!r}: give one of them")
+        given["scheme"] = tuple(
+            each.expression if isinstance(each, Scheme) else each for each in schemes
+        )
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    wanted = options_from(QuantizeOptions, given, options)
+    several = isinstance(model, list | tuple)
+    found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
+    pairs = (each.partition("=") for each in wanted.others)
+    others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
+    better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])
+    measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
+    looks = any(each.calibrated for each in (*found, *others.values(), better))
+    texts = wanted.calibration_text
+    if texts and not looks:
+        raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
+    extra = wanted.calibration_sequences if looks else 0
+    count = wanted.num_sequences if measures else 0
+    with session("quantize", wanted, models, tokenizer, shown) as at:
+        _check(wanted, found, better, len(models))
+        length = wanted.length or LENGTH
+        follow = 0 if texts else extra
+        words = words_in("")
+        if count + follow:
+            words = words_of(wanted.source, length * (count + follow))
+        calibration = [words_of(one, length * extra) for one in texts]
+        each = _Each(
+            at.models(), wanted, found, others, better, words, count, extra, calibration, at
+        )
+        if several:
+            return _matrix(each.next, models or [""], wanted)
+        result = each.next(models[0])
+        try:
+            if wanted.save:
+                result = replace(result, saved=result.save_model(wanted.save))
+        finally:  # what was measured is written even where the model cannot be
+            if wanted.out:
+                result.save(wanted.out)
+    return result
+
+
+def _matrix(
+    one: Callable[[Source], Quantization], models: Sequence[Source], wanted: QuantizeOptions
+) -> QuantizationMatrix:
+    """Measure models in turn; where one fails, what is known of those before it is written."""
+    results: dict[str, Quantization] = {}
+
+    def kept() -> QuantizationMatrix:
+        matrix = QuantizationMatrix(each=results, figures=wanted.figures)
+        if wanted.out and results:
+            matrix.save(wanted.out)
+        return matrix
+
+    try:
+        for source in models:
+            result = one(source)
+            results[result._measured.measurement.name] = replace(result, models={})
+    except BaseException as error:
+        kept()
+        if not (results and wanted.out and isinstance(error, WakefulError)):
+            raise
+        said = f"what was measured of {', '.join(results)} is in {wanted.out}"
+        raise WakefulError(f"{error}; {said}") from None
+    return kept()
+
+
+@dataclass
+class _Each:
+    """One call of the verb, which quantizes and measures models in turn."""
+
+    loading: Iterator[Model]
+    wanted: QuantizeOptions
+    schemes: Sequence[Scheme]
+    others: Mapping[str, Scheme]
+    """The schemes of layers that have one of their own, by pattern."""
+    better: Scheme
+    """What the dearest layers take within a budget."""
+    words: Words
+    count: int
+    """Sequences to measure on."""
+    extra: int
+    """Those to calibrate on."""
+    calibration: Sequence[Words]
+    """The texts that these come from; none where they follow the measured ones."""
+    at: Session
+
+    def next(self, source: Source) -> Quantization:
+        """Load the next model, quantize it, and measure it; let go of it."""
+        loaded, wanted, schemes = next(self.loading), self.wanted, self.schemes
+        if loaded.is_quantized:
+            raise WakefulError(
+                f"{loaded.name} is quantized already: name the model that it was made from"
+            )
+        whole = prepared(loaded.module, wanted.skip)
+        layers: dict[str, nn.Module] = {}
+        if any(each.weights is not None for each in schemes):
+            layers = linear_layers(whole, wanted.skip)
+        if any(each.cache is not None for each in schemes):
+            check_cache(loaded.module)
+        if wanted.save:
+            check_compressed(whole, schemes[0], layers, _written(loaded))
+        length = wanted.length_for(loaded.context)
+        words = own_words(loaded, wanted, self.words)
+        alone = 2 * len(layers) if wanted.sensitivity else 0
+        tokens = self._tokens(loaded, words, length, alone)
+        measured, given = tokens[: self.count], tokens[self.count :]
+        forms: dict[str, Model] = {}
+        seconds: dict[str, float] = {}
+        named = {str(each): each for each in schemes}
+
+        def add(name: str, scheme: Scheme, upgraded: Mapping[str, Scheme]) -> None:
+            begun = time.perf_counter()
+            forms[name] = self._quantized(loaded, name, scheme, given, upgraded)
+            wait_for(loaded.device)
+            named[name], seconds[name] = scheme, time.perf_counter() - begun
+
+        for name, each in [*named.items()]:
+            add(name, each, {})
+        layer_costs, upgraded = list[LayerCost](), list[str]()
+        name, scheme = next(iter(named.items()))
+        if wanted.sensitivity:
+            small, budget = forms[name].module, wanted.budget
+            size = state_bytes(small)
+            grows = growth(loaded.module, small, self.better) if budget else {}
+            if budget and not any(size + more <= budget for more in grows.values()):
+                raise WakefulError(
+                    f"budget = {budget:,}: {scheme} alone takes {size:,} bytes, embeddings and "
+                    f"what else stays included, and no layer fits besides under {self.better}"
+                )
+            told = f"{loaded.name}: layers, alone and together"
+            count = 2 * len(quantized_layers(small))
+            layer_costs = costs(
+                loaded.module, small, measured,
+                progress=lambda done: self.at.show.count(told, done, count),
+            )  # fmt: skip
+            if budget:
+                upgraded = mixed(layer_costs, grows, budget - size)
+                name = f"{name} mixed"
+                add(name, scheme, dict.fromkeys(upgraded, self.better))
+        damage = None
+        if self.count:
+            damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
+            damage = replace(damage, savable=self._savable(loaded, whole, layers))
+        machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
+        method = _method(loaded, wanted, text, len(layers), length, self.extra, machine)
+        if upgraded:
+            method["Mixed"] = (
+                f"{len(upgraded)} layers by {self.better}, those with the most KL a byte that fit "
+                f"into {wanted.budget:,} bytes"
+            )
+        return Quantization(
+            models={name: forms[name]} if upgraded else forms,
+            source=name_of(source), damage=damage, method=method,
+            layers=tuple(layers), options=wanted,
+            head=any(layer is head for layer in layers.values()), machine=machine,
+            figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
+        )  # fmt: skip
+
+    def _savable(
+        self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module]
+    ) -> tuple[str, ...]:
+        """Return the schemes under which the model can be saved: those asked for, and w8a8."""
+        asked = {} if self.others else {str(each): each for each in self.schemes}
+        return tuple(
+            name for name, each in {**asked, "w8a8": NAMED["w8a8"]}.items()
+            if layers and can_compress(whole, each, layers, lambda: _written(loaded))
+        )  # fmt: skip
+
+    def _tokens(self, loaded: Model, words: Words, length: int, alone: int) -> list[Tensor]:
+        """Return sequences to measure, then to calibrate on; say how long, `alone` passes too."""
+        bos, texts = loaded.begins(self.wanted.bos), self.calibration
+        shares = [len(range(place, self.extra, len(texts))) for place in range(len(texts))]
+        found: list[list[int]] = []
+        for text, number in [
+            (words, self.count + self.extra - sum(shares)), *zip(texts, shares, strict=True)
+        ]:  # fmt: skip
+            if number:
+                found += text.sequences(loaded, length=length, num_sequences=number, bos=bos)
+        if texts and any(each in found[: self.count] for each in found[self.count :]):
+            raise WakefulError(
+                "calibration_text begins with the sequences that are measured: name another text, "
+                "or leave it out"
+            )
+        if self.count:
+            # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
+            # and those over calibration text for each scheme that wants it.
+            methods = [each.method for each in self.schemes if each.calibrated]
+            looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
+            looks *= self.extra / self.count
+            foretell(
+                self.at.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
+                passes=2 * (1 + len(self.schemes)) + alone + looks,
+            )  # fmt: skip
+        return [torch.tensor([tokens], device=loaded.device) for tokens in found]
+
+    def _quantized(
+        self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor],
+        upgraded: Mapping[str, Scheme],
+    ) -> Model:  # fmt: skip
+        self.at.show.note(f"quantizing {loaded.name}: {name}")
+        others = {**upgraded, **self.others, **upgraded}  # the upgraded first, whatever is named
+        looks = any(each.calibrated for each in (scheme, *others.values()))
+        module = quantize_module(
+            loaded.module, scheme, arithmetic=self.wanted.arithmetic,
+            calibration=calibration if looks else (),
+            skip=() if scheme.weights is None else self.wanted.skip, others=others,
+            passed=partial(self.at.show.count, f"{loaded.name} {name}: layers"),
+        )  # fmt: skip
+        return replace(
+            loaded, name=f"{loaded.name} {name}", module=module, path=None,
+            architecture=f"{loaded.architecture}, {scheme}",
+        )  # fmt: skip
+
+
+def _written(loaded: Model) -> Tokenizer | None:
+    """Return the tokenizer that is written beside a decoder; None where it is Transformers' own."""
+    return None if as_decoder(loaded.module) is None else loaded.own_tokenizer
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    decoder = as_decoder(model)
+    if decoder is not None:
+        return decoder.head
+    find: Callable[[], nn.Module] | None = getattr(model, "get_output_embeddings", None)
+    return None if find is None else find()
+
+
+def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
+    """Return each scheme under each kind of scales; one that cannot be static is dynamic only.
+
+    One whose expression says static is static only. Modules that expressions name are imported.
+
+    Raises:
+        WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
+    """
+    found: list[Scheme] = []
+    for name in names:
+        scheme = parse_scheme(name, imports=True)
+        for kind in scales if scheme.scales == "dynamic" else ("static",):
+            if kind == "static" and "dynamic" in scales and not scheme.can_be_static:
+                continue
+            each = scheme.with_scales(kind)
+            if each in found:
+                raise WakefulError(f"scheme {each} is named twice")
+            found.append(each)
+    return found
+
+
+def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, models: int) -> None:
+    if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
+        raise WakefulError(
+            "--sensitivity ranks the layers of one model under one scheme of weights, such as "
+            "--scheme w4a16"
+        )
+    if better.weights is None or better.cache is not None:
+        raise WakefulError(f"better = {wanted.better!r}: a layer has weights, and no cache")
+    if wanted.skip and all(each.weights is None for each in schemes):
+        raise WakefulError(
+            f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
+            f"--skip"
+        )
+    if not wanted.save:
+        return
+    if models > 1:
+        raise WakefulError(f"--save writes one model, and {models} are named")
+    if len(schemes) > 1:
+        raise WakefulError(
+            f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
+            "--scheme"
+        )
+    compressed_config(schemes[0])
+    one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
+    if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
+        raise WakefulError(
+            f"--save {wanted.save} and --out {wanted.out} are one folder or one inside the other: "
+            "name two"
+        )
+    refuse_existing(Path(wanted.save))
+
+
+def _damage(
+    loaded: Model,
+    forms: Mapping[str, Model],
+    schemes: dict[str, Scheme],
+    seconds: dict[str, float],
+    sequences: list[Tensor],
+    show: Display,
+) -> Damage:
+    name = f"{loaded.name}: sequences"
+    total = len(sequences)
+    show.count(name, 0, total)
+    measurement = measure_damage(
+        loaded.name,
+        loaded.module,
+        {scheme: form.module for scheme, form in forms.items()},
+        sequences,
+        progress=lambda done: show.count(name, done, total),
+    )
+    full = _bytes_before(loaded)
+    sizes = {scheme: state_bytes(form.module, form.stored) for scheme, form in forms.items()}
+    count = sum(parameter.numel() for parameter in loaded.module.parameters())
+    return Damage(measurement, schemes, full, sizes, seconds, count)
+
+
+def _bytes_before(loaded: Model) -> int:
+    """Return the bytes of the files a model was read from; without those, what writing it takes."""
+    path = loaded.path
+    if path is not None and path.is_file():
+        return path.stat().st_size
+    if path is not None and (path / "config.json").is_file():
+        with Shards(path) as tensors:
+            return tensors.num_bytes
+    return state_bytes(loaded.module, loaded.stored)
+
+
+def _method(
+    loaded: Model,
+    wanted: QuantizeOptions,
+    text: str,
+    layers: int,
+    length: int,
+    calibration: int,
+    machine: Environment,
+) -> dict[str, str]:
+    texts = " and ".join(wanted.calibration_text)
+    where = f"sequences from the beginning of {texts}" if texts else "further sequences"
+    skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
+    others = f"; of a scheme of their own: {', '.join(wanted.others)}" if wanted.others else ""
+    return {
+        "Model": f"{loaded.name} ({loaded.architecture})",
+        "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
+        + skipped
+        + others
+        if layers
+        else "none: keys and values are rounded as attention reads them",
+        "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "
+        "beginning, the same for every scheme",
+        "BOS": bos_words(loaded, wanted.bos),
+        "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
+        f"model in {dtype_of(loaded)}",
+        "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
+        "its loss's; a change of the loss is paired, both models on the same tokens",
+        "KL": "of the quantized model's next-token distribution from the full-precision one's, "
+        "nats a token",
+        "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "
+        "all errors before it",
+        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model; "
+        "max / mean: the largest |x| of a token over its mean |x|, the mean over tokens",
+        "Scales": "dynamic: of the tensor at hand, one sequence at a time"
+        + ("; static: the largest of calibration text" if calibration else ""),
+        **(
+            {"Calibration": f"{calibration} {where}, for static scales and methods"}
+            if calibration
+            else {}
+        ),
+        "Arithmetic": f"{wanted.arithmetic}; grids in float32; emulated schemes in float32",
+        "Machine": str(machine),
+    }

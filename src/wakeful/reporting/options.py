@@ -1,0 +1,23 @@
+"""Options of `report`."""
+
+from dataclasses import dataclass
+
+from wakeful.config.options import What, Where
+from wakeful.config.reading import Drawn, TableFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Drawn):
+    """Where the report goes."""
+
+    out: Where[str] = ""
+    """HTML file to write. Empty: report.html in the first folder."""
+    baseline: What[str] = ""
+    """Variant that the others are compared with. Empty: the comparison's own, or the first run."""
+    only: What[tuple[str, ...]] = ()
+    """Variants to compare with it, by name. None: all."""
+    title: Where[str] = ""
+    """Heading of the page."""
+    table: Where[tuple[TableFormat, ...]] = ()
+    """Write the table of results too, with 95% intervals, as results.csv, .tex or .md beside the
+    page."""

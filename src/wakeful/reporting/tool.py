@@ -1,0 +1,77 @@
+"""The verb report: finished runs in, one page out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wakeful.config.reading import FigureFormat, TableFormat
+from wakeful.errors import WakefulError
+from wakeful.inheritance import Inheritance, inheritance_report
+from wakeful.reports.html import write
+from wakeful.runs.run import Run
+from wakeful.training import Comparison, reported
+from wakeful.variants.plugins import verb_of
+
+_KINDS = {
+    "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
+    "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
+    "demo": "a demonstration",
+}  # fmt: skip
+
+
+def report(
+    *folders: str | Path,
+    out: str | Path = "",
+    baseline: str = "",
+    only: Sequence[str] = (),
+    title: str = "",
+    figures: Sequence[FigureFormat] = (),
+    table: Sequence[TableFormat] = (),
+) -> Comparison | Inheritance | Any:
+    """Write one offline page about training runs, a comparison or an inheritance.
+
+        wakeful.report("runs/first", "runs/second", out="both.html")
+        wakeful.report("runs/compare-routes", baseline="svformer", only=["resformer"])
+
+    Args:
+        folders: run directories.
+        out: HTML file to write; empty is report.html in the first folder.
+        baseline: variant that the others are compared with; empty is the comparison's own, or the
+            first of several training runs.
+        only: variants to compare with it; empty is all.
+        title: heading of the page.
+        figures: formats to write the charts in too, into the folder figures beside the page; csv
+            writes the table of results there as well.
+        table: formats to write the table of results in, beside the page.
+
+    Raises:
+        WakefulError: a run is damaged, or they cannot stand on one page.
+    """
+    if not folders:
+        raise WakefulError("name a comparison, or one or more run directories")
+    places = [Path(folder) for folder in folders]
+    kinds = [Run.open(place).header.kind for place in places]
+    if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
+        raise WakefulError("--baseline and --only are for training runs and comparisons")
+    verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
+    if verb is not None and verb.report is not None:  # an installed package's
+        if table:
+            raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")
+        return verb.report(*places, out=out, title=title, figures=figures)
+    page = Path(out or places[0] / "report.html")
+    if kinds == ["inherit"]:
+        if title:
+            raise WakefulError("the page of an inheritance has its own title: leave out --title")
+        done = Inheritance(places[0], write(inheritance_report(places[0]), page, figures))
+        done.save_results(table, figures)
+        return done
+    if kinds != ["compare"] and set(kinds) != {"train"}:
+        told = ", ".join(
+            f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"
+            for place, kind in zip(places, kinds, strict=True)
+        )
+        raise WakefulError(
+            f"no page can be written of these: {told}. A page is about training runs, about one "
+            "comparison or about one inheritance; the other verbs write report.html themselves"
+        )
+    return reported(places, page, title, baseline=baseline, only=only, figures=figures, table=table)

@@ -1,0 +1,156 @@
+"""What all verbs return, and how they show progress."""
+
+import contextlib
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import RenderableType
+
+from wakeful.config.reading import FigureFormat
+from wakeful.reports.charts import Drawing, Titled, save_figures
+from wakeful.reports.html import notebook, write
+from wakeful.reports.results import save_results
+from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Report
+from wakeful.runs.distributed import World
+from wakeful.runs.run import Environment, Run, disk_errors
+from wakeful.terminal.display import Display, Shown, Silent, usual
+
+
+class Result(ABC):
+    """What a verb found: a tidy table, figures, sentences; saved as the command line would."""
+
+    @property
+    @abstractmethod
+    def frame(self) -> pl.DataFrame:
+        """The tidy table of everything that was measured."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """The figures, as summary.json has them."""
+
+    @property
+    @abstractmethod
+    def report(self) -> Report:
+        """What was found, as the page, the terminal and a notebook draw it."""
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What was found, in sentences."""
+        return self.report.sentences
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> Path:
+        """Write the run directory with its page to `folder`, which must not exist; return it."""
+
+    def __rich__(self) -> RenderableType:
+        return terminal(self.report)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<{type(self).__name__}>", *(f"  {line}" for line in self.verdicts)])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.report)
+
+    def picture(self) -> Drawing | None:
+        """Return the one chart that a notebook shows."""
+        return self.report.picture
+
+    def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
+        return self.report.charts()
+
+    def save_figures(self, folder: str | Path, formats: Sequence[FigureFormat] = ("svg",)) -> None:
+        """Write every chart of the page for a paper into a folder, each named after its title.
+
+        Raises:
+            WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
+        """
+        if formats:  # all charts of a page take seconds to draw
+            save_figures(self.charts(), folder, formats)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Measured(Result):
+    """A result that is written when all of it is known."""
+
+    figures: tuple[FigureFormat, ...] = ()
+    """Formats of charts that are saved beside the page."""
+
+    def write_run(
+        self,
+        folder: str | Path,
+        verb: str,
+        machine: Environment,
+        files: Mapping[str, pl.DataFrame | Mapping[str, Any]],
+        **fields: Any,
+    ) -> Path:
+        """Write a new run directory with these files, summary.json, the page and its charts.
+
+        `fields` are those of run.json. Return the folder.
+        """
+        with Run.create(folder, verb, {**fields, "status": "done"}) as run:
+            run.write_json("environment.json", machine)
+            run.write_json("summary.json", self.summary)
+            for name, content in files.items():
+                put = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
+                put(name, content)  # pyright: ignore[reportArgumentType]
+        write(self.report, Path(folder) / "report.html", self.figures)  # when all else is saved
+        return Path(folder)
+
+
+@contextlib.contextmanager
+def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
+    """Give the display of a verb: of several processes the first one's alone says anything."""
+    if not world.first:
+        yield Silent()
+        return
+    with (shown or usual)(name) as show:
+        yield show
+
+
+def same_or_each(words: Mapping[str, str]) -> str:
+    """Return what is said of all models once, or of each by name."""
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{name} {each}" for name, each in words.items())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stored(Result):
+    """A result whose run directory was written while the work went on."""
+
+    path: Path
+    """The run directory."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the run directory to `folder`, which must not exist; return it."""
+        Run(folder).refuse_existing("copy")
+        with disk_errors(Path(folder)):
+            shutil.copytree(self.path, folder, dirs_exist_ok=True)
+        return Path(folder)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Paged(Stored):
+    """Several models beside each other, on a page and in a table of results."""
+
+    page: Path
+    """The page about them."""
+
+    @property
+    @abstractmethod
+    def results(self) -> pl.DataFrame:
+        """A row a model, with the 95% intervals of its figures."""
+
+    def save_results(self, table: Sequence[str], figures: Sequence[str] = ()) -> None:
+        """Write the table of results beside the page, and as CSV among the figures that are CSV."""
+        save_results(self.results, self.page.parent, table)
+        if "csv" in figures:
+            save_results(self.results, self.page.parent / "figures", ["csv"])

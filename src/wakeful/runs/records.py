@@ -1,0 +1,246 @@
+"""Records of a training run: its data, its steps and its end."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from wakeful.config.tables import from_table, to_table
+from wakeful.data.base import Data
+from wakeful.data.mixture import source_in_words
+from wakeful.errors import WakefulError
+from wakeful.runs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """Held-out documents that partly occur in the training text and were left out."""
+
+    documents: int
+    tokens: int
+    passage: int = 0
+    """Tokens of the passages that were looked for; 0 where there is no text to look through."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """data.json: what names the text, its split and its tokenizer."""
+
+    source: str | tuple[str, ...]
+    corpus_sha256: str
+    tokenizer: str
+    """Its fingerprint."""
+    train_tokens: int
+    """0 where they are drawn without end."""
+    validation_tokens: int
+    vocab_size: int
+    overlap: Dropped | None = None
+    """None where what overlaps was kept."""
+    train_sha256: str
+    validation_sha256: str
+
+    @property
+    def text(self) -> str:
+        """The source in words."""
+        return source_in_words(self.source)
+
+    @property
+    def trained(self) -> str:
+        """The training tokens in words."""
+        return f"{self.train_tokens:,}" if self.train_tokens else "endless"
+
+    @property
+    def anywhere(self) -> "DataFacts":
+        """The facts that are the same wherever the text lies."""
+        return dataclasses.replace(self, source="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A row of metrics.jsonl: one step of the optimizer."""
+
+    kind: ClassVar = "train"
+    log: ClassVar = "metrics.jsonl"
+    step: int
+    loss: float
+    """Nats a token of the batch, before the step."""
+    lr: float | None = None
+    grad_norm: float | None = None
+    """Before clipping."""
+    tokens: int
+    """Trained on so far."""
+    seconds: float
+    """Of training so far."""
+    tokens_per_second: float
+    mfu: float | None = None
+    """On GPUs whose peak is known: the share of it that the model's own arithmetic takes."""
+    excess_loss: float | None = None
+    """Of a task: the loss above the task's own on the same tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """A loss on the validation set, in nats a token."""
+
+    loss: float
+    standard_error: float | None
+    num_windows: int
+    num_tokens: int
+    optimal_loss: float | None = None
+    """Of a task, as the next two: its own loss on the same targets."""
+    excess_loss: float | None = None
+    excess_standard_error: float | None = None
+    domains: Mapping[str, float] | None = None
+    """Of a mixture: the loss on what is held out of each part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Validated):
+    """A row of metrics.jsonl: the loss on the validation set after a step."""
+
+    kind: ClassVar = "validation"
+    log: ClassVar = "metrics.jsonl"
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadWeights:
+    """A row of attention.jsonl: one head's weights after a step, among a window's first tokens."""
+
+    kind: ClassVar = "attention"
+    log: ClassVar = "attention.jsonl"
+    step: int
+    layer: int
+    head: int
+    tokens: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+    """A row a query, a column a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters."""
+
+    total: int
+    embedding: int
+    non_embedding: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtTheEnd(Validated):
+    """A run's loss on the validation set when it ends."""
+
+    perplexity: float
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt and what the model wrote after it."""
+
+    prompt: str
+    text: str
+    temperature: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """summary.json: the figures of a finished run."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    """The median of all steps."""
+    parameters: Parameters
+    kv_cache_bytes_per_token: int | float
+    kv_cache_dtype: str
+    validation: AtTheEnd
+    diagnosis: Mapping[str, float | None]
+    quantization: Mapping[str, Mapping[str, float | None]]
+    bytes: Mapping[str, int]
+    """Of weights and optimizer, and on a GPU the peak of all."""
+    samples: tuple[Sample, ...]
+    data: DataFacts
+
+
+Row = TypeVar("Row", Step, Evaluation, HeadWeights)
+
+
+def data_facts(data: Data) -> DataFacts:
+    """Return the hashes of the text, its split and its tokenizer."""
+    facts = {
+        "source": data.info["source"],
+        "corpus_sha256": data.corpus_sha256,
+        "tokenizer": data.tokenizer.fingerprint,
+        "train_tokens": data.info["splits"]["train"]["tokens"],
+        "validation_tokens": data.validation.num_tokens,
+        "vocab_size": data.vocab_size,
+        "overlap": data.info.get("overlap"),
+        "train_sha256": data.info["splits"]["train"]["sha256"],
+        "validation_sha256": data.info["splits"]["validation"]["sha256"],
+    }
+    return from_table(DataFacts, facts, record="the data")
+
+
+def check_same_data(run: Run, data: Data) -> None:
+    """Raise `WakefulError` unless the data is what the run was begun with."""
+    if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
+        raise WakefulError(
+            f"{run.path} was trained on other data than data.source gives now: the text, what is "
+            "held out of it or the tokenizer has changed; restore it, or start a new run"
+        )
+
+
+def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
+    """Add a row to its log, without what it may leave out; return it as a table."""
+    table = {"kind": row.kind, **to_table(row)}
+    # Rows of metrics are flat: a part of a mixture is a figure like any other.
+    table |= {f"loss_{name}": loss for name, loss in (table.pop("domains", None) or {}).items()}
+    for entry in dataclasses.fields(row):
+        if entry.default is None and table.get(entry.name, 0) is None:
+            del table[entry.name]
+    run.append(table, log=row.log)
+    return table
+
+
+def rows(run: Run, kind: type[Row]) -> list[Row]:
+    """Return the rows of one kind that a run has logged; refuse one that lacks a figure."""
+    place = str(run.path / kind.log)
+    logged = run.metrics(kind.log)
+    return [from_table(kind, row, record=place) for row in logged if row["kind"] == kind.kind]
+
+
+def check_rows(run: Run, *, done: bool = False) -> None:
+    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures.
+
+    Of a run whose last step is `done` it must tell of one at least.
+    """
+    if not rows(run, Step) and done:
+        raise WakefulError(
+            f"{run.path / 'metrics.jsonl'} has no training steps, although the run is finished: "
+            "restore it"
+        )
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Layers that an heir leaves out, from `first` to `last`, after its own layer `after`."""
+
+    after: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Bridged(Gap):
+    """A gap and how far the heir's stream was from the reference's behind it.
+
+    Errors are Σ w ‖x − y‖² / Σ w ‖y‖² over the tokens that were solved on.
+    """
+
+    plain: float
+    """Without a bridge."""
+    error: float

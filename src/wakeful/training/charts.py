@@ -1,0 +1,209 @@
+"""Charts of a comparison."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import altair as alt
+import polars as pl
+
+from wakeful.estimates import student_quantile
+from wakeful.reports import charts
+from wakeful.reports.value import Chart
+from wakeful.training import tables
+from wakeful.training.compared import ComparedRuns
+
+_MEASURES = (
+    ("parameters", "parameters_ratio"),
+    ("KV cache a token", "cache_ratio"),
+    ("tokens a second", "speed_ratio"),
+)
+FOLLOWED = {
+    "bos_mass_other": "attention on BOS, no copy due",
+    "bos_mass_trigger": "attention on BOS at triggers",
+    "value_drain_first": "BOS's value norm over the others'",
+    "residual_peak_first": "BOS's residual norm over the others'",
+    "excess_loss": "loss over the task's own (nats)",
+}
+"""The axis of each figure that is followed over steps."""
+_MOST_CURVES = 12
+"""In one chart; past them nobody finds a line in its legend."""
+_STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1))
+
+
+def with_curves(comparison: ComparedRuns) -> list[str]:
+    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
+    if len(comparison.drawn) <= _MOST_CURVES:
+        return list(comparison.drawn)
+    gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
+    paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
+    best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
+    return [name for name in comparison.drawn if name in {comparison.baseline, *best}]
+
+
+def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
+    """Draw each variant's smoothed training loss minus the baseline's, below zero is better."""
+    window = tables.smoothing_window(comparison)
+    frame = tables.relative_training_loss(comparison, window)
+    if frame.is_empty():
+        return None
+    # The first steps are all initialization; averaging starts to mean something after a window.
+    shown = [name for name in with_curves(comparison) if name != comparison.baseline]
+    steady = frame.filter(
+        pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
+        pl.col("variant").is_in(shown),
+    )
+    if steady.is_empty():
+        return None
+    y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
+    steady = steady.select("variant", "step", "low", "high", value="difference")
+    zero = [charts.line_at("y", 0.0, "zero")]
+    return _curves(comparison, steady, y, "+.4f", shown, under=zero)
+
+
+def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
+    """Draw the smoothed training loss of each variant's first seed."""
+    shown = with_curves(comparison)
+    frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
+    frame = frame.filter(pl.col("variant").is_in(shown)).rename({"loss": "value"})
+    y = alt.Y("value:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
+    return _curves(comparison, frame, y, ".4f", shown)
+
+
+def followed_charts(comparison: ComparedRuns) -> list[Chart]:
+    """Draw what the variants' heads came to over steps, a chart a figure.
+
+    Each line is the mean over seeds, its band the 95% confidence interval.
+    """
+    shown, found = with_curves(comparison), list[Chart]()
+    for _, title, frame in _each_followed(tables.followed(comparison), shown):
+        far = pl.col("error") * pl.col("seeds").map_elements(
+            lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
+        )
+        error = pl.when(far.is_finite()).then(far)
+        value = pl.col("value")
+        drawn = frame.select("variant", "step", value, low=value - error, high=value + error)
+        y = alt.Y("value:Q", title=title)
+        found.append(Chart(title, partial(_curves, comparison, drawn, y, ".4f", shown)))
+    return found
+
+
+def _each_followed(
+    table: pl.DataFrame, shown: Sequence[str]
+) -> Iterator[tuple[str, str, pl.DataFrame]]:
+    """Yield each figure that was followed: its name, its title, and its rows of variants shown."""
+    for name, title in FOLLOWED.items():
+        frame = table.filter(pl.col("variant").is_in(shown), figure=name)
+        if not frame.is_empty():
+            yield name, title, frame
+
+
+def head_charts(comparison: ComparedRuns) -> list[tuple[str, list[Chart]]]:
+    """Draw what each layer and head came to over steps, a title a figure and a chart a variant.
+
+    Colors are those of one scale in all charts of a figure.
+    """
+    shown, found = with_curves(comparison), list[tuple[str, list[Chart]]]()
+    for name, title, frame in _each_followed(tables.heads_over_steps(comparison), shown):
+        largest = max(1.0, *frame["value"])
+        domain = charts.SHARE if name.startswith("bos_mass") else (0.0, largest)
+        head = "key/value head" if name.startswith("value_drain") else "head"
+        of_each = [
+            Chart(f"{title}, {variant}", partial(
+                _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
+            for variant in shown if variant in frame["variant"]
+        ]  # fmt: skip
+        found.append((title, of_each))
+    return found
+
+
+def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> charts.Drawing:
+    """Draw a line of cells for each layer and head, called `head`, and a cell a diagnosis."""
+    places = frame.select("layer", "head").unique(maintain_order=True)
+    name = "layer" if places["head"].null_count() else f"layer, {head}"
+    label = pl.concat_str("layer", "head", separator=", ", ignore_nulls=True)
+    cells = frame.select("step", "value", place=label)
+    x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    order = places.select(label).to_series().to_list()
+    y = alt.Y("place:O", title=name, sort=order, axis=alt.Axis(labelOverlap=True))
+    tooltip = [alt.Tooltip("place:N", title=name), "step:Q", charts.tip("value", ".3~g")]
+    legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
+    chart = charts.heatmap(
+        charts.rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip
+    )
+    return chart.properties(height=18 * len(places), width="container")
+
+
+def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
+    """Draw each variant's paired difference in final validation loss and its 95% interval."""
+    difference = pl.col("difference")
+    low, high = (
+        pl.when(pl.col(f"difference_{end}").is_finite()).then(f"difference_{end}")
+        for end in ("low", "high")
+    )
+    frame = tables.summary_table(comparison).filter(
+        pl.col("variant") != comparison.baseline, difference.is_finite()
+    ).select("variant", difference, low=low, high=high)  # fmt: skip
+    if frame.is_empty():
+        return None
+    title = f"final validation loss minus {comparison.baseline} (nats)"
+    x = alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8))
+    tooltip = [
+        charts.tip("difference", "+.4f"),
+        charts.tip("low", "+.4f", title="95% interval from"),
+        charts.tip("high", "+.4f", title="to"),
+    ]
+    return charts.dots(
+        frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
+        under=[charts.line_at("x", 0.0, "zero")],
+    )  # fmt: skip
+
+
+def cost_charts(comparison: ComparedRuns) -> list[Chart]:
+    """Draw parameters, cache and speed as ratios to the baseline's, a chart each."""
+    table = tables.summary_table(comparison)
+    if len(table) == 1:
+        return []
+    return [
+        Chart(f"Ratios to {comparison.baseline}: {title}",
+              partial(_cost, comparison, table, title, column), title)
+        for title, column in _MEASURES
+    ]  # fmt: skip
+
+
+def _cost(comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str) -> charts.Drawing:
+    frame = charts.rounded(table.select("variant", ratio=column).drop_nulls())
+    largest = max((1.0, *frame["ratio"]))
+    base = alt.Chart(frame).encode(
+        x=alt.X(
+            "ratio:Q",
+            title=f"ratio to {comparison.baseline}",
+            # Room for the figure behind the longest bar.
+            scale=alt.Scale(domain=[0, largest * 1.35], nice=False),
+            axis=alt.Axis(values=[0, 1], format="d"),
+        ),
+        y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
+        tooltip=charts.tips(["variant:N", charts.tip("ratio", ".3f", title=title)]),
+    )
+    bars = base.mark_bar().encode(color=_color(comparison))
+    figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
+    chart = alt.layer(bars, figures)
+    return chart.properties(height=26 * len(frame), width="container")
+
+
+def _curves(
+    comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, shown: Sequence[str],
+    under: Sequence[alt.Chart] = (),
+) -> charts.Drawing:  # fmt: skip
+    """Draw a line over steps for each variant, with a legend of those `shown`."""
+    tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
+    chart = charts.lines(
+        frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",
+        legend=alt.Legend(values=list(shown)), under=under,
+    )  # fmt: skip
+    return chart.properties(height=300, width="container")
+
+
+def _color(comparison: ComparedRuns) -> alt.Color:
+    """Return the variants' colors, which do not change from chart to chart."""
+    return charts.colored("variant", comparison.names, legend=None)

@@ -1,0 +1,493 @@
+"""What is told of a comparison."""
+
+import math
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import polars as pl
+
+from wakeful.config.schema import config_to_toml
+from wakeful.errors import WakefulError
+from wakeful.estimates import (
+    INTERVAL,
+    mean_and_error,
+    reach,
+    student_quantile,
+    to_error,
+    with_interval,
+    with_perplexity,
+)  # fmt: skip
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Fold,
+    Group,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    listed,
+    method,
+    rough,
+)
+from wakeful.training import charts, tables
+from wakeful.training.compared import ComparedRuns
+from wakeful.training.layouts import layout_of
+from wakeful.variants import build
+
+_MANY = 12
+"""Variants: past them those that fare alike share a sentence, and details are folded away."""
+
+
+def verdicts(comparison: ComparedRuns) -> list[str]:
+    """Return what became of sinks that training followed, a sentence for each variant but the
+    baseline, or for each outcome where they are many."""
+    if len(comparison.variants) > _MANY:
+        losses = _outcomes(comparison)
+    else:
+        losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    return [*_sinks(tables.sink_growth(comparison)), *losses]
+
+
+def _outcomes(comparison: ComparedRuns) -> list[str]:
+    """Say which variants end below the baseline, which above, and of which nothing is sure."""
+    said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
+    for variant in comparison.variants[1:]:
+        difference, told, way = _judged(comparison, variant)
+        figure = f" ({told})" if way else ""
+        if not math.isnan(difference):
+            said[way].append((difference, variant + figure))
+    base = comparison.baseline
+    begin = {
+        "lower": f"A lower loss than {base}, in nats: ",
+        "higher": f"A higher loss than {base}: ",
+        "": f"No interval separates their loss from that of {base}: ",
+    }
+    return [f"{begin[way]}{', '.join(name for _, name in sorted(found))}."
+            for way, found in said.items() if found]  # fmt: skip
+
+
+def _judged(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
+    """Return a variant's difference, its words with the 95% interval, and "lower" or "higher" where
+    that is sure.
+    """
+    difference, error = tables.paired_difference(comparison, variant)
+    count = tables.pairs_counted(comparison, variant)
+    sure = abs(difference) > reach(error, count)
+    side = ("lower" if difference < 0 else "higher") if sure else ""
+    return difference, with_interval(difference, error, count, "+"), side
+
+
+def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
+    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is.
+
+    Nothing where no interval resolves a change, as those of one seed cannot.
+    """
+    begin = {
+        "grows": "A sink grows in",
+        "shrinks": "Attention on BOS shrinks in",
+        "not resolved": "Whether a sink grows is not resolved in",
+    }
+    ends = {
+        outcome: [
+            f"{g.variant} ({with_interval(*g.after, g.seeds)})"
+            for g in growth
+            if g.outcome == outcome
+        ]
+        for outcome in begin
+    }
+    if not ends["grows"] and not ends["shrinks"]:
+        return []
+    said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]
+    return [" ".join([*said, "In parentheses: attention on BOS at the end."])]
+
+
+def _verdict(comparison: ComparedRuns, variant: str) -> str:
+    baseline = comparison.baseline
+    difference, told, sure = _judged(comparison, variant)
+    side = "below" if difference < 0 else "above"
+    if math.isnan(difference):
+        return f"{variant} shares no seed with {baseline}."
+    if tables.pairs_counted(comparison, variant) < 2:
+        return (
+            f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
+            "the error by."
+        )
+    if not sure:
+        return f"{variant} and {baseline} cannot be distinguished: {told} nats."
+    return f"{variant} ends {told.lstrip('+−')} nats {side} {baseline}."
+
+
+def headline(comparison: ComparedRuns) -> str:
+    """Return in a sentence how many variants surely end lower or higher than the baseline."""
+    base, others = comparison.baseline, comparison.variants[1:]
+    if not others:
+        loss = tables.summary_table(comparison).row(0, named=True)
+        ends = with_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
+        return f"{base} ends at validation loss {ends} nats a token."
+    counts = {"lower": 0, "higher": 0, "not significantly different": 0}
+    others = [variant for variant in others if comparison.pairs(variant)]
+    if not others:
+        return f"Nothing is compared: no variant has a seed that {base} has."
+    for variant in others:
+        counts[_judged(comparison, variant)[2] or "not significantly different"] += 1
+    if len(others) == 1:
+        (side,) = (side for side, count in counts.items() if count)
+        than = "from" if side == "not significantly different" else "than"
+        return f"The validation loss of {others[0]} is {side} {than} that of {base}."
+    told = listed(f"{count} {side}" for side, count in counts.items() if count)
+    return f"Validation loss compared with {base}: of {len(others)} variants, {told}."
+
+
+def next_step(comparison: ComparedRuns) -> Step:
+    """Return how to look inside the variant that ended lowest."""
+    rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
+    best = rows.sort("difference", maintain_order=True)["variant"][0]
+    run = comparison.of(best)[0]
+    lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
+    return Step(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
+
+
+def caveat(comparison: ComparedRuns) -> str:
+    """Say what the errors cover and what they do not."""
+    if len(comparison.variants) < 2:
+        return "One variant: nothing to compare."
+    rule = f"± is the {INTERVAL}; a difference counts when it leaves out zero."
+    compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
+    if not compared:
+        return f"No variant has a seed that {comparison.baseline} has: there are no differences."
+    single = [v for v in compared if comparison.paired_over(v) == "windows"]
+    if any(len(comparison.pairs(v)) == 2 for v in compared):
+        rule += (
+            f" Of two seeds it reaches {student_quantile(1):.1f} standard errors to either side, "
+            f"of three {student_quantile(2):.1f}: train a third seed before you conclude anything."
+        )
+    if not single:
+        return f"Differences are paired over seeds. {rule}"
+    whose = "Differences are"
+    if len(single) < len(compared):
+        these, verb = ("Those", "are") if len(single) > 1 else ("That", "is")
+        whose = f"Differences are paired over seeds. {these} of {listed(single)} {verb}"
+    return (
+        f"{whose} paired over the validation windows of one seed: they say how sure the "
+        f"measurement is, not how much another seed would differ. {rule}"
+    )
+
+
+def notes(comparison: ComparedRuns) -> list[str]:
+    """Return what must be said of the figures besides: errors, seeds, runs that are left out."""
+    found = [caveat(comparison), seeds_missing(comparison)]
+    if comparison.unfinished:
+        left = "; ".join(comparison.unfinished)
+        found.append(
+            f"Not finished and left out: {left}. The command that began them goes on with --resume."
+        )
+    return [note for note in found if note]
+
+
+def seeds_missing(comparison: ComparedRuns) -> str:
+    """Say which finished seeds of others a variant lacks; "" where all have the same."""
+    said = []
+    for variant in comparison.variants:
+        if missing := comparison.missing(variant):
+            used = [run.seed for run in comparison.compared(variant)]
+            said.append(f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}.")
+    if said:
+        said.append("Losses of different seeds cannot be compared; the differences can.")
+    return " ".join(said)
+
+
+def errors_over(comparison: ComparedRuns) -> str:
+    """Say what the intervals of the figures are over."""
+    kinds = {comparison.paired_over(variant) for variant in comparison.variants}
+    windows = "validation windows, which are the clusters of a ratio estimator"
+    if len(kinds) > 1:
+        return f"over seeds, and where there is one alone over {windows}"
+    return "over seeds" if kinds == {"seeds"} else f"over {windows}"
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
+
+
+def _domains(comparison: ComparedRuns) -> Iterator[Section]:
+    """Yield each variant's mean loss on the parts of a mixture, if every run has them."""
+    runs = comparison.runs
+    if not all(run.summary.validation.domains for run in runs):
+        return
+    names = list(runs[0].summary.validation.domains or {})
+    rows = []
+    for variant in comparison.variants:
+        found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
+        means = [mean_and_error([each[name] for each in found]) for name in names]
+        rows.append([variant, *(with_interval(*mean, len(found)) for mean in means)])
+    yield Section("Loss by domain", [
+        Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
+        Text("Nats a token over what is held out of each part of the mixture, means over seeds. "
+             "The loss above is over all of it together.", "note"),
+    ])  # fmt: skip
+
+
+def _at_reference_speed(comparison: ComparedRuns) -> list[str]:
+    """Return a sentence for each way of weighing whose speed is not what a kernel would give it."""
+    found: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        try:
+            note = build("normalizers", comparison.of(variant)[0].config.model.normalizer).note
+        except WakefulError:  # of a module that is not imported here
+            continue
+        if note:
+            found.setdefault(note, []).append(variant)
+    return [f"{listed(variants)}: {note}." for note, variants in found.items()]
+
+
+def _which_curves(comparison: ComparedRuns) -> str:
+    """Say which variants are drawn over steps; "" where all are."""
+    drawn, others = len(comparison.drawn), len(charts.with_curves(comparison)) - 1
+    if others + 1 == drawn:
+        return ""
+    which = f"and the {'one' if others == 1 else others} of the lowest loss are drawn."
+    if others == 0:
+        which = "alone is drawn: none of the others has finished a seed that it has."
+    return f"Of {drawn} variants, {comparison.baseline} {which}"
+
+
+def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
+    """Return what is told of variants that were trained alike."""
+    extra = [layout_of(name).laid_out(comparison) for name in comparison.layouts]
+    under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
+    told = [*notes(comparison), *(note for each in extra for note in each.notes)]
+    if under_way and told:
+        told[-1] += (
+            " A variant with no finished run is drawn in the training curves as far as it has come."
+        )
+    sections = [
+        Section("Verdict", [
+            *map(Text, verdicts(comparison)),
+            *(Text(said) for each in extra for said in each.verdicts),
+            *(Text(note, "caveat") for note in told),
+        ], brief=True),
+        *(section for each in extra for section in each.first),
+        *_over_steps(comparison),
+        _at_the_end(comparison),
+        *_domains(comparison),
+        *_followed(comparison),
+        *(section for each in extra for section in each.last),
+        _details(comparison),
+        _method(comparison, dict(entry for each in extra for entry in each.method)),
+    ]  # fmt: skip
+    title = title or f"Comparison with {comparison.baseline}"
+    return Report(title, [headline(comparison)], [next_step(comparison)], sections)
+
+
+def _over_steps(comparison: ComparedRuns) -> Iterator[Section]:
+    chart = Chart(f"Training loss minus that of {comparison.baseline}",
+                  partial(charts.relative_loss_chart, comparison))  # fmt: skip
+    if chart.drawing is None:
+        return
+    batches = "Batches differ between the runs: at one step they have not read the same text."
+    if tables.same_batches(comparison):
+        batches = "Same text in the same order, step for step."
+    said = [
+        batches,
+        f"Each point is the mean of {tables.smoothing_window(comparison)} steps, its own and those "
+        "before it. Below zero is better.",
+        _which_curves(comparison),
+        "Bands are 95% confidence intervals over seeds." if len(comparison.seeds) > 1 else "",
+    ]
+    text = Text(" ".join(filter(None, said)))
+    yield Section(f"Training loss against {comparison.baseline}", [text, chart])
+
+
+def _at_the_end(comparison: ComparedRuns) -> Section:
+    several, base = len(comparison.seeds) > 1, comparison.baseline
+    rows = []
+    for row in tables.summary_table(comparison).iter_rows(named=True):
+        variant = row["variant"]
+        count = tables.pairs_counted(comparison, variant)
+        difference = with_interval(row["difference"], row["difference_error"], count, "+")
+        if variant == base:
+            difference = "baseline"
+        elif math.isnan(row["difference"]):  # it shares no seed with the baseline
+            difference = "–"
+        ratios = [
+            run.summary.tokens_per_second / other.summary.tokens_per_second
+            for run, other in comparison.pairs(variant)
+            if other.summary.tokens_per_second
+        ]
+        speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
+        spread = [f"{rough(speeds[0])} to {rough(speeds[-1])}"] if len(speeds) > 1 else []
+        faster = row["speed_ratio"]
+        rows.append([
+            variant,
+            *([str(row["seeds_used"])] if several else []),
+            with_interval(row["loss"], row["loss_error"], row["errors_of"]),
+            difference,
+            with_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
+            Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
+            Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
+            Cell(rough(statistics.median(speeds)),
+                 "" if faster is None else f"×{_to_spread(faster, ratios)}", spread),
+            f"{row['seconds']:.0f}",
+        ])  # fmt: skip
+    loss, cache = "validation loss", "KV cache, B/token"
+    columns = ["variant", *(["seeds"] if several else []), loss, "difference", "perplexity",
+               "parameters", cache, "tokens/s", "seconds"]  # fmt: skip
+    slowest = ", below it the slowest and the fastest" if several else ""
+    return Section("At the end", [
+        Table(columns, rows, "Final figures of each variant", terminal=(
+            "seeds", loss, "difference", "parameters", cache, "tokens/s")),
+        Text(f"Losses in nats a token over the full validation set, ± the {INTERVAL} "
+             f"{errors_over(comparison)}. A difference is paired; perplexity, and the interval in "
+             "parentheses, are e to the loss. The KV cache holds keys and values of the tokens "
+             f"read. Tokens/s is the median run's{slowest}; ×: ratio to {base}.", "note"),
+        Chart(f"Final validation loss minus that of {base}",
+              partial(charts.difference_chart, comparison)),
+    ], brief=True)  # fmt: skip
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"×{ratio:.3f}"
+
+
+def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
+    """Return a ratio to the digits that its spread allows; two where nothing spreads."""
+    error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
+    return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
+
+
+def _followed(comparison: ComparedRuns) -> Iterator[Section]:
+    followed = charts.followed_charts(comparison)
+    if not followed:
+        return
+    over = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
+    rows = [
+        [each.variant, with_interval(*each.before, each.seeds),
+         with_interval(*each.after, each.seeds), with_interval(*each.change, each.seeds, "+"),
+         each.outcome]
+        for each in tables.sink_growth(comparison)
+    ]  # fmt: skip
+    which = _which_curves(comparison)
+    mean = "Means over seeds; one" if len(comparison.seeds) > 1 else "One"
+    yield Section("Heads over training steps", [
+        Text(f"Means over layers and heads{over}. A head that parks on BOS where it has nothing to "
+             "do is a sink; one with an emptied value and a large residual norm is a drain and a "
+             "peak.", "note"),
+        Table(["variant", "attention on BOS, before", "after", "change", "outcome"], rows,
+              "Attention on BOS before and after training"),
+        Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
+             "of the change over seeds leaves out zero.", "note"),
+        *([Text(which, "note")] if which else []),
+        Side(followed, wide=True),
+        *(Fold(f"Each layer and head: {title}", [
+            Text(f"{mean} scale for all variants.", "note"), Side(each)])
+          for title, each in charts.head_charts(comparison)),
+    ], brief=True)  # fmt: skip
+
+
+def _details(comparison: ComparedRuns) -> Section:
+    folds: list[Part] = []
+    which = [Text(each) for each in [_which_curves(comparison)] if each]
+    if costs := charts.cost_charts(comparison):
+        slow = [Text(line, "note") for line in _at_reference_speed(comparison)]
+        if len(tables.machines(comparison)) > 1:
+            slow.insert(0, Text("The runs were trained on machines that differ (see below): their "
+                                "speeds do not compare."))  # fmt: skip
+        title = f"What it costs, as ratios to {comparison.baseline}"
+        folds.append(Fold(title, [*slow, Side(costs)]))
+    training = Chart("Training loss", partial(charts.training_loss_chart, comparison))
+    folds.append(Fold("Training loss of each variant", [*which, training]))
+    written: list[Part] = []
+    firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
+    for number, prompt in enumerate(comparison.runs[0].summary.samples):
+        written.append(Text(f"after “{prompt.prompt}”", "heading"))
+        written.append(Side([
+            Group([Text(name, "note"), Text(each[number].prompt + each[number].text, "code")])
+            for name, each in firsts.items() if number < len(each)
+        ]))  # fmt: skip
+    folds.append(Fold("Continuations by each variant", written))
+    return Section("Details", folds)
+
+
+def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
+    first, places = comparison.of(comparison.baseline)[0], tables.machines(comparison)
+    data, config, validation = first.data, first.config, first.summary.validation
+    train, optimizer, sample = config.train, config.optimizer, config.sample
+    dropped, several = data.overlap, len(places) > 1
+    left = ""
+    if dropped is None:
+        left = "; held-out documents were not compared with the training text"
+    elif dropped.documents:
+        left = (
+            f"; {dropped.documents} held-out documents, which partly occur in the training text, "
+            "are left out of validation"
+        )
+    crosses = "crosses" if config.data.cross_documents else "does not cross"
+    bos = "none before a window, in training and validation"
+    if config.data.bos:
+        bos = "before every window, in training and validation"
+    elif not data.train_tokens:
+        bos = "every window begins with it"
+    ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
+    likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
+    seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
+    parts = {field.partition(".")[0] for field, _ in tables.differing_fields(comparison)}
+    whose = []
+    if parts - {"model"}:
+        whose = [("Configuration", f"of {comparison.baseline}; what differs is listed below")]
+    entries = [
+        *whose,
+        ("Text", f"{data.text}; {data.trained} training and {data.validation_tokens:,} validation "
+                 f"tokens, vocabulary {data.vocab_size:,}{left}; attention {crosses} from a "
+                 "document into the next of its sequence"),
+        ("Corpus SHA-256", data.corpus_sha256),
+        ("Training", f"{train.steps:,} steps of {train.batch_size} sequences of {train.length} "
+                     f"tokens; {optimizer.name}, learning rate {optimizer.lr:g} after "
+                     f"{optimizer.warmup_steps} steps, cosine to {optimizer.final_lr:g}; weight "
+                     f"decay {optimizer.weight_decay:g}; {train.dtype}"),
+        ("Seeds", f"{seeds}; a seed sets the initial weights, equal wherever names and shapes "
+                  "agree, and the data order"),
+        ("Validation", f"all {validation.num_windows} windows of {train.length} tokens, side by "
+                       "side, each token predicted once"),
+        ("BOS", f"{bos}{ends}"),
+        *more.items(),
+        ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
+                          f"{likeliest}, seed {sample.seed}"),
+        ("Intervals", f"{INTERVAL} {errors_over(comparison)}; differences are paired"),
+        ("Smoothing", f"trailing mean of {tables.smoothing_window(comparison)} steps; a loss that "
+                      "is not a number is left out"),
+        ("Machines" if several else "Machine", "; ".join(places)),
+    ]  # fmt: skip
+    return method(entries, *_configurations(comparison))
+
+
+def _configurations(comparison: ComparedRuns) -> Iterator[Part]:
+    """Yield what differs between the configurations, and each of them whole."""
+    many, variants = len(comparison.variants) > _MANY, comparison.variants
+    differing = tables.differing_fields(comparison)
+    if differing:
+        yield Text("What differs between the configurations", "heading")
+        label = "Configuration fields that differ"
+        if many:
+            rows = [
+                [variant, "; ".join(f"{field} = {values[number]}" for field, values in differing
+                                    if not number or values[number] != values[0])]
+                for number, variant in enumerate(variants)
+            ]  # fmt: skip
+            yield Table(["variant", "fields"], rows, label, "words")
+            yield Text(f"Of {comparison.baseline} every field in which any differs, of the others "
+                       "those in which they differ from it.", "note")  # fmt: skip
+        else:
+            rows = [[field, *values] for field, values in differing]
+            yield Table(["field", *variants], rows, label, "words")
+    configs = [
+        Fold(f"Configuration of {name}",
+             [Text(config_to_toml(comparison.of(name)[0].config), "code")])
+        for name in variants
+    ]  # fmt: skip
+    yield from [Fold("Configurations", configs)] if many else configs

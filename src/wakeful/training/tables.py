@@ -1,0 +1,293 @@
+"""A comparison as tidy tables: final figures, training curves, and what configurations differ in.
+
+Curves are smoothed by a trailing mean: a point is the mean of its own step and the `window` − 1
+steps before it, as the paper's curves over 10 or 100 steps. A loss that is not a number is left
+out of the means it would be in.
+"""
+
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from wakeful.config.rows import flat
+from wakeful.estimates import (
+    Estimate,
+    interval,
+    mean_and_error,
+    paired_ratio,
+    perplexity,
+    reach,
+    student_quantile,
+)  # fmt: skip
+from wakeful.training.compared import ComparedRuns, Pairs, TrainedRun
+from wakeful.training.validation import mean_loss
+
+_MOST_POINTS = 500
+
+
+def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
+    """Return one row a variant: losses, paired differences, size, cache and speed.
+
+    Losses are in nats a token, over the seeds that the difference is over too: those that the
+    variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
+    loss is the mean, and its error and the difference's are over seeds; of one they are over
+    validation windows: `paired_over` says which. `_low` and `_high` end the 95% confidence interval
+    (Student's t), and `_error` is the standard error behind it. Perplexity is e to the loss, so
+    with several seeds their geometric mean, and e to the ends of the loss's interval. Columns that
+    end in `_ratio` are ratios to the baseline, null where the baseline's figure is zero.
+    """
+    rows: list[dict[str, Any]] = []
+    for variant in comparison.variants:
+        runs = comparison.compared(variant)
+        losses = [mean_loss(run.validation) for run in runs]
+        loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
+        count = len(runs) if len(runs) > 1 else len(runs[0].validation)
+        low, high = interval(loss, error, count)
+        difference, difference_error = paired_difference(comparison, variant)
+        ends = interval(difference, difference_error, pairs_counted(comparison, variant))
+        summaries = [run.summary for run in runs]
+        rows.append(
+            {
+                "variant": variant,
+                "seeds": len(runs),
+                "seeds_used": ", ".join(str(run.seed) for run in runs),
+                "loss": loss,
+                "loss_error": error,
+                "loss_low": low,
+                "loss_high": high,
+                "difference": difference,
+                "difference_error": difference_error,
+                "difference_low": ends[0],
+                "difference_high": ends[1],
+                "paired_over": comparison.paired_over(variant),
+                "errors_of": count,
+                "perplexity": perplexity(loss),
+                "perplexity_low": perplexity(low),
+                "perplexity_high": perplexity(high),
+                "parameters": summaries[0].parameters.total,
+                "cache_bytes": summaries[0].kv_cache_bytes_per_token,
+                "tokens_per_second": float(np.median([s.tokens_per_second for s in summaries])),
+                "seconds": float(np.mean([s.seconds for s in summaries])),
+            }
+        )
+    return pl.DataFrame(rows).with_columns(
+        parameters_ratio=_ratio("parameters"),
+        cache_ratio=_ratio("cache_bytes"),
+        speed_ratio=_ratio("tokens_per_second"),
+    )
+
+
+def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
+    """Return the variant's final validation loss minus the baseline's, paired, with its error.
+
+    Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
+    d_s (`mean_and_error`). Over the windows of one seed: `paired_ratio`. NaN if they share no seed.
+    """
+    if variant == comparison.baseline:
+        return 0.0, 0.0
+    pairs = comparison.pairs(variant)
+    if not pairs:
+        return math.nan, math.nan
+    windows = [(run.validation, base.validation) for run, base in pairs]
+    if len(pairs) > 1:
+        return mean_and_error([mean_loss(run)[0] - mean_loss(base)[0] for run, base in windows])
+    run, base = windows[0]
+    return paired_ratio(run["loss"], base["loss"], run["tokens"])
+
+
+def pairs_counted(comparison: ComparedRuns, variant: str) -> int:
+    """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
+    pairs = comparison.pairs(variant)
+    return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
+
+
+def _ratio(column: str) -> pl.Expr:
+    first = pl.col(column).first()
+    return pl.when(first > 0).then(pl.col(column) / first)
+
+
+def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
+
+    Columns: variant, step, difference, low, high (nats a token). Runs are paired by seed
+    and by step; with several seeds the difference is their mean and low to high its 95% confidence
+    interval over seeds, at the steps that all of them have; with one seed low and high are null.
+    """
+    frames = [
+        _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
+        for variant in comparison.drawn
+        if variant != comparison.baseline
+        and (pairs := comparison.pairs(variant, comparison.curves(variant)))
+    ]
+    return pl.concat(frames) if frames else pl.DataFrame()
+
+
+def training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss of each variant's first seed: variant, step, loss."""
+    frames: list[pl.DataFrame] = []
+    for variant in comparison.drawn:
+        rows = training_rows(comparison.curves(variant)[0])
+        curve = rows.select("step", loss=_smooth(rows["loss"], window))
+        frames.append(_thinned(curve).select(pl.lit(variant).alias("variant"), pl.all()))
+    return pl.concat(frames)
+
+
+def training_rows(run: TrainedRun) -> pl.DataFrame:
+    """Return a run's training steps in order, each once, as it was last written."""
+    rows = run.metrics.filter(pl.col("kind") == "train", pl.col("step").is_not_null())
+    return rows.unique("step", keep="last", maintain_order=True).sort("step")
+
+
+def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
+    curves: list[pl.DataFrame] = []
+    for run, base in pairs:
+        theirs = training_rows(base).select("step", base="loss")
+        both = training_rows(run).join(theirs, on="step", maintain_order="left")
+        curves.append(both.select("step", difference=_smooth(both["loss"] - both["base"], window)))
+    gathered = (
+        pl.concat(curves)
+        .group_by("step", maintain_order=True)
+        .agg("difference", seeds=pl.len())
+        .filter(pl.col("seeds") == len(pairs))
+        .sort("step")
+    )
+    curve = _estimated(_thinned(gathered), "difference")
+    far = pl.when(len(pairs) > 1).then(pl.col("error") * student_quantile(len(pairs) - 1))
+    mean = pl.col("difference")
+    return curve.select("step", mean, low=mean - far, high=mean + far)
+
+
+def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return a frame with the means of lists in their place, and their errors as `error`."""
+    found = [mean_and_error(values) for values in frame[column].to_list()]
+    schema = {column: pl.Float64, "error": pl.Float64}
+    return frame.with_columns(pl.DataFrame(found, schema=schema, orient="row"))
+
+
+def _smooth(losses: pl.Series, window: int) -> np.ndarray:
+    """Return the trailing mean of the losses that are numbers; NaN where a window has none."""
+    known = losses.set(~losses.is_finite(), None)
+    return known.rolling_mean(window, min_samples=1).fill_null(math.nan).to_numpy()
+
+
+def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a curve with at most that many of its points, the last among them."""
+    every = max(1, -(-len(frame) // _MOST_POINTS))
+    return frame[(len(frame) - 1) % every :: every]
+
+
+def followed(comparison: ComparedRuns) -> pl.DataFrame:
+    """Return what variants followed over steps: a row a `figure`, `variant` and `step`.
+
+    `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
+    Of seeds under way it has the steps that all of them have come to.
+    """
+    found = _estimated(_over_seeds(comparison, "followed", "figure", "variant", "step"), "value")
+    return found.select("figure", "variant", "step", "value", "error", "seeds")
+
+
+def heads_over_steps(comparison: ComparedRuns) -> pl.DataFrame:
+    """Return what layers and heads came to over steps, means over the seeds: a row a `figure`,
+    `variant`, `layer`, `head` and `step`; none where there is one layer of one head.
+
+    Of seeds under way it has the steps that all of them have come to.
+    """
+    found = _over_seeds(comparison, "heads", "figure", "variant", "layer", "head", "step")
+    several = pl.struct("layer", "head").n_unique().over("figure") > 1
+    return found.filter(several).drop("seeds").with_columns(pl.col("value").list.mean())
+
+
+def _over_seeds(comparison: ComparedRuns, what: str, *place: str) -> pl.DataFrame:
+    """Return the values of all seeds at each place, at the steps that all have come to."""
+    parts = [
+        getattr(run, what).with_columns(variant=pl.lit(variant))
+        for variant in comparison.drawn
+        for run in comparison.curves(variant)
+    ]
+    found = pl.concat(parts).group_by(place).agg("value", seeds=pl.len()).sort(place)
+    return found.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A variant's attention on BOS before the first step and at the end, over seeds."""
+
+    variant: str
+    before: Estimate
+    after: Estimate
+    change: Estimate
+    seeds: int
+    outcome: str
+    """It grows, shrinks, or neither is resolved: by the 95% interval of the paired change."""
+
+
+def sink_growth(comparison: ComparedRuns) -> list[Growth]:
+    """Return how each variant's attention on BOS changed in training, where it was followed."""
+    found: list[Growth] = []
+    for variant in comparison.variants:
+        ends: list[tuple[float, float]] = []
+        for run in comparison.of(variant):
+            mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
+            if len(mass) > 1:
+                ends.append((mass[0], mass[-1]))
+        if not ends:
+            continue
+        change = mean_and_error([after - before for before, after in ends])
+        outcome = "not resolved"
+        if abs(change[0]) > reach(change[1], len(ends)):
+            outcome = "grows" if change[0] > 0 else "shrinks"
+        before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
+        found.append(Growth(variant, before, after, change, len(ends), outcome))
+    return found
+
+
+def smoothing_window(comparison: ComparedRuns) -> int:
+    """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
+    steps = min(run.config.train.steps for run in comparison.runs)
+    return max(1, min(100, steps // 10))
+
+
+def differing_fields(comparison: ComparedRuns) -> list[tuple[str, list[str]]]:
+    """Return each configuration field that differs between variants, with each variant's value."""
+    runs = [comparison.of(variant)[0] for variant in comparison.variants]
+    tables = [flat(run.config) for run in runs]
+    return [
+        (field, [_shown(table[field]) for table in tables])
+        for field in tables[0]
+        if field != "train.seed" and any(table[field] != tables[0][field] for table in tables)
+    ]
+
+
+def same_batches(comparison: ComparedRuns) -> bool:
+    """Say whether runs of one seed saw the same tokens at the same step.
+
+    The order is a function of the seed, the tokens that training may read, the length, the batch
+    size, and where windows begin.
+    """
+    order = attrgetter(
+        "config.train.length", "config.train.batch_size", "data.train_tokens",
+        "config.data.first_batch", "config.data.max_tokens",
+    )  # fmt: skip
+    return len({order(run) for run in (*comparison.runs, *comparison.partial)}) == 1
+
+
+def same_tokens(comparison: ComparedRuns) -> bool:
+    """Say whether all finished runs were trained on equally many tokens."""
+    return len({run.summary.tokens for run in comparison.runs}) == 1
+
+
+def machines(comparison: ComparedRuns) -> list[str]:
+    """Describe each different machine and version that finished runs were trained on."""
+    places = [run.environment for run in comparison.runs]
+    versions = "{0.computer}; torch {0.torch}, Python {0.python}, wakeful {0.wakeful}"
+    return list(dict.fromkeys(map(versions.format, places)))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

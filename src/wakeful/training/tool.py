@@ -1,0 +1,116 @@
+"""The verb train: a configuration in, a trained model in its run directory out."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wakeful.config.reading import FigureFormat
+from wakeful.config.refusals import check_rules
+from wakeful.config.schema import TRAINED, Config, config_from
+from wakeful.errors import WakefulError
+from wakeful.reports.result import Stored, showing
+from wakeful.reports.value import Report
+from wakeful.runs.distributed import joined
+from wakeful.runs.run import Run as Directory
+from wakeful.switches import ordinary_switches
+from wakeful.terminal.display import Shown
+from wakeful.training.compared import read_comparison
+from wakeful.training.loop import train_run as train_into
+from wakeful.training.report import comparison_report
+
+if TYPE_CHECKING:
+    from wakeful.loading.model import Model
+
+
+class Run(Stored):
+    """A training run."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration, every field resolved."""
+        return Directory(self.path).config
+
+    @property
+    def model(self) -> "Model":
+        """The trained model, from its newest checkpoint."""
+        from wakeful.loading.load import load  # noqa: PLC0415 - Transformers takes seconds to import
+
+        return load(self.path)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row a step and an evaluation: kind, step, loss, lr, tokens, seconds ..."""
+        return pl.DataFrame(Directory(self.path).metrics(), infer_schema_length=None)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json: the last validation, parameters, bytes, tokens and seconds."""
+        return Directory(self.path).read_json("summary.json")
+
+    @property
+    def report(self) -> Report:
+        """The validation loss, and the training loss over steps."""
+        return comparison_report(read_comparison(self.path))
+
+
+@ordinary_switches()
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    out: str | Path = "",
+    resume: str | Path = "",
+    steps: int = 0,
+    figures: Sequence[FigureFormat] = (),
+    shown: Shown | None = None,
+    **changes: Any,
+) -> Run:
+    """Train one model into a run directory.
+
+        wakeful.train("cpu-tiny", model={"route": "resformer"}, train={"steps": 200})
+
+    Args:
+        config: a `Config`, a preset's name, a TOML file or a table of fields.
+        out: folder to create; empty is runs/NAME.
+        resume: go on with the run in this folder instead, with its own configuration.
+        steps: lengthen the run that is resumed to this many; 0 leaves it as long as it is.
+        figures: formats to write the charts in too, into the folder figures.
+        shown: how to show progress; None is a bar where there is a terminal.
+        changes: fields in place of the configuration's, tables for its parts.
+
+    Raises:
+        WakefulError: the configuration names what does not exist or cannot be trained, the text
+            cannot be read, `out` exists, `resume` holds no run or another one, memory or disk is
+            full, or a loss is not finite. Whatever was there before is kept.
+    """
+    if bool(resume) == (config is not None):
+        raise WakefulError("give a configuration, or resume=... and no configuration")
+    if steps and not resume:
+        raise WakefulError("steps lengthens a run that is resumed; train={'steps': ...} a new one")
+    if resume and (out or changes):
+        raise WakefulError("a resumed run has its own folder and configuration: leave them out")
+    chosen = Config() if config is None else config_from(config, **changes)
+    place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
+    if not resume:
+        check_rules(chosen.data, TRAINED)
+    with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
+        train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
+        done = Run(place)
+        if world.first:
+            done.save_figures(place / "figures", figures)
+    return done
+
+
+def folder_name(name: str) -> str:
+    """Return a run's name where the folder that is called so lies inside another.
+
+    Raises:
+        WakefulError: it would lie elsewhere.
+    """
+    if Path(name).is_absolute() or {"..", "~"} & set(Path(name).parts) or name.strip("./") == "":
+        raise WakefulError(
+            f"name = {name[:80]!r} is the folder's too, and runs/NAME would lie elsewhere: choose "
+            "another name, or the folder with --out"
+        )
+    return name

@@ -1,0 +1,190 @@
+"""Names of weights in Transformers' families: which axis of each lies in the residual stream.
+
+Names and axes only, so that nothing here needs Transformers. A model's own modules know better:
+where they declare roles (`wakeful.variants.roles`), nobody asks this table.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wakeful.variants.roles import HEAD, READS, TABLE, WRITES, Role
+
+APART = Role(decays=True)
+"""A matrix that has no side in the residual stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The names of one family's matrices; each field is a regular expression.
+
+    `layer` begins the names of a layer, after the stack it is in; `reads` and `writes` go on with
+    the matrices that read the residual stream and that write to it. Outside of layers, `tables`
+    are embeddings of tokens and positions, `heads` give logits, and `apart` are matrices that have
+    no side in the stream.
+    """
+
+    name: str
+    layer: str = r"layers\.\d+"
+    reads: str
+    writes: str
+    tables: str = r"(?!)"
+    heads: str = r"lm_head"
+    apart: str = r"(?!)"
+    transposed: bool = False
+    """Whether layers store their matrices (in, out), as `Conv1D` does, not (out, in)."""
+
+    def in_layer(self, name: str) -> tuple[str, Role] | None:
+        """Return the stack and the role of a layer's matrix, or None for another name."""
+        for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
+            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight", name)
+            if stack is not None:
+                axis = int(role is READS) ^ self.transposed
+                return stack[1], dataclasses.replace(role, residual=axis)
+        return None
+
+    def outside(self, name: str) -> Role | None:
+        """Return the role of an embedding, a head or a matrix apart, or None for another name."""
+        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.apart, APART)):
+            if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
+                return role
+        return None
+
+
+_GPT2 = Family(
+    name="gpt2",
+    layer=r"h\.\d+",
+    reads=r"attn\.c_attn|crossattention\.(?:c_attn|q_attn)|mlp\.c_fc",
+    writes=r"(?:attn|crossattention)\.c_proj|mlp\.c_proj",
+    tables=r"wte|wpe",
+    transposed=True,
+)
+
+FAMILIES = (
+    Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, StableLM, Starcoder2, Mixtral's attention
+        name="llama",
+        reads=r"self_attn\.(?:q|k|v|qkv)_proj|mlp\.(?:(?:gate|up|gate_up)_proj|c_fc)",
+        writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
+        tables=r"embed_tokens",
+    ),
+    Family(  # CLIP, SigLIP
+        name="phi",
+        reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
+        writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
+        tables=r"embed_tokens|token_embedding|position_embedding",
+    ),
+    Family(
+        name="vit",
+        reads=r"attention\.[qkv]_proj|mlp\.fc1",
+        writes=r"attention\.o_proj|mlp\.fc2",
+    ),
+    Family(  # BART, Whisper, Marian
+        name="opt",
+        reads=r"(?:self_attn|encoder_attn)\.[qkv]_proj|fc1",
+        writes=r"(?:self_attn|encoder_attn)\.out_proj|fc2",
+        tables=r"embed_tokens|embed_positions|shared",
+        heads=r"lm_head|proj_out",
+    ),
+    _GPT2,
+    dataclasses.replace(_GPT2, name="nanogpt", transposed=False),
+    Family(
+        name="gptj",
+        layer=r"h\.\d+",
+        reads=r"attn\.[qkv]_proj|mlp\.fc_in",
+        writes=r"attn\.out_proj|mlp\.fc_out",
+        tables=r"wte",
+    ),
+    Family(  # Pythia
+        name="gpt_neox",
+        reads=r"attention\.query_key_value|mlp\.dense_h_to_4h",
+        writes=r"attention\.dense|mlp\.dense_4h_to_h",
+        tables=r"embed_in",
+        heads=r"lm_head|embed_out",
+    ),
+    Family(  # Falcon
+        name="bloom",
+        layer=r"h\.\d+",
+        reads=r"self_attention\.query_key_value|mlp\.dense_h_to_4h",
+        writes=r"self_attention\.dense|mlp\.dense_4h_to_h",
+        tables=r"word_embeddings",
+    ),
+    Family(  # RoBERTa, ELECTRA
+        name="bert",
+        layer=r"layer\.\d+",
+        reads=r"(?:cross)?attention\.self\.(?:query|key|value)|intermediate\.dense",
+        writes=r"(?:(?:cross)?attention\.)?output\.dense",
+        tables=r"(?:word|position|token_type)_embeddings",
+        heads=r"predictions\.decoder|lm_head\.decoder",
+    ),
+    Family(
+        name="distilbert",
+        layer=r"layer\.\d+",
+        reads=r"attention\.[qkv]_lin|ffn\.lin1",
+        writes=r"attention\.out_lin|ffn\.lin2",
+        tables=r"(?:word|position)_embeddings",
+        heads=r"vocab_projector",
+    ),
+    Family(
+        name="modernbert",
+        reads=r"attn\.Wqkv|mlp\.Wi",
+        writes=r"attn\.Wo|mlp\.Wo",
+        tables=r"tok_embeddings",
+        heads=r"decoder",
+    ),
+    Family(
+        name="nn.Transformer",
+        reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
+        writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
+    ),
+    Family(
+        name="t5",
+        layer=r"block\.\d+\.layer\.\d+",
+        reads=r"(?:SelfAttention|EncDecAttention)\.[qkv]|DenseReluDense\.wi(?:_[01])?",
+        writes=r"(?:SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo",
+        tables=r"shared|embed_tokens",
+        apart=r"relative_attention_bias",
+    ),
+)
+
+
+def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, Role]]:
+    """Return the family and the role of every matrix whose name some family knows.
+
+    Each stack of layers (a model may have several) takes the family that knows most of its
+    matrices and whose axes in the residual stream all have one width there: names that fit by
+    accident, or matrices stored the other way around, do not. Embeddings and heads go by the
+    families that have a stack.
+    """
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    best: dict[str, tuple[Family, dict[str, Role]]] = {}
+    for family in FAMILIES:
+        stacks: dict[str, dict[str, Role]] = {}
+        for name in matrices:
+            found = family.in_layer(name)
+            if found is not None:
+                stacks.setdefault(found[0], {})[name] = found[1]
+        for stack, roles in stacks.items():
+            widths = {matrices[name][role.residual or 0] for name, role in roles.items()}
+            known = len(best[stack][1]) if stack in best else 0
+            if len(widths) == 1 and len(roles) > known:
+                best[stack] = (family, roles)
+    result: dict[str, tuple[str, Role]] = {}
+    for family, roles in best.values():
+        result |= {name: (family.name, role) for name, role in roles.items()}
+    for family, _ in best.values():
+        for name in matrices.keys() - result.keys():
+            role = family.outside(name)
+            if role is not None:
+                result[name] = (family.name, role)
+    return result
+
+
+_PLAIN = dataclasses.replace(
+    _GPT2, name="", tables=r"embed|embedding|embeddings|positions", heads=r"head"
+)
+
+
+def role_outside_layers(name: str) -> Role | None:
+    """Return the role of an embedding, a head or a matrix apart that goes by a usual name."""
+    return next(filter(None, (family.outside(name) for family in (*FAMILIES, _PLAIN))), None)
