@@ -13,7 +13,7 @@ from torch import nn
 
 import wakeful
 from evaluation.models import save_llama
-from heirs.references import SMALL
+from inheritance.references import SMALL
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import read_gguf_header

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from heirs.references import SMALL, reference, text, trained
+from inheritance.references import SMALL, reference, text, trained
 from pages import synthetic
 from test_cli import fails
 from training.runs import tiny

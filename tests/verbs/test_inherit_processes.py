@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heirs.references import SMALL, reference, text, trained
+from inheritance.references import SMALL, reference, text, trained
 from training import processes
 from training.test_loop import weights
 from wakeful.cli import main

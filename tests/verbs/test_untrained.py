@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import wakeful
-from heirs.references import SMALL, reference, text, trained
+from inheritance.references import SMALL, reference, text, trained
 from test_cli import fails
 from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main

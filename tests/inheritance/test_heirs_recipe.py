@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heirs.references import reference, text, trained
+from inheritance.references import reference, text, trained
 from wakeful.config.keywords import options_from
 from wakeful.config.schema import (
     BridgeConfig,
