@@ -31,7 +31,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.model.lora import adapt
 from wakeful.probes.gradients import query_key_gradients
-from wakeful.quantization import measure_damage as measuring
+from wakeful.quantization import measure as measuring
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.sensitivity import costs

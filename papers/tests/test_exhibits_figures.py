@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from heirs.test_heirs_recipe import IMPOSSIBLE, carry_out, known, quietly, recipe_for
 
 from inheritance.references import reference, text, trained
+from inheritance.test_heirs_recipe import IMPOSSIBLE, carry_out, known, quietly, recipe_for
 from training.test_mixture import mixture
 from wakeful.inheritance.outcome import Arm
 from wakeful.loading.model import Model

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from heirs.test_heirs_recipe import quietly
 
 from helpers import some_tokens, tiny_decoder
 from inheritance.references import reference, text, trained
+from inheritance.test_heirs_recipe import quietly
 from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.layers import first, last

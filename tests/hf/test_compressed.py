@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from helpers import tiny_decoder
-from quant.test_experts import model_of
+from quantization.test_experts import model_of
 from wakeful.errors import WakefulError
 from wakeful.hf.dropping import drop_layers
 from wakeful.hf.transforms import attach

@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
         config = tiny(
             text,
             model={"num_layers": 4},
-            train_run={"steps": 40, "eval_every": 0, "checkpoint_every": 0},
+            train={"steps": 40, "eval_every": 0, "checkpoint_every": 0},
         )
         return text, train_run(config, folder / "reference")
 

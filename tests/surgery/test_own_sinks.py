@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import wakeful
-from quant.test_experts import TEXT, TOKENS, model_of
+from quantization.test_experts import TEXT, TOKENS, model_of
 from verbs.test_diagnose import save_tokenizer
 from wakeful.diagnosis.advice import advise
 from wakeful.diagnosis.later_sinks import LaterSink

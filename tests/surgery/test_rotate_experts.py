@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
-from quant.test_experts import FEW, ROUTED, TOKENS, model_of
+from quantization.test_experts import FEW, ROUTED, TOKENS, model_of
 from verbs.test_diagnose import save_tokenizer
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError

@@ -26,7 +26,7 @@ def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
         text,
         model={"route": 'resformer(mode="learnable")'},
         optimizer={"name": "orthoadam"},
-        train_run=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
+        train=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
                       "micro_batch_size": 2},
     )  # fmt: skip
     whole = train_run(config, tmp_path / "whole")

@@ -373,7 +373,7 @@ def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
 ) -> None:
     config = tiny(
         text,
-        train_run={"steps": 1},
+        train={"steps": 1},
         optimizer={"warmup_steps": 0},
         model={"relaxed_prefix": prefix},
         sample={"prompts": prompts, "num_tokens": 9, "temperature": 5.0, "top_k": 0},

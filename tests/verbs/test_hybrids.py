@@ -8,7 +8,7 @@ import torch
 
 import wakeful
 from probes.architectures import QWEN35, build
-from quant.test_experts import FEW, HYBRID, SKIP, model_of
+from quantization.test_experts import FEW, HYBRID, SKIP, model_of
 from verbs.test_diagnose import save_tokenizer
 from wakeful.errors import WakefulError
 

@@ -99,7 +99,7 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
 
 def is_quantized(model: nn.Module) -> bool:
     """Tell whether layers or the cache of a model hold quantized values."""
-    return any(getattr(module, "is_quantized", False) for module in model.modules())
+    return any(getattr(module, "holds_quantized_values", False) for module in model.modules())
 
 
 def num_layers_of(model: nn.Module) -> int:

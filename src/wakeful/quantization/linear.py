@@ -26,7 +26,7 @@ class KeepsBuffers(nn.Module):
     """A module some of whose buffers stay as they are whatever the model is converted to."""
 
     kept: ClassVar[tuple[str, ...]]
-    is_quantized: ClassVar[bool] = True
+    holds_quantized_values: ClassVar[bool] = True
     """Tells rooms below this one that a model is quantized."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
