@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help setup demo test test-papers test-slow test-lowest lint format docs dist bench gpu clean
+.PHONY: help setup demo test test-papers test-slow test-long test-lowest lint format docs dist bench gpu clean
 
 help:
 	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
 	@echo "make test       run the test suite"
 	@echo "make test-papers  run the test suite of papers/"
-	@echo "make test-slow  run the tests that take minutes"
+	@echo "make test-slow  run the tests that take seconds each, with shapes and types checked"
+	@echo "make test-long  run the tests that take minutes each"
 	@echo "make test-lowest  run the test suite with the oldest versions allowed of what wakeful needs"
 	@echo "make lint       check style and types"
 	@echo "make format     format the code"
@@ -38,8 +39,11 @@ test-papers: $(STAMP)
 	cd papers && ../$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
-	cd papers && ../$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
+	cd papers && ../$(BIN)/python -m pytest -m long
 
 test-lowest:
 	$(PYTHON) tools/install.py $(VENV)-lowest --lowest

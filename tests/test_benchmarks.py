@@ -48,6 +48,7 @@ def test_the_plain_gpt_is_the_model_ours_is_compared_with() -> None:
     assert ours(tokens).item() == pytest.approx(plain(tokens).item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gpu_rows_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "peak_flops", lambda _device: 1e12)
     monkeypatch.setattr(torch, "compile", lambda model: model)
@@ -91,13 +92,14 @@ def tiny_llama(max_length: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_peaks_are_measured_in_processes_of_their_own() -> None:
     rows = list(peaks.ratios("small"))
     assert len(rows) == 3
     assert all(row.seconds > 0 and row.peer_seconds > 0.1 for row in rows)
 
 
+@pytest.mark.slow
 def test_waits_are_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path))
     rows = list(waits.ratios(("presets",), rounds=2))

@@ -44,6 +44,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return errors
 
 
+@pytest.mark.slow
 def test_train_then_generate(config: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = str(tmp_path / "run")
     assert main(["train", config, "--out", out, *FAST, "--model.route", "resformer"]) == 0
@@ -57,6 +58,7 @@ def test_train_then_generate(config: str, tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.slow
 def test_a_comparison_is_reported(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -106,6 +108,7 @@ def test_data_is_prepared_and_used(
     assert Run.open(tmp_path / "r").config.model.vocab_size <= 290
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_changes_nothing(
     text: Path, config: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -156,6 +159,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_unusual_files_and_paths_are_one_line(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +240,7 @@ def test_comparisons_refuse_what_they_would_ignore(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_several_configurations_are_compared_by_their_files_names(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,6 +269,7 @@ def run(trained: Path, tmp_path: Path) -> str:
     return str(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_resumed_by_its_path_alone(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +280,7 @@ def test_a_finished_run_is_resumed_by_its_path_alone(
     assert (Path(run) / "figures" / "training-loss.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_resuming_takes_a_new_length_and_no_other_option(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,6 +374,7 @@ def test_two_texts_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +475,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
         main(["train", "x"])
 
 
+@pytest.mark.slow
 def test_the_program_runs_in_a_process_of_its_own(run: str) -> None:
     command = [sys.executable, "-m", "wakeful", "generate", run, "--prompt", "def"]
     reader = subprocess.Popen(
@@ -490,6 +500,7 @@ def ran(command: str, *arguments: str, **environment: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_output_is_printable_in_any_encoding_and_may_be_closed() -> None:
     whole = ran('"$@"', "presets")
     plain = ran('"$@"', "presets", PYTHONIOENCODING="ascii")
@@ -500,6 +511,7 @@ def test_output_is_printable_in_any_encoding_and_may_be_closed() -> None:
     assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 @pytest.mark.parametrize("arguments", [("presets",), ("completion", "bash"), ("train", "--help")])
 def test_a_disk_that_is_full_of_output_is_one_line(arguments: tuple[str, ...]) -> None:
@@ -511,6 +523,7 @@ def test_a_disk_that_is_full_of_output_is_one_line(arguments: tuple[str, ...]) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("asked", [["--help"], ["--version"], ["presets"], ["train", "--help"]])
 def test_an_output_that_takes_nothing_is_said_in_one_line(asked: list[str]) -> None:

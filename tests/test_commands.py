@@ -117,6 +117,7 @@ def problem(command: list[str]) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(commands(page))], ids=lambda p: p.name
 )

@@ -102,6 +102,7 @@ SCHEMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantization(scheme: str) -> None:
     static = scheme.endswith(" static")
@@ -118,7 +119,7 @@ def test_quantization(scheme: str) -> None:
     same(do)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damage_and_what_each_layer_costs() -> None:
     def do(model: Decoder) -> list[float]:
         small, rows = quantize_module(model, "w4"), [row[None] for row in here(model)]
@@ -143,6 +144,7 @@ def test_cures(name: str) -> None:
     same(lambda m: OPERATIONS[name](m, here(m)))
 
 
+@pytest.mark.slow
 def test_matching() -> None:
     def do(model: Decoder) -> list[float]:
         plan = Matching(steps=2, batch_size=2, length=6, lr=1e-3, seed=0)
@@ -152,7 +154,7 @@ def test_matching() -> None:
     same(do)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_tokens(choosing.Texts.rows, 6)
     monkeypatch.setattr(choosing, "CLIPS", (0.9,))
@@ -176,12 +178,14 @@ def test_inheriting(map: str) -> None:
     same(do, num_layers=4)
 
 
+@pytest.mark.slow
 def test_choosing_layers() -> None:
     options = BridgeConfig(map="down")
     same(lambda m: list(bridged_losses(m, some_tokens(9, 12), 1, options).values()), num_layers=4)
     same(lambda m: diagnose_layers(m, TOKENS.tolist()).figures["angle"])
 
 
+@pytest.mark.slow
 def test_diagnoses(tmp_path: Path) -> None:
     llama = loaded_llama(tmp_path, dtype=torch.float32)
     of_llama = [values_of(llama)]
@@ -211,6 +215,7 @@ def test_teachers() -> None:
     same(do)
 
 
+@pytest.mark.slow
 def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is queued there counts, and loading its kernels does not."""
     model, now = decoder().to(GPU), [0.0]
@@ -232,6 +237,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_is_gone_on_with(name: str, text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text, **RUNS[name]), tmp_path / "run")

@@ -57,6 +57,7 @@ def test_every_example_is_run_here() -> None:
         assert len(code.strip().splitlines()) <= 40, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("name", SAID)
 def test_it_runs_offline(
@@ -72,6 +73,7 @@ def test_it_runs_offline(
         assert words in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     place: Path, monkeypatch: pytest.MonkeyPatch

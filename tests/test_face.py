@@ -57,6 +57,7 @@ def test_importing_the_library_imports_nothing_heavy() -> None:
     }  # every name that it says it has can be imported
 
 
+@pytest.mark.slow
 def test_training_waits_for_transformers_only_where_it_is_needed() -> None:
     program = (
         "import sys, wakeful.training.tool, wakeful.training.comparison, wakeful.training.cluster\n"
@@ -115,6 +116,7 @@ def test_the_reference_has_what_verbs_take_and_return() -> None:
                     assert id(kind) in public, f"{verb.__name__}: {kind}"
 
 
+@pytest.mark.slow
 def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:
     # What is heavy is imported once, and what is ours anew in each fork.
     program = (
@@ -136,6 +138,7 @@ def test_every_result_shows_its_sentences() -> None:
     assert all(kind.__repr__ is Result.__repr__ for kind in kinds)
 
 
+@pytest.mark.slow
 def test_three_lines_diagnose_a_model_in_memory(
     text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_evaluations_are_read_and_saved(text: Path, llama: Path, tmp_path: Path)
     assert Run.open(found.save(tmp_path / "e")).header.status == "done"
 
 
+@pytest.mark.slow
 def test_a_quantized_model_comes_back_with_its_damage(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -231,6 +235,7 @@ def test_a_quantized_model_comes_back_with_its_damage(
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_resumed_compared_and_exported(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +285,7 @@ def test_a_run_is_trained_resumed_compared_and_exported(
             wakeful.report(*folders)
 
 
+@pytest.mark.slow
 def test_variants_are_compared_from_tables(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +306,7 @@ def test_variants_are_compared_from_tables(
     assert not Path("none").exists()
 
 
+@pytest.mark.slow
 def test_a_reference_in_memory_is_inherited_from_and_found_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

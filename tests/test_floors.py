@@ -38,6 +38,7 @@ CORE = House(
 )
 
 
+@pytest.mark.slow
 def test_imports_lead_down() -> None:
     CORE.check()
 

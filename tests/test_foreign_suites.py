@@ -21,7 +21,7 @@ TREE = os.environ.get("WAKEFUL_TRANSFORMERS_TREE", "")
 NAMES = [*foreign_suites.OURS, *foreign_suites.THEIRS, "optimizers"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_no_test_of_theirs_fails(name: str) -> None:
     if not TREE:

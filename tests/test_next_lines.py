@@ -20,7 +20,7 @@ ENGINES = ("vllm ",)
 MOST_COMMANDS = 40
 """A chain that names more has no end."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)

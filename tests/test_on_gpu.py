@@ -77,6 +77,7 @@ def test_a_question_is_asked_of_the_largest_model_that_fits() -> None:
         preset(1000, 1e5)
 
 
+@pytest.mark.slow
 def test_the_smoke_path_runs_on_a_cpu(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

@@ -119,6 +119,7 @@ def route(place: Path) -> str:
     return ROUTE
 
 
+@pytest.mark.slow
 def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     text = write_text(place / "text")
 
@@ -159,6 +160,7 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     assert train_row(table, str(place / "cut")) == Ended()
 
 
+@pytest.mark.slow
 def test_a_run_names_its_file_and_a_flag_lets_it_be_read(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +217,7 @@ def test_it_decodes_with_a_cache_as_without(route: str) -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), decoder(tokens), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_its_export_stands_alone(route: str, place: Path) -> None:
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)

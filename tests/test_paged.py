@@ -137,6 +137,7 @@ def test_a_model_runs_alike(folder: Path, dtype: str, no_room: pytest.MonkeyPatc
     assert torch.equal(inside.decoder()(TOKENS), found.decoder()(TOKENS))
 
 
+@pytest.mark.slow
 def test_memory_holds_one_matrix(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({f"{n}.weight": torch.rand(1024, 1024) for n in range(8)}, file)
@@ -201,6 +202,7 @@ def test_a_rotation_is_the_same_rounded_once(folder: Path, no_room: pytest.Monke
             assert torch.equal(each.clone(), parameter.to(kind).float()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantized_layers_are_the_same(
     folder: Path, scheme: str, no_room: pytest.MonkeyPatch
@@ -220,6 +222,7 @@ def test_quantized_layers_are_the_same(
             assert torch.equal(layer.get_buffer(part).clone(), buffer), (name, part)
 
 
+@pytest.mark.slow
 def test_verbs_give_the_same(folder: Path, tmp_path: Path, no_room: pytest.MonkeyPatch) -> None:
     """Diagnosed, rotated and written, quantized and written: figures and files."""
     text = tmp_path / "words.txt"

@@ -54,6 +54,7 @@ def test_a_plain_cell_is_what_transformers_computes(folder: Path, tmp_path: Path
     assert found["tasks"]["choice"] == [float(one[5] > two / 2)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "form"),
     [
@@ -75,6 +76,7 @@ def test_a_format_costs_little_or_much(
     assert (found["bytes"] is None) == ("unsaved" in found) == (form == "kv4")
 
 
+@pytest.mark.slow
 def test_what_a_tool_cannot_do_is_said(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(job(folder, tmp_path, "gptq", "kv4")))
     command = [sys.executable, "-m", "benchmarks.peers.cell", str(tmp_path / "job.json")]

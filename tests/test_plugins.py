@@ -59,10 +59,12 @@ def alone(program: str, *arguments: str) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_the_library_imports_whole_without_the_papers() -> None:
     alone(EVERY_MODULE)
 
 
+@pytest.mark.slow
 def test_every_verb_is_there_without_the_papers_and_theirs_is_not(tmp_path: Path) -> None:
     asked = ["--help", "train --help-all", "compare --help", "report --help", "completion bash",
              "presets", "compare patient --only vanilla --help"]  # fmt: skip

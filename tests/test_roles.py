@@ -67,6 +67,7 @@ def found(module: nn.Module) -> list[Role | None]:
     return [role_of(parameter) for parameter in module.parameters() if parameter.ndim >= 2]
 
 
+@pytest.mark.slow
 def test_marks_are_found_through_any_door() -> None:
     decoder = tiny_decoder(route="gated")
     vectors = (".bias", "norm.weight")

@@ -76,7 +76,7 @@ def test_the_table_is_that_of_what_was_measured() -> None:
         assert found[name]["written as"] == describe(config)[0], name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("reader", ["transformers", "vllm", "llama.cpp"])
 def test_an_engine_computes_what_was_trained(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

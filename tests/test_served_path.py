@@ -43,7 +43,7 @@ reply = xllamacpp.Server(options).handle_completions(asked)
 print("SAID", reply["choices"][0]["text"].replace("\\n", " "))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_users_run_it")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("as_users_run_it")]
 
 
 def commands() -> list[list[str]]:

@@ -114,7 +114,7 @@ def run(line: str, place: Path) -> str:
     return "" if done.returncode == 0 else (done.stderr or done.stdout)[-500:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_the_lines_of_a_page_run_in_a_shell(page: str, place: Path) -> None:
     """In their order, in one new folder, as they stand, but for what would take hours.

@@ -134,6 +134,7 @@ def test_stand_ins_are_for_snippets_that_there_are() -> None:
         assert number < len(snippets(page))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("page", PAGES)

@@ -669,7 +669,7 @@ def test_trained_models_are_asked_tasks_once(
     assert len(asked) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tenth_of_all_exhibits_at_a_tenth_of_the_steps(tmp_path: Path) -> None:
     runnable = [name for name in exhibit_names() if not exhibit(name).settings]
     for name in runnable[::10]:

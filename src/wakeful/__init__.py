@@ -12,7 +12,9 @@ from lazy_loader import attach
 from wakeful.errors import WakefulError
 from wakeful.version import __version__
 
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll] - `__init__.pyi` has them
+# `__init__.pyi` has the names for type checkers.
+# pyright: reportUnsupportedDunderAll=false
+__all__ = [
     "WakefulError", "__version__", "compare", "cure", "diagnose", "evaluate", "export", "generate",
     "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip

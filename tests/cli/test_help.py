@@ -83,6 +83,7 @@ def flags_in(text: str) -> set[str]:
     return set(re.findall(r"(?<=[ │])(--[a-z][\w.]*)(?= )", text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", KINDS)
 def test_all_help_has_every_option_with_its_description_and_default(
     verb: str, capsys: pytest.CaptureFixture[str]
@@ -139,6 +140,7 @@ def test_help_begins_with_two_examples_and_has_the_usual_options_in_groups(
     assert len(usual) <= 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 140])
 def test_help_fits_the_terminal(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -224,6 +226,7 @@ def commands_of(page: Path) -> Iterator[tuple[str, list[str]]]:
         yield line, [word for word in (STAND_INS.get(w, w) for w in words) if word]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("idle")
 def test_the_commands_of_the_pages_can_be_read(
@@ -378,6 +381,7 @@ def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
 QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     # Every verb's in a fork of its own, of one process that has the command line alone.
     program = (
@@ -449,6 +453,7 @@ def quick_errors() -> dict[str, str]:
     return dict(zip(WRONG, said[::2], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRONG)
 def test_a_wrong_value_is_found_before_anything_heavy_is_imported(
     command: str, quick_errors: dict[str, str]
@@ -460,6 +465,7 @@ def test_a_wrong_value_is_found_before_anything_heavy_is_imported(
     assert " scheme," not in said
 
 
+@pytest.mark.slow
 def test_bars_of_other_libraries_do_not_cut_through_a_sentence() -> None:
     program = (
         "import sys, types\n"

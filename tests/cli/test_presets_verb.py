@@ -53,6 +53,7 @@ def test_facts_are_those_of_the_file() -> None:
     assert patient.parameters < 100_000
 
 
+@pytest.mark.slow
 def test_the_page_has_what_the_presets_come_to(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

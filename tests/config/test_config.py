@@ -183,6 +183,7 @@ def any_table(draw: st.DrawFn) -> dict[str, dict[str, object]]:
     return table
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(any_table())
 def test_every_configuration_survives_toml_and_the_rest_is_refused(table: dict) -> None:

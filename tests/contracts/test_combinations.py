@@ -123,6 +123,7 @@ def test_every_pair_stands_in_a_model_or_is_refused():
     assert all(set(model) == set(FIELD.values()) for model in MODELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_variants_of_every_folder_work_together(part):
     tokens = some_tokens(1, 12)  # of fewer, a ReLU gate of one of the models lets none through

@@ -301,7 +301,7 @@ def through_all(model: PreTrainedModel, name: str, place: Path, ledger: Ledger) 
     ledger.at("quantize", name, wanted, saved)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, MODELS, AT_ONCE))
 def test_random_models_are_theirs_at_every_door(first: int, tmp_path: Path) -> None:
     ledger = Ledger()

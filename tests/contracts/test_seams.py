@@ -125,6 +125,7 @@ def test_a_model_of_rivals_is_quantized():
     assert (found - wanted).norm() / wanted.norm() < 0.1
 
 
+@pytest.mark.slow
 def test_ours_and_models_of_rivals_compile_whole():
     """All in one process, whose start takes as long as a compilation."""
     route = 'then(value_embedding, gated(gate="relu", channels=5), differential, xsa)'

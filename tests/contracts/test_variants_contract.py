@@ -354,7 +354,7 @@ def check_compiled(models: list[str]) -> None:
         assert gradient < 1e-10, model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiling_the_whole_graph_changes_nothing():
     check_compiled(COMPILED_SLOWLY)
 

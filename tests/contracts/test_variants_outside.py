@@ -51,6 +51,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @every_example
 @torch.no_grad()
 def test_an_export_comes_back_to_us_and_to_transformers(

@@ -40,6 +40,7 @@ def write_words(tmp_path: Path, **words: str) -> None:
             (tmp_path / name / f"{number}.txt").write_text(f"{word} {number} " * (number + 3))
 
 
+@pytest.mark.slow
 def test_shares_are_exact_and_each_window_comes_once_an_epoch_of_its_domain() -> None:
     batches = MixedBatches(tokens(70, 900, 3000), length=10, batch_size=100, seed=5)
     owners = np.concatenate([

@@ -26,6 +26,7 @@ def token_file(num_tokens):
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70))
 def test_a_permutation_is_a_bijection(size, seed):
@@ -49,6 +50,7 @@ def test_a_permutation_is_element_by_element():
     )
 
 
+@pytest.mark.slow
 def test_a_permutation_looks_random():
     size, trials = 50, 4000
     places = np.stack([Permutation(size, seed)(np.arange(size)) for seed in range(trials)])
@@ -80,6 +82,7 @@ def test_the_mixing_is_the_published_one():
     assert key64("epoch", 1, 23) != key64("epoch", 12, 3)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     num_tokens=st.integers(2, 120),
@@ -179,6 +182,7 @@ def test_what_batches_refuse():
         Batches(file, length=10, batch_size=4, seed=0).batch(-1)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 9))
 def test_every_validation_token_but_the_first_is_predicted_once(num_tokens, length, batch_size):

@@ -37,6 +37,7 @@ def by_search(train: list[int], document: list[int], length: int) -> float:
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ids, st.lists(ids, min_size=1, max_size=4), st.integers(1, 6), st.sampled_from([1, 7, 99]))
 def test_the_shares_are_those_of_a_plain_search(

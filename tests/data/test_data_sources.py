@@ -415,6 +415,7 @@ def test_a_dataset_that_cannot_be_read(fake_datasets):
     assert "cannot read hf:a/b: the hub is not there; check its name" in failure("hf:a/b")
 
 
+@pytest.mark.slow
 def test_text_is_read_without_datasets(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.jsonl").write_text('{"text": "more"}')
@@ -522,6 +523,7 @@ def test_every_value_of_a_table_is_text(tmp_path: Path) -> None:
     assert [each.text for each in read_documents(str(path))] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_table_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "a.csv").write_text("text\na\n")
     for variable in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TMPDIR"):

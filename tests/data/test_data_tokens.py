@@ -71,6 +71,7 @@ def test_wide_ids_for_large_vocabularies():
     assert token_dtype(2**16 + 1) == "uint32"
 
 
+@pytest.mark.slow
 def test_wide_ids_on_disk(source, tmp_path):
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
@@ -159,6 +160,7 @@ def test_the_cache_is_keyed_by_source_and_settings(source, tmp_path, monkeypatch
     assert prepared(source, vocab_size=300).folder != first.folder
 
 
+@pytest.mark.slow
 def test_the_default_corpus(tmp_path):
     options = {"vocab_size": 512, "max_bytes": 400_000, "cache_dir": tmp_path}
     data = prepared(**options)

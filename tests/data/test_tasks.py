@@ -253,6 +253,7 @@ class Coin(Task):
 """
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "coin.py").write_text(COIN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -307,6 +308,7 @@ def config_of(file: str, **over) -> Config:
     return tiny(Path(), data=data | over.pop("data", {}), **over)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_task_resumes_to_the_bit(file: str, tmp_path: Path) -> None:
     config = config_of(file)
     run = train_run(config, tmp_path / "run")
@@ -376,6 +378,7 @@ def test_a_run_begins_with_a_later_batch_where_asked(
         assert torch.equal(rest.batch(step), whole.batch(3 + step))
 
 
+@pytest.mark.slow
 def test_windows_of_text_begin_with_bos_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ __all__ = ["llama", "text"]
 LENGTHS = (9, 20)
 
 
+@pytest.mark.slow
 def test_sizes_are_counted_and_speeds_timed_over_rounds(tmp_path: Path) -> None:
     model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
     seen: list[tuple[int, int]] = []
@@ -61,6 +62,7 @@ def test_sizes_are_counted_and_speeds_timed_over_rounds(tmp_path: Path) -> None:
     assert not found["weights, MB"].higher_is_better
 
 
+@pytest.mark.slow
 def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
     module = build("Qwen3_5Text", layer_types=["linear_attention", "full_attention"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(save_llama(tmp_path / "llama"))
@@ -77,6 +79,7 @@ def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
     assert sizes["cache, KB a token"] == 4 * (convolved + recurrent + attended) / 9 / 1e3
 
 
+@pytest.mark.slow
 def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
     model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
     small = dataclasses.replace(model, module=quantize_module(model.module, "fine"))
@@ -88,6 +91,7 @@ def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
     assert quantized["weights, MB"] < whole["weights, MB"]
 
 
+@pytest.mark.slow
 def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     wakeful.export(run.path, tmp_path / "export")
@@ -104,6 +108,7 @@ def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> N
     assert theirs["files, MB"] > theirs["weights, MB"] * 0.99
 
 
+@pytest.mark.slow
 def test_files_are_those_of_the_checkpoint_that_was_loaded(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     model = wakeful.load(run.path)
@@ -145,6 +150,7 @@ def codes(result: Evaluation) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
     text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +185,7 @@ def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
     assert theirs.method["Implementation timed"] == THEIRS
 
 
+@pytest.mark.slow
 def test_models_in_memory_are_known_before_they_are_loaded(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +198,7 @@ def test_models_in_memory_are_known_before_they_are_loaded(
     assert [*codes(wakeful.evaluate(llama, small, speed=[8])).values()] == [{OURS}, {OURS}]
 
 
+@pytest.mark.slow
 def test_where_our_decoder_cannot_be_a_model_two_implementations_are_compared(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -229,6 +237,7 @@ class Doubled(LlamaForCausalLM):
         return output
 
 
+@pytest.mark.slow
 def test_a_class_that_computes_something_else_is_timed_as_it_is(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +251,7 @@ def test_a_class_that_computes_something_else_is_timed_as_it_is(
     assert "gives other logits" in found.method["Implementation timed"]
 
 
+@pytest.mark.slow
 def test_several_texts_and_the_costs_stand_in_one_table(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ def test_tasks_without_groups_are_as_they_were() -> None:
     assert not any(score.part_of for score in found.values())
 
 
+@pytest.mark.slow
 def test_the_page_has_the_groups_row_and_the_summary_its_parts(llama: Path, tmp_path: Path) -> None:
     other = save_llama(tmp_path / "other", seed=1)
     out = tmp_path / "out"

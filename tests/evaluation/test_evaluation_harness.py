@@ -179,6 +179,7 @@ def test_padding_never_enters_a_per_tensor_scale(
     assert nats == pytest.approx([-total for total, _ in answers], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_quantized_decoder_writes(model: Model) -> None:
     small = dataclasses.replace(model, module=quantize_module(model.decoder(), "w4"))
     lm = HarnessModel(small, batch_size=2)
@@ -223,6 +224,7 @@ def instance(kind: Any, *arguments: Any) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
 
+@pytest.mark.slow
 def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "llama")
     written = list(
@@ -242,6 +244,7 @@ def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> 
             assert text == whole.removeprefix(model.decode([1, 2]))  # the space between is its own
 
 
+@pytest.mark.slow
 def test_generation_stops_where_a_task_says(ours: Model) -> None:
     lm = HarnessModel(ours)
     settings = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}

@@ -47,6 +47,7 @@ def test_a_single_layer_that_is_lazy_cannot_be_left_out() -> None:
     assert said.endswith("No layer at the end can be left out.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> None:
     found = diagnosis("made")

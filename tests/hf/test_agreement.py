@@ -226,6 +226,7 @@ KINDS = ("gemma2", "gemma3_text, window", "gpt2", "gpt_neox", "llama", "mistral,
          "phi3, window", "qwen2, window in some", "qwen3", "smollm3")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("name", KINDS)
 def test_zero_null_and_missing_are_read_as_transformers_reads_them(
@@ -266,6 +267,7 @@ def test_zero_null_and_missing_are_read_as_transformers_reads_them(
     assert same > len(FIELDS)
 
 
+@pytest.mark.slow
 def test_the_difference_is_said_and_stored_beside_what_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def logits(model: nn.Module) -> Tensor:
     return torch.cat([logits_of(model, row[None]) for row in TOKENS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, qwen])
 @pytest.mark.parametrize("scheme", EXACT)
 def test_stock_transformers_reads_the_same_model(
@@ -127,6 +128,7 @@ def test_stock_transformers_reads_the_same_model(
     assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_several_files_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = small(llama(), EXACT[0])
     expected = saved(ours, tmp_path / "one")
@@ -138,6 +140,7 @@ def test_several_files_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(logits(again), logits(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_norm_that_is_stored_less_one_is_divided_whole(ours: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -155,6 +158,7 @@ def test_a_norm_that_is_stored_less_one_is_divided_whole(ours: bool, tmp_path: P
     assert not torch.allclose(logits(theirs), logits(gemma), atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", CLOSE)
 def test_int8_inputs_are_rounded_to_one_more_number(scheme: str, tmp_path: Path) -> None:
     model = llama()
@@ -177,6 +181,7 @@ def test_int8_inputs_are_rounded_to_one_more_number(scheme: str, tmp_path: Path)
     assert (found - logits(ours)).norm() < 0.02 * whole.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", FLOATS)
 def test_four_bit_floats_are_read_by_stock_transformers(scheme: str, tmp_path: Path) -> None:
     ours = small(llama(), scheme)
@@ -207,6 +212,7 @@ def test_four_bit_floats_are_read_by_stock_transformers(scheme: str, tmp_path: P
         )
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("scheme", FLOATS)
 def test_four_bit_floats_of_one_layer(scheme: str, tmp_path: Path) -> None:
@@ -221,6 +227,7 @@ def test_four_bit_floats_of_one_layer(scheme: str, tmp_path: Path) -> None:
         assert apart < (1e-6 if isinstance(layer.grid, MxE2M1) else 3e-3), name
 
 
+@pytest.mark.slow
 def test_matrices_that_an_engine_multiplies_as_one_share_a_scale(tmp_path: Path) -> None:
     scheme = "nvfp4(scales='static', method=smooth(norms=True))"
     save_compressed(small(llama(), scheme), tmp_path / "small", lambda _: None)
@@ -384,6 +391,7 @@ def test_smoothing_only_after_norms() -> None:
     assert set(layers) == set(linear_layers(model))
 
 
+@pytest.mark.slow
 def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     def fails(message: str, model: nn.Module, scheme: str) -> None:
         """Before anything is quantized, and of the quantized model."""
@@ -457,6 +465,7 @@ def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
     assert torch.equal(stored[name], model.get_buffer(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme", [EXACT[0], "scheme(weights=absmax(bits=8, per='channel'), method=gptq)"]
 )

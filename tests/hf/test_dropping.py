@@ -88,6 +88,7 @@ def cut(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     return shorter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_blocks_that_stay_compute_what_they_did(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "whole")
@@ -133,6 +134,7 @@ LATER: dict[str, tuple[str, dict[str, Any], list[int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATER)
 def test_what_later_architectures_say_of_layers_follows(name: str, tmp_path: Path) -> None:
     kind, options, kept = LATER[name]
@@ -213,6 +215,7 @@ def test_tables_of_quantized_modules_name_them_by_their_new_numbers() -> None:
     assert moved["ignore"] == [r"re:.*layers\.1\.mlp.*", "re:.*lm_head"]
 
 
+@pytest.mark.slow
 def test_lists_of_layers_follow(tmp_path: Path) -> None:
     _, folder = saved("GptOss", tmp_path / "oss")
     drop_layers(folder, [1, 2, 3], tmp_path / "oss3")
@@ -264,6 +267,7 @@ def test_what_is_stored_is_copied_as_it_is(tmp_path: Path) -> None:
     assert kept == ["lm_head", "model.layers.1.mlp"]
 
 
+@pytest.mark.slow
 def test_the_command_line_keeps_layers_of_any_model(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -345,6 +349,7 @@ def whole_of(name: str, folder: Path) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "older"), [("Gemma3", False), ("Gemma3", True), ("Qwen3_5", False)]
 )

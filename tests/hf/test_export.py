@@ -119,6 +119,7 @@ def decoder_of(**options: object) -> Decoder:
     return tiny_decoder(dtype=torch.float32, vocab_size=270, **options).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STOCK)
 @torch.no_grad()
 def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_no_architecture_is_chosen_beside_which_transformers_reads_another_token
     assert theirs.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 @torch.no_grad()
 def test_the_rest_goes_out_as_our_own(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -170,6 +172,7 @@ def test_the_rest_goes_out_as_our_own(name: str, tokenizer: Tokenizer, tmp_path:
     assert isinstance(loaded.module, Decoder)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = decoder_of()
     export_decoder(decoder, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
@@ -232,6 +235,7 @@ print("as exported")
 """
 
 
+@pytest.mark.slow
 def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folders = []
     for name in (
@@ -280,6 +284,7 @@ def test_nothing_is_overwritten_or_left_half_written(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_command_line(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -300,6 +305,7 @@ def test_the_command_line(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_continues_a_prompt_with_what_was_exported(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +348,7 @@ def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:
     assert found == (7, theirs.bos_token_id, theirs.pad_token_id)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("parts", [{"norm": "layernorm_scaling"}, {"embedding": "projected"}])
 def test_what_could_fold_stays_beside_a_part_of_ours(parts: dict[str, str], tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
     assert found == expected[0, 7:].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: P
     same_text(heir, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in _PLAIN])
 @torch.no_grad()
 def test_an_heir_with_a_bridge_is_read_back_by_its_family(

@@ -29,6 +29,7 @@ def forwards(model: WakefulForCausalLM) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "two anchors"])
 def test_greedy_sampled_and_beam_search_are_the_same_with_the_cache(name: str) -> None:
     decoder, model = pair(**VARIANTS[name])

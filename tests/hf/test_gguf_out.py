@@ -56,6 +56,7 @@ def test_transformers_reads_the_same_model(
     assert words.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_written_is_read_back(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -218,6 +219,7 @@ def test_positions_are_known_where_a_file_does_not_say_how_wide_heads_are(
         _check_rotation(GGUFHeader(values, {}, tensors), "m.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields", "why"),
     [
@@ -371,6 +373,7 @@ def test_merges_that_scores_cannot_say_are_refused(
         vocabulary_of(Tokenizer(inner, end_of_text="</s>"), len(tokens))
 
 
+@pytest.mark.slow
 def test_a_file_says_what_its_architecture_needs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     needed = {
         "context_length", "embedding_length", "block_count", "feed_forward_length",

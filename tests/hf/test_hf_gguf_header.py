@@ -89,6 +89,7 @@ def test_what_is_unsound_is_named(content: bytes, message: str, tmp_path: Path) 
         read_decoder(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=2000, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_damage_crashes_or_hangs_the_reader(data: st.DataObject, tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_other_models_do_not_change():
         assert torch.equal(build("llama", kind)(tokens).logits, logits)
 
 
+@pytest.mark.slow
 def test_only_importing_wakeful_hf_registers_the_name():
     code = (
         "import transformers, wakeful, wakeful.model.decoder\n"

@@ -56,7 +56,7 @@ def decoder() -> Decoder:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not PYTHON, reason="WAKEFUL_VLLM names no Python with vLLM")
 @pytest.mark.parametrize(
     ("scheme", "dtype"),

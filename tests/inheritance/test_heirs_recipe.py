@@ -110,6 +110,7 @@ def same(one: FinishedStages, other: FinishedStages) -> None:
         assert a.loss == b.loss
 
 
+@pytest.mark.slow
 def test_it_grows_until_parity_and_no_further(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_it_grows_until_parity_and_no_further(
     assert len(all_rounds.rounds) == 2
 
 
+@pytest.mark.slow
 def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
     torch.testing.assert_close(start[name], heir.get_parameter(name).data)
 
 
+@pytest.mark.slow
 def test_baselines_take_the_same_steps_and_tokens(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -219,6 +222,7 @@ def uncut(
         return recipe, carry_out(recipe, decoder, loss=IMPOSSIBLE, out=out / "a", shown=quietly)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 5, 7, 9, 11])
 def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     uncut: tuple[Recipe, FinishedStages], known: Model, tmp_path: Path, stop: int,
@@ -246,6 +250,7 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     same(whole, cut)
 
 
+@pytest.mark.slow
 def test_a_recipe_cut_between_its_rounds_goes_on(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -424,6 +429,7 @@ def bridges_of(outcome: FinishedStages) -> list[list[tuple[int, int, int]]]:
     return [[(b.after, b.first, b.last) for b in each.bridges] for each in outcome.rounds]
 
 
+@pytest.mark.slow
 def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -450,6 +456,7 @@ def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
     assert torch.equal(start["blocks.0.mlp.up.weight"], healed["blocks.0.mlp.up.weight"])
 
 
+@pytest.mark.slow
 def test_growth_from_the_reference_costs_all_of_its_rounds(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:

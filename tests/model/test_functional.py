@@ -103,6 +103,7 @@ def by_kernel(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return attend(q, k, v, scale=0.6, sink=sink)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [by_kernel, by_definition, padded_by_kernel])
 def test_two_derivatives_are_those_of_finite_differences(compute: Callable[..., Tensor]) -> None:
     assert torch.autograd.gradcheck(compute, heads())

@@ -58,6 +58,7 @@ def frequencies(**options: float) -> list[float]:
     return [drawn.count(token) / 4000 for token in range(4)]
 
 
+@pytest.mark.slow
 def test_choices_have_the_distribution_asked_for() -> None:
     assert frequencies() == pytest.approx([0.5, 0.1, 0.3, 0.1], abs=0.03)
     assert frequencies(top_k=2) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)
@@ -120,6 +121,7 @@ def test_a_token_comes_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -
     assert read == [5, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_any_temperature_above_zero_is_a_distribution() -> None:
     decoder = tiny_decoder()
     greedy = list(generate(decoder, PROMPT, num_tokens=9, temperature=0.0))
@@ -135,6 +137,7 @@ def test_more_than_the_vocabulary_is_all_of_it() -> None:
     assert list(generate(decoder, PROMPT, num_tokens=9, top_k=1000, seed=4)) == everything
 
 
+@pytest.mark.slow
 def test_top_k_and_top_p_together_cut_twice() -> None:
     # The three likeliest are 5/9, 3/9 and 1/9; the first two of them reach 0.6.
     assert frequencies(top_k=3, top_p=0.6) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)

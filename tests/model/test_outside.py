@@ -87,6 +87,7 @@ def test_a_part_that_is_wrong_is_named(parts: dict[str, str], words: str) -> Non
         check_outside(config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_a_part_that_is_right_passes() -> None:
     for config in (

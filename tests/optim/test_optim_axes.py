@@ -183,6 +183,7 @@ def test_convolutions_keep_the_identity() -> None:
     assert not torch.allclose(net[2].weight, theirs[2].weight, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
     program = "import sys; from wakeful.optim import OrthoAdam; print(*sorted(sys.modules))"
     loaded = subprocess.run(

@@ -76,7 +76,7 @@ def test_the_trainer_takes_the_steps_of_a_plain_loop(
         assert not torch.equal(one, start[name]) or name.endswith("attn.c_attn.bias")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_the_trainer_resumes_it(tmp_path: Path) -> None:
     trained = model("llama")

@@ -85,7 +85,7 @@ def run_rank(rank: int, port: int, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_two_ranks_step_as_one(tmp_path: Path) -> None:
     with socket.socket() as free:

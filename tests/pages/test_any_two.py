@@ -21,6 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return make_comparison(tmp_path / "made", SHIFTS, [0, 1])
 
 
+@pytest.mark.slow
 def test_any_two_variants_are_compared(folder: Path, tmp_path: Path) -> None:
     usual, found = read_comparison(folder), read_comparison(folder, "=b")
     assert found.variants == found.names == ("=b", "a", "c")
@@ -49,6 +50,7 @@ def test_an_interrupted_comparison_says_how_to_go_on(folder: Path) -> None:
     assert read_comparison(folder, "c").variants == ("c", "=b")
 
 
+@pytest.mark.slow
 def test_figures_are_written_as_the_rows_they_draw(folder: Path, tmp_path: Path) -> None:
     wakeful.report(folder).save_figures(tmp_path / "figures", ["csv"])
     files = {file.name: pl.read_csv(file) for file in (tmp_path / "figures").iterdir()}

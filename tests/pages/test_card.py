@@ -54,6 +54,7 @@ def card(run: Run, folder: Path, **options: Any) -> str:
     return (folder / "README.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
     count = len(pl.read_parquet(run.path / "validation.parquet"))
     losses = {
@@ -100,6 +101,7 @@ def test_a_model_with_fewer_layers_has_none_of_the_whole_ones_figures(
     assert "Loss" not in shorter
 
 
+@pytest.mark.slow
 def test_what_a_cured_model_had_before_is_said_to_be_that(run: Run, tmp_path: Path) -> None:
     wakeful.cure(
         run.path, rotate="hadamard", text=str(run.config.data.source), length=16, num_sequences=2,

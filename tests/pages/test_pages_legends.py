@@ -39,6 +39,7 @@ def nameless(files: dict[str, list[str]], names: Iterable[str]) -> list[str]:
     return [file for file, told in files.items() if not {*names} <= {*told}]
 
 
+@pytest.mark.slow
 def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis(name) for name in NAMES]).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if not OF_EACH.search(file)}
@@ -52,6 +53,7 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
     assert NAMES[0] not in words(svg)
 
 
+@pytest.mark.slow
 def test_files_of_a_quantization_name_every_scheme(tmp_path: Path) -> None:
     schemes = ("fine", "w4")
     files = written(quantization_report(damage("a", lost=0.1, schemes=schemes)).charts(), tmp_path)
@@ -93,13 +95,14 @@ def test_a_dash_is_a_model_where_there_are_several_and_a_k_where_there_is_one() 
         assert len({row.get("k") for row in rows}) == (1 if field == "model" else 5)
 
 
+@pytest.mark.slow
 def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis("a")]).charts(), tmp_path)
     told = files["attention-of-a-sink-head-of-a"]
     assert any(HEAD.match(each) for each in told)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_what_a_page_saves_names_both_models_and_the_head(tmp_path: Path) -> None:
     page = write(
@@ -134,7 +137,7 @@ const before = setInterval(() => {
 </script>"""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_a_chosen_head_stays_chosen_in_the_other_theme(tmp_path: Path) -> None:
     page = write(diagnosis_report([diagnosis("a")], title="t", method={}), tmp_path / "p.html")

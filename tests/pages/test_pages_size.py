@@ -47,6 +47,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(diagnosis_report(four, title="t", method={}), path).read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_four_models_make_two_megabytes_at_most(page: str) -> None:
     assert len(page.encode()) < 2_000_000
 
@@ -60,7 +61,7 @@ def test_four_models_are_read_in_few_charts_before_the_details(page: str) -> Non
     assert "The text it read begins" not in before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"

@@ -129,6 +129,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return KINDS[request.param](folder, folder / "page.html")
 
 
+@pytest.mark.slow
 def test_a_page_begins_with_a_verdict_and_says_what_to_do_next(page: Path) -> None:
     text = text_of(page)
     begin = text.index('class="verdict"')
@@ -165,6 +166,7 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
     assert headlines(one) == [words]
 
 
+@pytest.mark.slow
 def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> None:
     """Of two sequences, 12.7 standard errors to either side."""
     found = diagnosis("a")
@@ -208,6 +210,7 @@ def test_a_chart_has_color_and_shape_or_dash(tmp_path: Path) -> None:
         assert "strokeDash" in spec or "'shape'" in spec
 
 
+@pytest.mark.slow
 def test_a_report_writes_its_charts_for_a_paper(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1])
     done = report(folder, out=tmp_path / "r.html", figures=("svg", "png"))
@@ -257,7 +260,7 @@ frame.addEventListener("load", async () => {{
 """A page in a frame: no window of a browser is as narrow as a phone's."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
@@ -281,7 +284,7 @@ def test_a_browser_draws_every_chart_without_an_error(
     assert shown.count("mark-group role-frame root") == specs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     found = diagnosis("a")

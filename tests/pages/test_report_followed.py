@@ -79,6 +79,7 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "point"]
 
 
+@pytest.mark.slow
 def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     table = heads_over_steps(comparison)
@@ -119,6 +120,7 @@ def test_one_head_is_drawn_once(folder: Path) -> None:
     assert not head_charts(comparison)
 
 
+@pytest.mark.slow
 def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     ill, well = sink_growth(comparison)

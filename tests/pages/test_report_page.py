@@ -130,6 +130,7 @@ def test_a_name_does_not_steer_the_terminal(tmp_path: Path) -> None:
     assert "\x1b[2J" not in console.export_text()
 
 
+@pytest.mark.slow
 def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
     chart = training_loss_chart(comparison)

@@ -56,6 +56,7 @@ def test_watches_nest_and_do_not_see_other_models():
     assert snapshot(one) == before
 
 
+@pytest.mark.slow
 def test_the_attention_function_takes_every_call_that_transformers_makes():
     """Modeling files call it in several ways, some with the mask by keyword, some with all."""
     with watch(build("Llama")):

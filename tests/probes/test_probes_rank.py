@@ -55,6 +55,7 @@ seeds = st.integers(0, 2**20)
 taus = st.sampled_from([0.5, 0.9, 0.99])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(kinds, lengths, seeds, taus)
 def test_every_certificate_holds(kind, length, seed, tau):
@@ -86,6 +87,7 @@ def test_every_certificate_holds(kind, length, seed, tau):
         assert found.low <= true <= found.high
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(kinds, lengths, seeds, taus)
 def test_matrix_rank_is_the_definition(kind, length, seed, tau):

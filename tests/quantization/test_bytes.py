@@ -70,6 +70,7 @@ def test_a_tensor_is_narrowed_only_where_that_is_exact() -> None:
     assert narrowed(codes, torch.bfloat16) is codes
 
 
+@pytest.mark.slow
 def test_the_type_of_the_files_is_remembered(half: Path, tmp_path: Path) -> None:
     model = wakeful.load(half)
     assert model.stored == torch.bfloat16
@@ -81,6 +82,7 @@ def test_the_type_of_the_files_is_remembered(half: Path, tmp_path: Path) -> None
     assert wakeful.load(model.module, tokenizer=model.tokenizer).stored is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "bits"), [("w8a8", 8), ("w4a16(weights=absmax(bits=4, "
                          "per='channel'))", 4)])  # fmt: skip
 def test_a_quantized_model_takes_what_the_scheme_says(
@@ -109,6 +111,7 @@ def test_compressed_tensors_are_read_with_the_scales_that_were_measured(
     torch.testing.assert_close(read.logits(TOKENS), small.logits(TOKENS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_the_narrower_type_would_round_stays(half: Path, tmp_path: Path) -> None:
     tensors = load_file(half / "model.safetensors")
     tensors = {name: tensor.float() + 2**-12 * (name == "model.norm.weight")
@@ -137,6 +140,7 @@ def test_an_export_has_the_type_of_its_source(half: Path, tmp_path: Path) -> Non
         assert torch.equal(load_file(tmp_path / "loaded/model.safetensors")[name], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cures", [{"rotate": "hadamard"}, {"rotate": "hadamard", "prefix": "1"}])
 def test_what_is_measured_of_a_cured_model_is_what_is_written(
     half: Path, text: str, cures: dict[str, Any], tmp_path: Path
@@ -157,6 +161,7 @@ def test_what_is_measured_of_a_cured_model_is_what_is_written(
     assert whole.differences["float32"].kl < cured.differences["float32"].kl
 
 
+@pytest.mark.slow
 def test_an_option_tells_the_type_that_is_written(half: Path, text: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     asked = ["--rotate", "hadamard", "--stored", "float16", "--text", text, "--length", "32"]
@@ -164,7 +169,7 @@ def test_an_option_tells_the_type_that_is_written(half: Path, text: str, tmp_pat
     assert set(types(tmp_path / "out").values()) == {torch.float16}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "bits"), [("w8a8", 8), ("w4a16(weights=absmax(bits=4, "
                          "per='channel'))", 4)])  # fmt: skip
 def test_smollm2_in_bfloat16_shrinks_by_what_the_scheme_says(

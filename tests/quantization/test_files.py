@@ -39,6 +39,7 @@ def test_the_file_takes_what_the_model_takes(tmp_path: Path) -> None:
     assert size < file_bytes(tmp_path / "small") < size + 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme",
     [

@@ -175,6 +175,7 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
     assert len(asked) == again * len(linear_layers(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "passes"), [("plain", 1), ("resformer", 29), ("denseformer", 29), ("llama", 1)]
 )
@@ -454,6 +455,7 @@ def test_a_range_shrinks_where_that_is_nearer(grid: Grid) -> None:
     assert grid.shared_sum(torch.ones(6, 21)).sum() == 6 * 21
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, gpt2, decoder, lambda: decoder(route="resformer")])
 def test_sequential_gptq_rounds_by_what_quantized_blocks_give(make) -> None:
     model = make()

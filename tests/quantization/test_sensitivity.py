@@ -26,6 +26,7 @@ def losses(model: torch.nn.Module) -> list[float]:
     return [float(cross(y[:-1], each[0, 1:])) for y, each in zip(found, TEXT, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: tiny_decoder(dtype=torch.float32).eval(), llama,
     lambda: tiny_decoder(dtype=torch.float32, depth="mudd").eval(),  # its blocks read all before
@@ -48,6 +49,7 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
         assert found[name].kurtosis >= 1
 
 
+@pytest.mark.slow
 def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, runs = tiny_decoder(num_layers=5, dtype=torch.float32).eval(), []
     small = quantize_module(model, W4)
@@ -82,6 +84,7 @@ def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
             quantize_module(model, W4, others=others)
 
 
+@pytest.mark.slow
 def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
     model = tiny_decoder(dtype=torch.float32).eval()
     small, scheme = quantize_module(model, W4), better_than(parse_scheme(W4))

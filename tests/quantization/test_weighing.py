@@ -101,6 +101,7 @@ def test_a_token_that_the_loss_hears_more_of_is_rounded_better() -> None:
     assert errors[1] < 0.7 * errors[0]
 
 
+@pytest.mark.slow
 def test_gptq_weighs_tokens_unless_told_otherwise() -> None:
     tokens = [some_tokens(1, 24)]
     name = "scheme(weights=absmax(bits=4, per='channel'), method=gptq{})"

@@ -13,7 +13,7 @@ import tomli_w
 from damage import changed, changed_json, damaged, refusal
 from wakeful.runs import checkpoint
 
-TRIALS = [pytest.param(25, id="few"), pytest.param(1500, id="many", marks=pytest.mark.slow)]
+TRIALS = [pytest.param(25, id="few"), pytest.param(1500, id="many", marks=pytest.mark.long)]
 
 
 def damage_file(path: Path, random: Random) -> None:

@@ -333,6 +333,7 @@ sys.exit(main(["presets", sys.argv[1]]))
 """
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WORKS, str(tmp_path / "out")],

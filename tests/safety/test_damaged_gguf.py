@@ -59,6 +59,7 @@ def broken(content: bytes, head: int, random: Random) -> bytes:
             return content[:place] + struct.pack("<Q", number) + content[place + 8 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 def test_a_broken_file_is_loaded_or_refused(content: bytes, tmp_path: Path, trials: int) -> None:
     path = tmp_path / "model.gguf"
@@ -71,6 +72,7 @@ def test_a_broken_file_is_loaded_or_refused(content: bytes, tmp_path: Path, tria
     assert refused > trials / 4
 
 
+@pytest.mark.slow
 def test_every_value_of_the_header_may_be_of_any_size(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     header_size(path, content)

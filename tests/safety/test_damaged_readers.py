@@ -28,7 +28,7 @@ from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.inheritance.recipe import Recipe
 from wakeful.runs.run import read_windows
 
-TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.slow)]
+TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.long)]
 TEXTS = [{"text": f"some words {n} here"} for n in range(6)]
 CHOICES = [
     {"goal": "a", "sol1": "b", "sol2": "c", "label": 1},

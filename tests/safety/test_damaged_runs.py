@@ -79,12 +79,14 @@ def read_data(folder: Path) -> None:
     data.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 def test_a_damaged_run_writes_or_is_refused(base: Path, tmp_path: Path, trials: int) -> None:
     names = ["run.json", "config.toml", "tokenizer*.json", *CHECKPOINT * 2]
     assert damage_one(base / "done", tmp_path / "w", names, write, trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 def test_a_damaged_run_goes_on_or_is_refused(base: Path, tmp_path: Path, trials: int) -> None:
     names = ["run.json", "config.toml", "data.json", "metrics.jsonl", *CHECKPOINT]
@@ -99,6 +101,7 @@ def test_damaged_data_is_read_or_refused(base: Path, tmp_path: Path, trials: int
     assert damage_one(base / "data", tmp_path / "w", ["data.json", "*"], read_data, trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 def test_a_report_on_damaged_runs_is_written_or_refused(
     tmp_path: Path, trials: int, monkeypatch: pytest.MonkeyPatch
@@ -272,8 +275,9 @@ def pair(base: Path) -> Path:
     return base / "pair"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [
-    pytest.param(4, id="few"), pytest.param(200, id="many", marks=pytest.mark.slow)
+    pytest.param(4, id="few"), pytest.param(200, id="many", marks=pytest.mark.long)
 ])  # fmt: skip
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_uses_a_damaged_run_or_refuses_it(

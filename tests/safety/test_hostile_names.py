@@ -67,7 +67,7 @@ def test_a_chart_in_one_file_runs_no_name(tmp_path: Path) -> None:
     assert MARKUP[0] not in page.read_text("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
@@ -83,7 +83,7 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
         assert "Error" not in seen.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_no_cell_of_a_saved_table_is_a_formula(tmp_path: Path) -> None:
     names = ["=1+1", "+x", "-x", "@x", "a\rb", 'q",\n"']
@@ -110,6 +110,7 @@ def broken(*_args: object, **_options: object) -> str:
     raise RuntimeError("the drawing library fell")
 
 
+@pytest.mark.slow
 def test_a_text_of_odd_characters_is_diagnosed_and_kept_where_drawing_fails(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,12 +62,14 @@ def check_transformers(path: Path) -> None:
         assert told or whole, f"{path}:{call.lineno}"
 
 
+@pytest.mark.slow
 def test_nothing_is_run_unpickled_or_unpacked() -> None:
     assert len(SOURCES) > 100
     for path in SOURCES:
         check_calls(path)
 
 
+@pytest.mark.slow
 def test_transformers_is_told_whether_to_run_code() -> None:
     for path in SOURCES:
         check_transformers(path)

@@ -201,6 +201,7 @@ WORST: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
 def test_an_object_named_where_names_are_read_is_not_one(
     folders: Path, tmp_path: Path, fired: list[str], name: str
@@ -212,7 +213,7 @@ def test_an_object_named_where_names_are_read_is_not_one(
     assert ABSENT not in sys.modules
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", READ)
 def test_no_string_of_any_file_names_an_object(
     folders: Path, tmp_path: Path, fired: list[str], name: str

@@ -111,6 +111,7 @@ def test_the_perplexity_of_zeros_is_the_vocabulary(text: str, tmp_path: Path) ->
     assert found.figure == pytest.approx(258)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_layers_of_zeros_are_no_obstacle(verb: str, text: str, tmp_path: Path) -> None:
     VERBS[verb](model(tmp_path / "llama", some_zero, torch.float32), text)
@@ -124,6 +125,7 @@ def test_parts_alone_bear_zeros(tmp_path: Path) -> None:
     assert learned_gates(decoder, 3, tokens)(tokens).abs().max() == 0
 
 
+@pytest.mark.slow
 def test_training_sinks_takes_float32(text: str, tmp_path: Path) -> None:
     half = model(tmp_path / "llama", lambda module: module, torch.float16)
     options = READ | {"text": text, "sinks": True, "train_length": 16, "num_sequences": 1}
@@ -133,6 +135,7 @@ def test_training_sinks_takes_float32(text: str, tmp_path: Path) -> None:
         wakeful.cure(half.path, steps=2, lr=1e30, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_half_precision_model_is_cured_as_it_computes(
     dtype: torch.dtype, text: str, tmp_path: Path

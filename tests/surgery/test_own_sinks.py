@@ -72,6 +72,7 @@ def test_others_are_refused() -> None:
         fit_own_sinks(model_of("GptOss", attention_bias=False), 5, ROWS)
 
 
+@pytest.mark.slow
 def test_the_verb_writes_a_gpt_oss_and_the_advice_tries_it(tmp_path: Path) -> None:
     folder, out = tmp_path / "oss", tmp_path / "cured"
     gpt_oss(-40.0, rope_parameters=SLOW).save_pretrained(folder)

@@ -255,6 +255,7 @@ def test_values_that_stay_keep_a_differential_transformer_exact() -> None:
     check_rotates(plain, "identity")
 
 
+@pytest.mark.slow
 def test_whatever_is_not_refused_at_once_is_exact() -> None:
     for folder, field in (("routes", "route"), ("depth", "depth"), ("norms", "norm")):
         for kind in variants(folder).values():

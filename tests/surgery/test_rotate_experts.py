@@ -45,6 +45,7 @@ def test_the_logits_stay(name: str, rotation: str, tied: bool) -> None:
     assert not turned.config.tie_word_embeddings
 
 
+@pytest.mark.slow
 def test_the_verb_writes_the_stock_architecture(tmp_path: Path) -> None:
     model, folder, out = model_of("Mixtral"), tmp_path / "experts", tmp_path / "cured"
     model.save_pretrained(folder)

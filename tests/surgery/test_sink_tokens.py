@@ -88,6 +88,7 @@ def test_the_loss_decides_first(case: str) -> None:
         assert found.change(found.token).change == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_many_candidates_are_screened_and_bos_is_never_left_out() -> None:
     model = decoder()
     calls: list[tuple[int, int]] = []

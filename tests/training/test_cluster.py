@@ -112,6 +112,7 @@ def rows(text: Path, tmp_path: Path, count: int) -> list[Work]:
     return [run_work(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
 
 
+@pytest.mark.slow
 def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_row_says_what_was_wrong_with_it(text: Path, tmp_path: Path) -> None:
     assert "exists" in train_row(table, str(tmp_path / "full")).fault
 
 
+@pytest.mark.slow
 def test_a_row_that_diverges_does_not_end_the_others(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +418,7 @@ def begun(text: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[Path]
     return process, logs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_workers_of_a_stopped_command_save_their_step(
@@ -438,7 +440,7 @@ def test_workers_of_a_stopped_command_save_their_step(
         assert checkpoint.newest(run.checkpoints).is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
@@ -478,6 +480,7 @@ in_turn([(work, "")], sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     file = tmp_path / "cmp" / "jobs" / ".command"
@@ -504,7 +507,7 @@ def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_pa
     deal([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 def test_two_workers_one_killed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

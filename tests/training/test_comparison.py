@@ -41,6 +41,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
     run = train_variants(two(text), tmp_path / "cmp", seeds=[3, 1], shown=silent)
     header = run.header
@@ -59,6 +60,7 @@ def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
     assert first["plain", 3] != first["plain", 1]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> None:
     class Ends(Silent):
         def step(self, *_: object) -> None:
@@ -95,6 +97,7 @@ def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
     assert not (tmp_path / "cmp/cured").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_fails_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +129,7 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
         assert one.equals(two_)
 
 
+@pytest.mark.slow
 def test_a_half_trained_twin_is_continued_not_begun_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,12 +157,14 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
     assert resumed == [True, False]
 
 
+@pytest.mark.slow
 def test_resuming_what_is_not_a_comparison_is_refused(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text), tmp_path / "run")
     with pytest.raises(WakefulError, match=r"is not a comparison: run\.json calls it"):
         train_variants(two(text), run.path, seeds=[0], shown=silent, resume=True)
 
 
+@pytest.mark.slow
 def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> None:
     train_variants(two(text), tmp_path / "cmp", seeds=[0], shown=silent)
     before = files(tmp_path / "cmp")
@@ -195,6 +201,7 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
     assert not (tmp_path / "twice").exists()
 
 
+@pytest.mark.slow
 def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     text: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +240,7 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
         )
 
 
+@pytest.mark.slow
 def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) -> None:
     rows = two(text) | {"third": dataclasses.replace(two(text)["cured"], name="third")}
     whole = train_variants(rows, tmp_path / "whole", seeds=[0, 1], shown=silent)

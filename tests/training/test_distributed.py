@@ -59,6 +59,7 @@ def two(folder: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parallel"),
     [(name, "fsdp") for name in CASES] + [(name, "ddp") for name in REPLICAS],
@@ -90,6 +91,7 @@ def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: P
     assert losses(Run.open(two / "muon-fsdp")) == pytest.approx(losses(one), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
     one = train_run(config_of(folder, HALF), folder / "one" / "half")
     run = Run.open(two / "half-fsdp")

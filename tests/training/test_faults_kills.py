@@ -107,7 +107,7 @@ def test_a_run_cut_off_at_a_write_continues_to_the_bit(
     assert found == uncut
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fifty_killed_runs_continue_to_the_bit(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train=LONG)
     whole = train_run(config, tmp_path / "whole")

@@ -47,7 +47,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     assert_alike(train_run(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (-1, signal.SIGTERM)])
 def test_the_first_process_killed_or_all_stopped_loses_nothing(
     folder: Path, tmp_path: Path, rank: int, number: signal.Signals

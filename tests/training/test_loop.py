@@ -426,7 +426,7 @@ def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: i
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
     # In processes of their own: the shape checks of these tests cannot be compiled.
     found = []

@@ -19,7 +19,7 @@ from wakeful.variants import variants
 FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -> None:
     out = folder / "four"
     together(folder, 2, [job(out / "two-then-four", config_of(folder, CASES["own"]), stop=5)])
@@ -36,7 +36,7 @@ def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -
     assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None:
     out = folder / "machines"
     names = ("resformer", "neutreno", "haar")
@@ -67,7 +67,7 @@ def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None
     assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
     teacher = alone(folder, "resformer").path
     over = {"train": {"steps": 4, "distill": {"teacher": str(teacher), "alpha": 0.5}}}
@@ -89,7 +89,7 @@ def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
             assert_alike(Run.open(folder / f"{name}-{parallel}"), one, SUMS["float32"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path) -> None:
     cases = {
         f"{variant.__name__}-{number}": {
@@ -108,7 +108,7 @@ def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path
         assert_alike(Run.open(folder / "every" / name), plain, SUMS["float64"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_compute_the_same(folder: Path) -> None:
     over: Table = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
     plain = train_run(config_of(folder, over), folder / "one" / "plain")
