@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of
+from wakeful.quantization.gradients import output_gradients
 from wakeful.quantization.layerwise import Enough
 from wakeful.quantization.linear import matrix
 from wakeful.quantization.schemes.methods import Readers, Seen
-from wakeful.quantization.weighing import TokenWeights, listening
+from wakeful.quantization.weighing import TokenWeights, mean_square
 
 _EXPERT = re.compile(r"(?P<place>.+)\.experts\.(?:\w+\.)?(?P<number>\d+)(?:\..+)?")
 """The name of an expert's layer: the experts' place, then a projection's list or the expert."""
@@ -76,13 +77,13 @@ def observe(
         if seen.products is not None:
             seen.products += rows.T @ (rows * weighed.unsqueeze(1))
 
-    def hear(name: str, turn: int, weighed: Tensor) -> None:
-        weigh(*held.pop((name, turn)), weighed)
+    def weigh_held(name: str, turn: int, gradient: Tensor) -> None:
+        weigh(*held.pop((name, turn)), mean_square(gradient))
 
     with ExitStack() as around:
         reads = partial(logits_of, model)
         if weighs:
-            reads = around.enter_context(listening(model, layers, hear))
+            reads = around.enter_context(output_gradients(model, layers, weigh_held))
         around.enter_context(hooked(layers, after=see))
         for number, tokens in enumerate(calibration):
             for notes in (read, held, calls):

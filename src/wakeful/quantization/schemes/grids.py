@@ -10,7 +10,7 @@ Shapes: M tokens (or output channels, of weights), K input channels, G groups of
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.variants import FieldVariant
 
 Per = Literal["channel", "token", "tensor"]
+ScaleType = Literal["float32", "bfloat16"]
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -77,8 +78,6 @@ class Grid(FieldVariant, ABC):
     """Whether zero means zero, so that there is no zero point."""
     emulated: ClassVar[bool] = False
     """Whether products are those of the dequantized numbers, for want of a kernel."""
-    scale_type: ClassVar[torch.dtype] = torch.float32
-    """The format of a scale; one of 8 bits is stored as uint8, others as they are."""
     name_of_format: ClassVar[str] = ""
     """What it is called, where that is not its bits."""
     two_scales: ClassVar[bool] = False
@@ -97,6 +96,11 @@ class Grid(FieldVariant, ABC):
                 f"a group is of 2 or more input channels of a channel or a token, not {self.group} "
                 f"per {self.per}"
             )
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        """The format of a scale; one of 8 bits is stored as uint8, others as they are."""
+        return torch.float32
 
     @property
     def low(self) -> float:
@@ -241,19 +245,30 @@ class Absmax(Grid):
 
     A `clip` below 1 gives the few largest numbers up for a finer step: of the Gaussian inputs that
     a rotation leaves, 4 bits hold most with 0.8 to 0.9 (QuaRot, 2404.00456, takes 0.9).
+
+    `scale` is the type of s, to which it is rounded before the numbers are: two bytes of bfloat16
+    are what engines read.
     """
 
     examples = (
         "absmax(bits=8, per='token')",
         "absmax(bits=4, per='channel', group=32)",
         "absmax(bits=4, per='token', clip=0.9)",
+        "absmax(bits=4, per='channel', group=64, scale='bfloat16')",
     )
     clip: float = 1.0
+    scale: ScaleType = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.clip <= 1:
             raise WakefulError(f"clip is {self.clip}: it is a share of max|x|, above 0 and up to 1")
+        if self.scale not in get_args(ScaleType):
+            raise WakefulError(f"scale is {self.scale!r}: it is float32 or bfloat16")
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        return getattr(torch, self.scale)
 
     @property
     def words(self) -> str:
@@ -261,7 +276,8 @@ class Absmax(Grid):
         return super().words + clipped
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        return Scales(_step(self.clip * _largest(smallest, largest), self.high))
+        step = _step(self.clip * _largest(smallest, largest), self.high)
+        return Scales(step.to(self.scale_type).float())
 
 
 class Zeropoint(Grid):
@@ -366,9 +382,12 @@ class MxE2M1(_E2M1):
     name = "mx_e2m1"
     examples = ("mx_e2m1(per='channel')", "mx_e2m1(per='channel', exponent='floor')")
     name_of_format = "MXFP4"
-    scale_type = torch.float8_e8m0fnu
     group: int = field(init=False, default=32)
     exponent: Literal["even", "floor", "ceil"] = "even"
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        return torch.float8_e8m0fnu
 
     @property
     def words(self) -> str:
@@ -402,10 +421,13 @@ class NvE2M1(_E2M1):
         "nv_e2m1(per='tensor')", "nv_e2m1(per='channel')", "nv_e2m1(per='tensor', adaptive=True)",
     )  # fmt: skip
     name_of_format = "NVFP4"
-    scale_type = torch.float8_e4m3fn
     two_scales = True
     group: int = field(init=False, default=16)
     adaptive: bool = False
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        return torch.float8_e4m3fn
 
     @property
     def words(self) -> str:
