@@ -12,7 +12,7 @@ from wakeful.cli.verbs import VERBS
 from wakeful.inheritance.options import SHORT_NAMES
 
 TOOL = tool_of("signatures")
-BESIDES = {"models", "model", "schemes", "reference", "prompt", "folder", "tokenizer", "shown",
+BESIDES = {"models", "model", "schemes", "reference", "prompt", "folder", "tokenizer", "display",
            "options"}  # fmt: skip
 """Parameters that Python alone has."""
 

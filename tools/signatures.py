@@ -59,7 +59,7 @@ from wakeful.exporting.options import ExportOptions
 from wakeful.generation.options import GenerateOptions
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 from wakeful.errors import WakefulError as WakefulError
 from wakeful.loading.load import load as load
 from wakeful.loading.model import AnyTokenizer
@@ -100,7 +100,7 @@ def function(name: str, kind: type) -> str:
         parameters = [*source.split(", "), "tokenizer: Tokenizer = None",
                       f"options: {kind.__name__} | None = None"]  # fmt: skip
         if name != "generate":
-            parameters.insert(-1, "shown: Shown | None = None")
+            parameters.insert(-1, "display: DisplayFactory | None = None")
         parameters += [
             f"{option.name}: {annotation(option)} = {default(option)}" for option in options
         ]

@@ -33,7 +33,7 @@ def test_the_curve_of_stages_goes_on_from_one_to_the_next(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
     runs = [read_run(each.run.path) for each in outcome.rounds]
     steps, losses = train_curve(runs)
     assert steps.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -15,10 +15,10 @@ def tool() -> Any:
     return tool_of("verdicts", "papers/tools")
 
 
-def verdict(says: str, **given: Any) -> Verdict:
+def verdict(says: str, **kwargs: Any) -> Verdict:
     usual = {"published": None, "difference": -0.03, "error": 0.01, "low": -0.05, "high": -0.01,
              "seeds": 3, "outcome": "confirmed"}  # fmt: skip
-    return Verdict(says=says, group="", figure="loss", direction="lower", **(usual | given))
+    return Verdict(says=says, group="", figure="loss", direction="lower", **(usual | kwargs))
 
 
 def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how_many(

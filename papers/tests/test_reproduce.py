@@ -211,9 +211,9 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     trained: list[Path] = []
     real = cluster.train
 
-    def counted(config: Config, path: Path, **given: Any) -> Run:
+    def counted(config: Config, path: Path, **kwargs: Any) -> Run:
         trained.append(Path(path))
-        return real(config, path, **given)
+        return real(config, path, **kwargs)
 
     monkeypatch.setattr(cluster, "train", counted)
     monkeypatch.setattr(exhibit_runs, "train", None)  # what a job left is read

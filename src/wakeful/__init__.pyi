@@ -15,7 +15,7 @@ from wakeful.exporting.options import ExportOptions
 from wakeful.generation.options import GenerateOptions
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 from wakeful.errors import WakefulError as WakefulError
 from wakeful.loading.load import load as load
 from wakeful.loading.model import AnyTokenizer
@@ -39,7 +39,7 @@ Tokenizer = AnyTokenizer | str | PathLike[str] | None
 def diagnose(
     *models: Source,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: DiagnoseOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
@@ -65,7 +65,7 @@ def diagnose(
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -98,7 +98,7 @@ def cure(
     model: Source,
     *,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: CureOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
@@ -134,7 +134,7 @@ def cure(
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         tokenizer: in place of the model's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -183,7 +183,7 @@ def cure(
 def evaluate(
     *models: Source,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: EvaluateOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
@@ -215,7 +215,7 @@ def evaluate(
         models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
             inheritance stands for its reference, its last heirs and its baselines.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -258,7 +258,7 @@ def quantize(
     model: Source,
     *schemes: str | Scheme,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: QuantizeOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
@@ -295,7 +295,7 @@ def quantize(
             them in a list, which are measured one after another and make one matrix.
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -341,7 +341,7 @@ def quantize(
     model: Sequence[Source],
     *schemes: str | Scheme,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: QuantizeOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
@@ -378,7 +378,7 @@ def quantize(
             them in a list, which are measured one after another and make one matrix.
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -423,7 +423,7 @@ def inherit(
     reference: Source | None = None,
     *,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: InheritOptions | None = None,
     figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     out: str | PathLike[str] = "",
@@ -474,7 +474,7 @@ def inherit(
         reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
             exported into the folder so that the work can be resumed.
         tokenizer: in place of the reference's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         figures: Write the charts for a paper too, in these formats, into the folder figures.
         out: Folder to create. Empty: runs/inherit-REFERENCE.
         resume: Continue the inheritance in this folder; it takes no other option but figures.
@@ -588,7 +588,7 @@ def export(
     folder: str | PathLike[str],
     *,
     tokenizer: Tokenizer = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: ExportOptions | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     gguf: Literal["auto", "f32", "f16", "q8_0", "q4_0"] = "auto",
@@ -606,7 +606,7 @@ def export(
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
         tokenizer: in place of the model's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         dtype: Type of the weights written to a folder. auto: as they are stored, a run's in
             float32.
         gguf: Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types

@@ -38,11 +38,11 @@ class Engine:
         self.caches = [[None] * len(lengths) for _ in model.model.decoder.blocks]
         self.seen = [0] * len(lengths)
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **given):
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: None, **kwargs):
         layer = module.layer_idx
         assert mask is None
-        assert given["scaling"] == module.scaling
-        assert given["s_aux"] is module.sinks
+        assert kwargs["scaling"] == module.scaling
+        assert kwargs["s_aux"] is module.sinks
         kinds = module.config.layer_types
         window = module.config.sliding_window if kinds and "sl" in kinds[layer] else None
         rows, begin = [], 0

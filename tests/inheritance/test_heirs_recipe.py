@@ -115,16 +115,18 @@ def test_it_grows_until_parity_and_no_further(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=3)
-    never = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    never = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
     assert [finished.stage.layers for finished in never.rounds] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     target = never.rounds[1].loss
     assert never.rounds[0].loss > target
     # A loss that is met exactly is parity.
-    met = carry_out(recipe, known.decoder(), loss=target, out=tmp_path / "b", shown=quietly)
+    met = carry_out(recipe, known.decoder(), loss=target, out=tmp_path / "b", display=quietly)
     assert [finished.stage.name for finished in met.rounds] == ["heir-2", "heir-3"]
     beyond = dataclasses.replace(recipe, until="budget", rounds=2)
     target = never.rounds[0].loss  # met at once
-    all_rounds = carry_out(beyond, known.decoder(), loss=target, out=tmp_path / "c", shown=quietly)
+    all_rounds = carry_out(
+        beyond, known.decoder(), loss=target, out=tmp_path / "c", display=quietly
+    )
     assert len(all_rounds.rounds) == 2
 
 
@@ -134,13 +136,13 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
     keep = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9))
-    again = carry_out(keep, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    again = carry_out(keep, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
     start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.up.weight"
     assert torch.equal(start[name], known.decoder().get_parameter(name))
     assert again.rounds[1].stage.offset == 0
     student = dataclasses.replace(keep, grow_from="student")
-    on = carry_out(student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    on = carry_out(student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
     start = load_file(on.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     assert torch.equal(start[name], weights(on.rounds[0].run)[name])
     new = "blocks.2.mlp.up.weight"
@@ -161,7 +163,7 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
     recipe = dataclasses.replace(
         recipe, data=source, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
     )
-    done = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    done = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
     data = PreparedData.open(source.source)
     tokens = torch.tensor(data.train.tokens[:992].tolist()).view(62, 16)
     if bos:
@@ -180,7 +182,7 @@ def test_baselines_take_the_same_steps_and_tokens(
 ) -> None:
     names = ("random", "reference")
     recipe = recipe_for(reference, text, baselines=names)
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
     found = dict(arms(outcome))
     assert list(found) == ["heir-2", *names]
     for stages in found.values():
@@ -219,7 +221,7 @@ def uncut(
             reference, text, grow=1, rounds=2, grow_from="student", baselines=("random",)
         )
         decoder, out = read_decoder(reference.path).decoder(), tmp_path_factory.mktemp("uncut")
-        return recipe, carry_out(recipe, decoder, loss=IMPOSSIBLE, out=out / "a", shown=quietly)
+        return recipe, carry_out(recipe, decoder, loss=IMPOSSIBLE, out=out / "a", display=quietly)
 
 
 @pytest.mark.slow
@@ -243,10 +245,10 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "batch", batch)
         with pytest.raises((Killed, Interrupted)) as ended:
-            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, shown=quietly)
+            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
     if not stop % 2:
         assert f"wakeful inherit --resume '{out}'" in str(ended.value)
-    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, shown=quietly)
+    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
     same(whole, cut)
 
 
@@ -255,11 +257,11 @@ def test_a_recipe_cut_between_its_rounds_goes_on(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
-    whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
     one = dataclasses.replace(recipe, rounds=1)
-    carry_out(one, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    carry_out(one, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
     stamp = (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns
-    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
     same(whole, cut)
     assert (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns == stamp
 
@@ -440,7 +442,9 @@ def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
     )
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    outcome = carry_out(
+        recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
     assert bridges_of(outcome) == [[(0, 1, 1), (1, 3, 3)], [(2, 3, 3)]]
     before, after = (finished.bridges[-1] for finished in outcome.rounds)
     assert (after.plain, after.error) == (before.plain, before.error)
@@ -466,7 +470,9 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=99)
     )
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    outcome = carry_out(
+        recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
     lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
     one = 4 * 2 * 16  # tokens of a round
@@ -481,7 +487,7 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     # A student that grows goes through the rounds as one model, and has their steps anyway.
     student = dataclasses.replace(recipe, grow_from="student", rounds=2, copy="all")
     outcome = carry_out(
-        student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly
+        student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly
     )
     lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
     assert {arm.all_steps for arm in lines.values()} == {arm.steps for arm in lines.values()} == {8}

@@ -196,12 +196,12 @@ def test_a_comparison_is_not_written_through_a_link(base: Path, tmp_path: Path) 
     folder = tmp_path / "c"
     variants = {"a": config, "b": config}
     with pytest.raises(Interrupted):
-        train_variants(variants, folder, seeds=[0], shown=stopping)
+        train_variants(variants, folder, seeds=[0], display=stopping)
     shutil.copytree(folder / "a", tmp_path / "victim")
     shutil.rmtree(folder / "a")
     (folder / "a").symlink_to(tmp_path / "victim")
     with pytest.raises(WakefulError, match="a is a symbolic link"):
-        train_variants(variants, folder, seeds=[0], shown=stopping, resume=True)
+        train_variants(variants, folder, seeds=[0], display=stopping, resume=True)
 
 
 @pytest.mark.parametrize("seed", ["0/../../../../x", "../..", None, 1.5])

@@ -143,7 +143,7 @@ def resume(folder: Path) -> None:
 
 def resume_heirs(folder: Path) -> None:
     Run(folder).set_status("stopped")
-    inherit(resume=str(folder), shown=lambda _: contextlib.nullcontext(Silent()))
+    inherit(resume=str(folder), display=lambda _: contextlib.nullcontext(Silent()))
 
 
 def read_data(folder: Path) -> None:

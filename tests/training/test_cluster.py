@@ -77,8 +77,8 @@ class Submitit:
     def LocalExecutor(self, folder: Path) -> "Submitit":
         return self.AutoExecutor(folder, "local")
 
-    def update_parameters(self, **given: Any) -> None:
-        self.parameters.append(given)
+    def update_parameters(self, **kwargs: Any) -> None:
+        self.parameters.append(kwargs)
 
     def submit(self, work: Any, *given: Any) -> Job:
         under_way = sum(job.looks < 2 for job in self.jobs)
@@ -346,7 +346,7 @@ def test_a_row_that_diverges_does_not_end_the_others(
 
     def compared(folder: str, resume: bool = False, **variants: Config) -> Run:
         made = stand_in(monkeypatch, {})
-        run = train_variants(variants, tmp_path / folder, seeds=[0], shown=shown, resume=resume,
+        run = train_variants(variants, tmp_path / folder, seeds=[0], display=shown, resume=resume,
                       cluster="slurm(workers=2)")  # fmt: skip
         assert len(made.jobs) <= len(variants)  # it would diverge again
         return run
@@ -538,7 +538,7 @@ def test_two_workers_one_killed(
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    run = train_variants(variants, folder, seeds=[1], shown=shown, cluster="local(workers=2)")
+    run = train_variants(variants, folder, seeds=[1], display=shown, cluster="local(workers=2)")
     thread.join()
     assert killed
     assert any("it goes on in another" in line for line in notes.lines), notes.lines

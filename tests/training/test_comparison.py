@@ -43,7 +43,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.slow
 def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
-    run = train_variants(two(text), tmp_path / "cmp", seeds=[3, 1], shown=silent)
+    run = train_variants(two(text), tmp_path / "cmp", seeds=[3, 1], display=silent)
     header = run.header
     assert (header.kind, header.status, header.baseline) == ("compare", "done", "plain")
     assert (header.variants, header.seeds) == (("plain", "cured"), (3, 1))
@@ -72,9 +72,9 @@ def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> N
 
     message = r"plain, seed 4: stopped by SIGTERM after step 1, which is saved; continue with the "
     with pytest.raises(Interrupted, match=message + "same command and --resume"):
-        train_variants(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
+        train_variants(two(text), tmp_path / "cmp", seeds=[4], display=ending)
     assert Run.open(tmp_path / "cmp").header.status == "stopped"
-    run = train_variants(two(text), tmp_path / "cmp", seeds=[4], shown=silent, resume=True)
+    run = train_variants(two(text), tmp_path / "cmp", seeds=[4], display=silent, resume=True)
     assert run.header.status == "done"
 
 
@@ -92,7 +92,7 @@ def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
 
     message = "plain, seed 4: stopped by SIGTERM after the last step, and the run is done; continue"
     with pytest.raises(Interrupted, match=message):
-        train_variants(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
+        train_variants(two(text), tmp_path / "cmp", seeds=[4], display=ending)
     assert Run.open(tmp_path / "cmp/plain/seed-4").header.status == "done"
     assert not (tmp_path / "cmp/cured").exists()
 
@@ -101,7 +101,7 @@ def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
 def test_a_comparison_that_fails_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_variants(two(text), tmp_path / "whole", seeds=[0], shown=silent)
+    whole = train_variants(two(text), tmp_path / "whole", seeds=[0], display=silent)
     begun: list[Path] = []
 
     def fails_second(config: Config, place: Path, **options: object) -> Run:
@@ -112,12 +112,12 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
 
     monkeypatch.setattr(comparison, "train", fails_second)
     with pytest.raises(WakefulError, match="power"):
-        train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent)
+        train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent)
     assert Run.open(tmp_path / "cut").header.status == "stopped"
     before = files(tmp_path / "cut" / "plain")
     with pytest.raises(WakefulError, match="exists already"):
-        train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent)
-    run = train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
+        train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent)
+    run = train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent, resume=True)
     assert run.header.status == "done"
     assert [place.parent.name for place in begun] == ["plain", "cured", "cured"]
     assert files(tmp_path / "cut" / "plain") == before
@@ -144,7 +144,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
         with pytest.raises(KeyboardInterrupt):
-            train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent)
+            train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent)
     assert Run.open(tmp_path / "cut" / "plain" / "seed-0").header.status == "stopped"
     resumed: list[bool] = []
 
@@ -153,7 +153,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
         return train_run(config, place, resume=resume, show=show)
 
     monkeypatch.setattr(comparison, "train", recorded)
-    train_variants(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
+    train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent, resume=True)
     assert resumed == [True, False]
 
 
@@ -161,12 +161,12 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
 def test_resuming_what_is_not_a_comparison_is_refused(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text), tmp_path / "run")
     with pytest.raises(WakefulError, match=r"is not a comparison: run\.json calls it"):
-        train_variants(two(text), run.path, seeds=[0], shown=silent, resume=True)
+        train_variants(two(text), run.path, seeds=[0], display=silent, resume=True)
 
 
 @pytest.mark.slow
 def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> None:
-    train_variants(two(text), tmp_path / "cmp", seeds=[0], shown=silent)
+    train_variants(two(text), tmp_path / "cmp", seeds=[0], display=silent)
     before = files(tmp_path / "cmp")
     for variants, seeds, message in (
         ({"else": two(text)["plain"]}, [0], "compares plain, cured, and none of else: choose"),
@@ -192,12 +192,12 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
         ),
     ):
         with pytest.raises(WakefulError, match=message):
-            train_variants(variants, tmp_path / "cmp", seeds=seeds, shown=silent, resume=True)
+            train_variants(variants, tmp_path / "cmp", seeds=seeds, display=silent, resume=True)
     with pytest.raises(WakefulError, match="not a run directory"):
-        train_variants(two(text), tmp_path / "none", seeds=[0], shown=silent, resume=True)
+        train_variants(two(text), tmp_path / "none", seeds=[0], display=silent, resume=True)
     assert files(tmp_path / "cmp") == before
     with pytest.raises(WakefulError, match="seeds names one twice"):
-        train_variants(two(text), tmp_path / "twice", seeds=[4, 4], shown=silent)
+        train_variants(two(text), tmp_path / "twice", seeds=[4, 4], display=silent)
     assert not (tmp_path / "twice").exists()
 
 
@@ -220,7 +220,7 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     )
     rows = two(text)
     rows = {"plain": rows["plain"], "wild": wild, "cured": rows["cured"]}
-    run = train_variants(rows, tmp_path / "cmp", seeds=[0], shown=noting)
+    run = train_variants(rows, tmp_path / "cmp", seeds=[0], display=noting)
     assert run.header.status == "stopped"
     assert [Run.open(run.path / name / "seed-0").header.status for name in rows] == [
         "done", "stopped", "done"
@@ -232,28 +232,28 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     assert found.variants == ("plain", "cured")
     assert found.unfinished == ("wild, seed 0",)
     train_variants(
-        {"wild": wild}, run.path, seeds=[0], shown=noting, resume=True
+        {"wild": wild}, run.path, seeds=[0], display=noting, resume=True
     )  # plain is the baseline
     with pytest.raises(WakefulError, match="Lower optimizer"):
         train_variants(
-            {"wild": wild, "plain": rows["plain"]}, tmp_path / "first", seeds=[0], shown=noting
+            {"wild": wild, "plain": rows["plain"]}, tmp_path / "first", seeds=[0], display=noting
         )
 
 
 @pytest.mark.slow
 def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) -> None:
     rows = two(text) | {"third": dataclasses.replace(two(text)["cured"], name="third")}
-    whole = train_variants(rows, tmp_path / "whole", seeds=[0, 1], shown=silent)
+    whole = train_variants(rows, tmp_path / "whole", seeds=[0, 1], display=silent)
     some = {name: rows[name] for name in ("plain", "cured")}
-    train_variants(some, tmp_path / "cmp", seeds=[0], shown=silent)
+    train_variants(some, tmp_path / "cmp", seeds=[0], display=silent)
     before = files(tmp_path / "cmp" / "plain" / "seed-0")
     one = {name: rows[name] for name in ("plain", "third")}
-    run = train_variants(one, tmp_path / "cmp", seeds=[0], shown=silent, resume=True)
+    run = train_variants(one, tmp_path / "cmp", seeds=[0], display=silent, resume=True)
     assert (run.header.variants, run.header.status) == (("plain", "cured", "third"), "done")
-    run = train_variants(one, tmp_path / "cmp", seeds=[1], shown=silent, resume=True)
+    run = train_variants(one, tmp_path / "cmp", seeds=[1], display=silent, resume=True)
     assert (run.header.seeds, run.header.status) == ((0, 1), "stopped")  # cured lacks its second
     run = train_variants(
-        rows, tmp_path / "cmp", seeds=[0, 1], shown=silent, resume=True, layouts=["own/arena"]
+        rows, tmp_path / "cmp", seeds=[0, 1], display=silent, resume=True, layouts=["own/arena"]
     )
     assert (run.header.status, run.header.layouts) == ("done", ("own/arena",))
     assert files(tmp_path / "cmp" / "plain" / "seed-0") == before
@@ -326,5 +326,5 @@ def test_a_fault_of_the_last_variant_is_found_before_the_first_is_trained(
 ) -> None:
     with pytest.raises(WakefulError, match=message):
         train_variants({"a": tiny(text), "b": tiny(text, **change)}, tmp_path / "c", seeds=[0],
-                shown=silent)  # fmt: skip
+                display=silent)  # fmt: skip
     assert not (tmp_path / "c").exists()

@@ -127,7 +127,7 @@ def test_what_cannot_train_is_refused_before_there_is_a_folder(
         train_run(config, tmp_path / "run")
     with pytest.raises(WakefulError, match=REFUSED[name]):
         train_variants(
-            {"plain": tiny(text), "odd": config}, tmp_path / "both", seeds=[0], shown=silent
+            {"plain": tiny(text), "odd": config}, tmp_path / "both", seeds=[0], display=silent
         )
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "both").exists()

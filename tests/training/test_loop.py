@@ -473,7 +473,7 @@ def test_the_peak_of_memory_is_that_of_one_run(
     assert asked == ["cuda:1"]
     seen: list[torch.device] = []
     monkeypatch.setattr("wakeful.training.loop.forget_peak", seen.append)
-    train_variants({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], shown=silent)
+    train_variants({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], display=silent)
     assert len(seen) == 2
 
 

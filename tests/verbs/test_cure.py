@@ -474,10 +474,10 @@ def test_a_cure_is_chosen_for_a_format(
     """What is chosen is carried out, or nothing is, and either is said and written."""
     proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
-    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
+    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **kwargs: object) -> Choice:
         other = "w8a8" if outlier else "kv4"
         assert [str(each) for each in schemes] == [rounded, other]
-        assert (given["token"] is None) == bool(plain.config.stored_prefix)
+        assert (kwargs["token"] is None) == bool(plain.config.stored_prefix)
         assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
         assert logits_of(plain, texts.choosing).isfinite().all()
         tried = Candidate("haar", True, True, "prefix")

@@ -68,9 +68,9 @@ def with_a_prefix(folder: Path, out: Path) -> Path:
     return out
 
 
-def cure(folder: Path, out: Path, **given: str) -> None:
+def cure(folder: Path, out: Path, **kwargs: str) -> None:
     words = folder.parent / "words.txt"
-    wakeful.cure(folder, text=words, length=16, num_sequences=2, device="cpu", out=out, **given)
+    wakeful.cure(folder, text=words, length=16, num_sequences=2, device="cpu", out=out, **kwargs)
 
 
 def quantized(folder: Path, out: Path) -> Path:

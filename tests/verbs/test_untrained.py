@@ -61,8 +61,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return place
 
 
-def made_of(path: Path, out: Path, **given: Any) -> UntrainedHeir:
-    made = wakeful.inherit(path, heal={"by": "none"}, out=str(out), **given)
+def made_of(path: Path, out: Path, **kwargs: Any) -> UntrainedHeir:
+    made = wakeful.inherit(path, heal={"by": "none"}, out=str(out), **kwargs)
     assert isinstance(made, UntrainedHeir)
     return made
 

@@ -17,14 +17,14 @@ def _run(arguments: list[str]) -> None:
     if not names and not options.all:
         OUT.print(exhibit_listing(options))
         return
-    done = reproduce(*names, options=options, shown=display)
+    done = reproduce(*names, options=options, display=display)
     finish(done, done.page)
 
 
-def _report(*folders: Path, **given: Any) -> Any:
+def _report(*folders: Path, **kwargs: Any) -> Any:
     from wakeful_papers.verbs.reproduce import claims
 
-    return claims(*folders, **given)
+    return claims(*folders, **kwargs)
 
 
 REPRODUCE = Verb(

@@ -29,7 +29,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, is_done, read_record, read_windows
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def inherit_with_baselines(
     options: Mapping[str, Any],
     baselines: Sequence[str],
     folder: Path,
-    shown: Shown,
+    display: DisplayFactory,
 ) -> tuple[Arm, ...]:
     """Return the arms of an inheritance, heirs first, and of baselines trained beside them.
 
@@ -253,27 +253,29 @@ def inherit_with_baselines(
     batches; baselines.json has all arms.
     """
     if not (folder / "run.json").is_file():
-        inherit_reference(source, shown=shown, **{**options, "out": folder})
+        inherit_reference(source, display=display, **{**options, "out": folder})
     elif not is_done(folder):
-        inherit_reference(resume=folder, shown=shown)
+        inherit_reference(resume=folder, display=display)
     record = folder / "baselines.json"
     if not record.is_file():
-        arms = _trained_beside(folder, baselines, shown)
+        arms = _trained_beside(folder, baselines, display)
         Run(folder).write_json(record.name, to_table(_Compared(arms)))
     return read_record(_Compared, record).arms
 
 
-def _trained_beside(folder: Path, baselines: Sequence[str], shown: Shown) -> tuple[Arm, ...]:
+def _trained_beside(
+    folder: Path, baselines: Sequence[str], display: DisplayFactory
+) -> tuple[Arm, ...]:
     recipe, loss = read_recipe(folder), read_inheritance(folder)[0].reference.loss
     reference = read_decoder(recipe.reference)
-    seed = Seed(recipe, reference.decoder(), loss, folder, shown)
+    seed = Seed(recipe, reference.decoder(), loss, folder, display)
     rounds = seed.carry_out().rounds  # they are there, and read
     lazy = bool({"lazy", "lazy_blocks"} & {*baselines})
     setting = Setting(
         reference.decoder(),
         LayerMap(rounds[-1].stage.layers, recipe.rule),
         seed=recipe.train.seed,
-        lazy=_laziest(folder, reference, len(rounds[-1].stage.layers), shown) if lazy else None,
+        lazy=_laziest(folder, reference, len(rounds[-1].stage.layers), display) if lazy else None,
         copy=recipe.copy,
         route=recipe.route,
         normalizer=recipe.normalizer,
@@ -289,10 +291,10 @@ def _trained_beside(folder: Path, baselines: Sequence[str], shown: Shown) -> tup
     return compared(outcome, read_windows(folder / "reference.parquet"), loss)
 
 
-def _laziest(folder: Path, reference: Model, num_layers: int, shown: Shown) -> LayerMap:
+def _laziest(folder: Path, reference: Model, num_layers: int, display: DisplayFactory) -> LayerMap:
     plan = Run.open(folder).read(InheritancePlan, "plan.json")
     options = dataclasses.replace(plan.wishes, choose="rank")
-    with shown("lazy") as show:
+    with display("lazy") as show:
         data = prepared_text(options, reference, show)
         diagnosed = diagnosed_layers(options, reference, data, show)
     assert diagnosed is not None

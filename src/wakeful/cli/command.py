@@ -111,10 +111,10 @@ def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -
     `rare` shows the options that are seldom needed too.
     """
 
-    def read(*names: str, **given: Any) -> tuple[list[str], Table]:
+    def read(*names: str, **kwargs: Any) -> tuple[list[str], Table]:
         table: Table = {}
         for option in options:
-            value = given.get(_key(option))
+            value = kwargs.get(_key(option))
             if value is not None and option is not _IMPORTED:
                 check_names(option.name, value)
                 *parts, last = option.name.split(".")

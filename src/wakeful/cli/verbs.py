@@ -108,7 +108,7 @@ def demo(arguments: list[str]) -> None:
 
     from wakeful.demonstration.tool import demonstrate
 
-    done = demonstrate(options.out, resume=options.resume, figures=options.figures, shown=display)
+    done = demonstrate(options.out, resume=options.resume, figures=options.figures, display=display)
     finish(done, done.page)
 
 
@@ -126,7 +126,7 @@ def train(arguments: list[str]) -> None:
         TrainOptions, table, TrainOptions(**vars(config_from(sources[0] if sources else {})))
     )
     if not options.resume:
-        shared = {"out": options.out, "figures": options.figures, "shown": display}
+        shared = {"out": options.out, "figures": options.figures, "display": display}
         finish(wakeful.train(options.config, **shared))
         return
     if (
@@ -140,7 +140,7 @@ def train(arguments: list[str]) -> None:
         )
     steps = table.get("train", {}).get("steps", 0)
     finish(
-        wakeful.train(resume=options.resume, steps=steps, figures=options.figures, shown=display)
+        wakeful.train(resume=options.resume, steps=steps, figures=options.figures, display=display)
     )
 
 
@@ -177,7 +177,7 @@ def compare(arguments: list[str]) -> None:
     done = compare(
         *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
         layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
-        baseline=options.baseline, figures=options.figures, shown=display,
+        baseline=options.baseline, figures=options.figures, display=display,
     )  # fmt: skip
     finish(done, done.page)
 
@@ -219,7 +219,7 @@ def generate(arguments: list[str]) -> None:
 
 def diagnose(arguments: list[str]) -> None:
     models, options = _several("diagnose", arguments)
-    found = wakeful.diagnose(*models, options=options, shown=display)
+    found = wakeful.diagnose(*models, options=options, display=display)
     finish(found, Path(options.out) / "report.html")
 
 
@@ -233,28 +233,28 @@ def inherit(arguments: list[str]) -> None:
             )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {REFERENCES}")
-    done = wakeful.inherit(*sources, options=options, shown=display)
+    done = wakeful.inherit(*sources, options=options, display=display)
     finish(done, done.page)
 
 
 def cure(arguments: list[str]) -> None:
     models, options = read("cure", arguments)
     options = with_out("cure", [_one(models)], options)
-    done = wakeful.cure(*models, options=options, shown=display)
+    done = wakeful.cure(*models, options=options, display=display)
     tell(f"cured model ({done.stock}): {options.out}")
     finish(done, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
     models, options = _several("evaluate", arguments)
-    found = wakeful.evaluate(*models, options=options, shown=display)
+    found = wakeful.evaluate(*models, options=options, display=display)
     finish(found, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
     models, options = _several("quantize", arguments)
     given = models if len(models) > 1 else models[0]
-    done = wakeful.quantize(given, options=options, shown=display)
+    done = wakeful.quantize(given, options=options, display=display)
     if options.save:
         tell(f"quantized model: {options.save}")
     finish(done, Path(options.out) / "report.html")
@@ -284,7 +284,7 @@ def generate_data(arguments: list[str]) -> None:
 
     from wakeful.generation.sample import sample_data
 
-    data = sample_data(model, options=options, shown=display)
+    data = sample_data(model, options=options, display=display)
     _report_data(data, f"that {model} wrote", options.out)
 
 
@@ -310,7 +310,7 @@ def export(arguments: list[str]) -> None:
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
             "MODEL DIR"
         )
-    kind = wakeful.export(paths[0], paths[1], shown=display, options=options)
+    kind = wakeful.export(paths[0], paths[1], display=display, options=options)
     if paths[1].endswith(".gguf"):
         tell(f"{kind}: {paths[1]}")
         return

@@ -22,11 +22,11 @@ FITTED = 16
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
-def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
+def check_retrains(plain: Decoder, options: CureOptions) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
-    check_absorbs(plain, "sinks" if wanted.sinks else "gates")
+    check_absorbs(plain, "sinks" if options.sinks else "gates")
     dtype = plain.embed.weight.dtype
-    if wanted.steps and dtype.itemsize < torch.float32.itemsize:
+    if options.steps and dtype.itemsize < torch.float32.itemsize:
         raise WakefulError(
             f"the model is in {str(dtype).removeprefix('torch.')}, too coarse to train sinks and "
             "gates: load it with dtype float32"
@@ -34,7 +34,7 @@ def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
 
 
 def retrained(
-    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
+    loaded: Model, token: int, text: Tensor, rest: Tensor, options: CureOptions, show: Display
 ) -> tuple[Decoder, list[tuple[str, str]]]:  # fmt: skip
     """Return the decoder with sinks or gates and what was done in words.
 
@@ -42,42 +42,42 @@ def retrained(
     """
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
-    show.note("fitting sinks" if wanted.sinks else "fitting gates")
-    start = learned_sinks if wanted.sinks else learned_gates
-    length = min(wanted.train_length, loaded.context - 1, len(rest))
+    show.note("fitting sinks" if options.sinks else "fitting gates")
+    start = learned_sinks if options.sinks else learned_gates
+    length = min(options.train_length, loaded.context - 1, len(rest))
     count = min(FITTED, len(rest) // length)
     student = start(plain, token, rest[: count * length].view(count, length))
-    if wanted.sinks and wanted.gates:
+    if options.sinks and options.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
     before = after = divergence(student, teacher, text)
     plan = Matching(
-        steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
-        seed=wanted.seed,
+        steps=options.steps, batch_size=options.batch_size, length=length, lr=options.lr,
+        seed=options.seed,
     )  # fmt: skip
-    if wanted.steps:
+    if options.steps:
         fast = [
             parameter for name, parameter in student.named_parameters()
             if name.endswith(_FAST) or name.startswith("route.")
         ]  # fmt: skip
-        tokens = wanted.batch_size * length
+        tokens = options.batch_size * length
         told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
         after = divergence(student, teacher, text)
         if not math.isfinite(after):
-            raise Diverged(f"lr = {wanted.lr:g}: a loss is not finite: lower it")
-    return student, _said(wanted, plan, token, before, after)
+            raise Diverged(f"lr = {options.lr:g}: a loss is not finite: lower it")
+    return student, _said(options, plan, token, before, after)
 
 
 def _said(
-    wanted: CureOptions, plan: Matching, token: int, before: float, after: float
+    options: CureOptions, plan: Matching, token: int, before: float, after: float
 ) -> list[tuple[str, str]]:
     done = []
-    if wanted.sinks:
+    if options.sinks:
         words = f"softmax-1 with one a head, fitted to id {token} stored before the text"
         done.append(("Learned sinks", words))
-    if wanted.gates:
-        start = "half open" if wanted.sinks else f"fitted to id {token} stored before the text"
+    if options.gates:
+        start = "half open" if options.sinks else f"fitted to id {token} stored before the text"
         done.append(("Gates", f"one a head on the attention's output, {start}"))
     apart = f"KL from the model after id {token}, on text that taught it nothing: "
     if not plan.steps:

@@ -71,7 +71,7 @@ from wakeful.reports.result import Measured
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
@@ -231,9 +231,9 @@ def cure(
     model: Source,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: CureOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Cure:
     """Take a model's outliers and sinks away, without training unless `steps` are asked for.
 
@@ -244,7 +244,7 @@ def cure(
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         tokenizer: in place of the model's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `CureOptions`, whose fields are keyword arguments too.
 
     With `out` the cured model is written to a folder that Transformers loads, which must not exist.
@@ -253,43 +253,43 @@ def cure(
         WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
             forbids it is named); nothing is written.
     """
-    wanted = options_from(CureOptions, given, options)
-    if wanted.rotate:
-        rotation_of(wanted.rotate)
-    command = command_of("cure", wanted, name_of(model))
-    for name in wanted.for_:
+    options = options_from(CureOptions, kwargs, options)
+    if options.rotate:
+        rotation_of(options.rotate)
+    command = command_of("cure", options, name_of(model))
+    for name in options.for_:
         format_of(name)
-    if wanted.out:
-        refuse_existing(Path(wanted.out))
-    with session("cure", wanted, [model], tokenizer, shown) as at:
-        learned = _learned(wanted)
-        most = (wanted.length or LENGTH) * wanted.num_sequences + learned
-        words = TextWords(beginning_of(wanted.source, most))
+    if options.out:
+        refuse_existing(Path(options.out))
+    with session("cure", options, [model], tokenizer, display) as at:
+        learned = _learned(options)
+        most = (options.length or LENGTH) * options.num_sequences + learned
+        words = TextWords(beginning_of(options.source, most))
         loaded = next(at.models())
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )
         event_source(loaded.module)  # refuses what cannot be diagnosed
-        if wanted.out:
+        if options.out:
             _ = loaded.own_tokenizer  # which is written
         fused = any(map(is_fused, loaded.module.modules()))
         make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-        made = make(_At(loaded, words, learned, wanted, at.show))
+        made = make(_At(loaded, words, learned, options, at.show))
     shared = ("bos", "device", "dtype", "num_sequences")
-    asks = {name: getattr(wanted, name) for name in shared}
-    asks["text"] = wanted.source  # both models read the text that is verified on
+    asks = {name: getattr(options, name) for name in shared}
+    asks["text"] = options.source  # both models read the text that is verified on
     seen = diagnose(
-        loaded, made.model, shown=shown, length=made.length, no_advice=True, **asks
+        loaded, made.model, display=display, length=made.length, no_advice=True, **asks
     )  # fmt: skip
-    helped = wanted.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
-    advice = None if helped else _next(loaded, seen, words, wanted, made.length)
+    helped = options.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
+    advice = None if helped else _next(loaded, seen, words, options, made.length)
     cure = Cure(
         **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
-        figures=wanted.figures, out=wanted.out, advice=advice, reading=wanted.text_flags,
+        figures=options.figures, out=options.out, advice=advice, reading=options.text_flags,
     )  # fmt: skip
-    if wanted.out:
-        cure.save(wanted.out)
+    if options.out:
+        cure.save(options.out)
     return cure
 
 
@@ -300,19 +300,19 @@ def _helped(made: _Made, seen: Diagnosis) -> bool:
 
 
 def _next(
-    loaded: Model, seen: Diagnosis, words: TextWords, wanted: CureOptions, length: int
+    loaded: Model, seen: Diagnosis, words: TextWords, options: CureOptions, length: int
 ) -> Advice | None:
     """Return what to do with the model before, tried on the text; or that this was the best."""
-    rows = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
-    advice = advise(loaded, seen.models[0], rows, bos=wanted.bos)
+    rows = words.sequences(loaded, length=length, num_sequences=options.num_sequences, bos=False)
+    advice = advise(loaded, seen.models[0], rows, bos=options.bos)
     if advice is None:
         return Advice(words=f"nothing else was found to cure in {loaded.name}: keep it as it is")
     flags = shlex.split(advice.arguments)
-    given = {"--rotate": wanted.rotate, "--prefix": wanted.prefix, "--sinks": wanted.sinks}
+    given = {"--rotate": options.rotate, "--prefix": options.prefix, "--sinks": options.sinks}
     done = {flag for flag, value in given.items() if value}
     if flags and done == {flag for flag in flags if flag.startswith("--")}:
         return Advice(words=f"nothing that was tried does better than to {advice.words}")
-    arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
+    arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
     return replace(advice, arguments=arguments if flags else "")
 
 
@@ -398,15 +398,15 @@ def _cured_ours(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _check_possible(loaded: Model, plain: Decoder, wanted: CureOptions) -> None:
+def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None:
     """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
-    if wanted.turning:
-        surgery.check_rotates(plain, wanted.turning, stream=bool(wanted.rotate))
-    if wanted.trains:
-        check_retrains(plain, wanted)
-    if wanted.prefix:
-        surgery.check_stores(plain, int(wanted.prefix) if wanted.prefix.isdecimal() else 1)
-    if wanted.prefix == "bos" and loaded.bos is None:
+    if options.turning:
+        surgery.check_rotates(plain, options.turning, stream=bool(options.rotate))
+    if options.trains:
+        check_retrains(plain, options)
+    if options.prefix:
+        surgery.check_stores(plain, int(options.prefix) if options.prefix.isdecimal() else 1)
+    if options.prefix == "bos" and loaded.bos is None:
         raise WakefulError(
             f"{loaded.name} has no BOS token: choose the token on the text by --prefix auto"
         )
@@ -461,9 +461,9 @@ def _cured_experts(at: _At) -> _Made:
     )  # fmt: skip
 
 
-def _rotation(wanted: CureOptions) -> tuple[str, str]:
-    told = f"every head's values, {wanted.turning}, seed {wanted.seed}"
-    if wanted.rotate:
+def _rotation(options: CureOptions) -> tuple[str, str]:
+    told = f"every head's values, {options.turning}, seed {options.seed}"
+    if options.rotate:
         told = f"residual stream and {told}; scales of norms multiplied into what reads them"
     return "Rotation", told
 
@@ -685,17 +685,17 @@ def _rounded(
     return [("Weights", f"those that changed are rounded to {kind}, the type written")] * found
 
 
-def _learned(wanted: CureOptions) -> int:
+def _learned(options: CureOptions) -> int:
     """Return how many tokens choosing, fitting and training read, after those to verify on."""
-    choosing = CHOICE if wanted.for_ else 0
-    if wanted.prefix not in ("", "bos") or wanted.trains:
+    choosing = CHOICE if options.for_ else 0
+    if options.prefix not in ("", "bos") or options.trains:
         choosing = max(choosing, CHOOSING_TOKENS)
-    rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains or choosing else 0
-    return max(choosing, rows * wanted.train_length)
+    rows = max(options.steps * options.batch_size, FITTED) if options.trains or choosing else 0
+    return max(choosing, rows * options.train_length)
 
 
-def _words(loaded: Model, wanted: CureOptions) -> str:
+def _words(loaded: Model, options: CureOptions) -> str:
     others = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
-    parts = [wanted.rotate, *(n.removeprefix("rotate_") for n in others if getattr(wanted, n))]
+    parts = [options.rotate, *(n.removeprefix("rotate_") for n in others if getattr(options, n))]
     done = ", ".join(filter(None, parts))
     return f"{loaded.architecture}, cured ({done})" if done else loaded.architecture

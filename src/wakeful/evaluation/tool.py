@@ -31,7 +31,7 @@ from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.scores import Score, averages, scores_table
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -78,9 +78,9 @@ class Evaluation(Measured):
 def evaluate(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: EvaluateOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Evaluation:
     """Measure how well models predict, and what they cost: perplexity of texts, LAMBADA, multiple
     choice, tasks of lm-eval, size and speed.
@@ -92,7 +92,7 @@ def evaluate(
         models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
             inheritance stands for its reference, its last heirs and its baselines.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
 
     With `out` the run directory is written too, which must not exist; without it nothing is.
@@ -102,78 +102,78 @@ def evaluate(
             does not know a task, an option is out of its range, or `out` exists. Nothing is
             written.
     """
-    wanted = options_from(EvaluateOptions, given, options)
+    options = options_from(EvaluateOptions, kwargs, options)
     sources = with_heirs(models)
-    with session("evaluate", wanted, sources, tokenizer, shown) as at:
-        material, tasks = _read(wanted, at.show)
+    with session("evaluate", options, sources, tokenizer, display) as at:
+        material, tasks = _read(options, at.show)
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         timed: dict[str, str] = {}
-        ours = bool(wanted.speed) and any(map(_is_ours, sources))
+        ours = bool(options.speed) and any(map(_is_ours, sources))
         for model in at.models():
             names[model.name] = model.architecture
-            length = wanted.length_for(model.context)
-            lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
-            words = {name: own_words(model, wanted, text) for name, text in material.items()}
+            length = options.length_for(model.context)
+            lengths[model.name] = f"{length} tokens every {options.stride or length}"
+            words = {name: own_words(model, options, text) for name, text in material.items()}
             texts[model.name] = ", ".join(
-                text.name or wanted.source or wanted.sources[name] for name, text in words.items()
+                text.name or options.source or options.sources[name] for name, text in words.items()
             )
-            scores += _measure(model, wanted, words, tasks, at.show)
-            if wanted.speed:
-                scores += _costs(model, wanted, timed, at.show, ours=ours)
+            scores += _measure(model, options, words, tasks, at.show)
+            if options.speed:
+                scores += _costs(model, options, timed, at.show, ours=ours)
             del model
         method = method_of(
-            names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
+            names, scores, options, at.machine, bos=at.bos, dtype=at.dtype,
             text=same_or_each(texts), windows=same_or_each(lengths), timed=same_or_each(timed),
         )  # fmt: skip
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
-            sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
-            reading=wanted.text_flags,
+            sources=tuple(name_of(source) for source in sources), figures=options.figures,
+            reading=options.text_flags,
         )  # fmt: skip
         at.keep(result)
     return result
 
 
-def _read(wanted: EvaluateOptions, show: Display) -> tuple[dict[str, Words], TaskSet]:
+def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, Words], TaskSet]:
     """Return the texts, by the names of their figures, and the examples; what is wrong with them is
     said before a model is loaded.
     """
-    enough = (wanted.length or LENGTH) * wanted.windows
-    texts = {name: words_of(source, enough) for name, source in wanted.sources.items()}
-    completions = read_lambada(wanted.lambada) if wanted.lambada else []
-    choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
+    enough = (options.length or LENGTH) * options.windows
+    texts = {name: words_of(source, enough) for name, source in options.sources.items()}
+    completions = read_lambada(options.lambada) if options.lambada else []
+    choices = read_choices(options.choices, options.labels) if options.choices else []
     tasks = TaskSet()
-    if wanted.asks:
+    if options.asks:
         show.note("preparing lm-eval's tasks")
-        tasks = read_tasks(wanted, completions, choices)
+        tasks = read_tasks(options, completions, choices)
     return texts, tasks
 
 
 def _measure(
     model: Model,
-    wanted: EvaluateOptions,
+    options: EvaluateOptions,
     texts: Mapping[str, Words],
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
     check_likelihoods(model.name, model.module)
-    bos = model.begins(wanted.bos)
-    if wanted.speed:
-        check_lengths(model, wanted.speed)
+    bos = model.begins(options.bos)
+    if options.speed:
+        check_lengths(model, options.speed)
     scores: list[Score] = []
     for name, words in texts.items():
-        length = wanted.length_for(model.context)
+        length = options.length_for(model.context)
         found = perplexity(
             model,
             words,
             length=length,
-            stride=wanted.stride or length,
-            num_sequences=wanted.windows,
+            stride=options.stride or length,
+            num_sequences=options.windows,
             bos=bos,
-            batch_size=wanted.batch_size,
+            batch_size=options.batch_size,
             progress=counting(show, f"{model.name}: windows", model, tokens=length),
         )
         scores += [dataclasses.replace(score, task=name) for score in found]
@@ -183,10 +183,10 @@ def _measure(
         asked = HarnessModel(
             model,
             bos=bos,
-            batch_size=wanted.batch_size,
+            batch_size=options.batch_size,
             progress=partial(show.count, f"{model.name}: rows"),
         )
-        answered = run_tasks(model.name, asked, tasks, limit=wanted.limit)
+        answered = run_tasks(model.name, asked, tasks, limit=options.limit)
         scores += [*answered, *averages(answered)]
     return scores
 
@@ -201,7 +201,7 @@ def _is_ours(source: Source) -> bool:
 
 
 def _costs(
-    model: Model, wanted: EvaluateOptions, timed: dict[str, str], show: Display, *, ours: bool
+    model: Model, options: EvaluateOptions, timed: dict[str, str], show: Display, *, ours: bool
 ) -> list[Score]:
     """Return a model's size and speed, with our decoder where `ours` and where that can be it.
 
@@ -217,4 +217,4 @@ def _costs(
             timed[model.name] = f"{THEIRS}, another implementation, because {error}"
             show.note(f"{model.name}: timed with {timed[model.name]}")
     timing = partial(show.count, f"{model.name}: rounds of timing")
-    return costs(ready, wanted.speed, progress=timing)
+    return costs(ready, options.speed, progress=timing)

@@ -29,7 +29,7 @@ from wakeful.loading.load import check_step, fetched, load, place_of, read_decod
 from wakeful.loading.model import AnyTokenizer
 from wakeful.loading.sources import Source, as_ours, name_of
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Shown, usual
+from wakeful.terminal.display import DisplayFactory, usual
 
 
 @takes(ExportOptions)
@@ -39,9 +39,9 @@ def export(
     folder: str | Path,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: ExportOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> str:
     """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
 
@@ -54,46 +54,46 @@ def export(
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
         tokenizer: in place of the model's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
 
     Raises:
         WakefulError: the model cannot be read, or the folder exists or cannot be written.
     """
-    wanted = options_from(ExportOptions, given, options)
+    options = options_from(ExportOptions, kwargs, options)
     folder = Path(folder)
-    check_rules(wanted, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
+    check_rules(options, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
-    command = command_of("export", wanted, name_of(model), str(folder))
-    layers = numbered(wanted.layers)
+    command = command_of("export", options, name_of(model), str(folder))
+    layers = numbered(options.layers)
     if layers:
         check_order(layers)
     stock = None
     if layers and folder.suffix != ".gguf":
-        stock = _stock_folder(model, wanted.step)
+        stock = _stock_folder(model, options.step)
     if stock is not None:
         if tokenizer is not None:
             raise WakefulError(
                 "a tokenizer is given, and what stays of a folder whose layers are left out is "
                 "copied: leave it out, or export the result with it"
             )
-        check_rules(wanted, *COPIED_RULES)
+        check_rules(options, *COPIED_RULES)
         kind = read_config(stock).model_type
         card = shortened_card(folder.name, name_of(model), command, kind, layers)
         return drop_layers(stock, layers, folder, card=card)
     if isinstance(model, str | Path):
         # A folder's tensors are cast as they are written, where what does not fit is refused.
         stored = torch.float32 if folder.suffix == ".gguf" else "auto"
-        found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=wanted.step)
+        found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=options.step)
     else:
-        check_rules(wanted, *MEMORY_RULES)
+        check_rules(options, *MEMORY_RULES)
         found = load(model, tokenizer=tokenizer)
     if found.is_quantized:
         raise WakefulError(
             f"{found.name} is quantized: export the model it was made from, or save this one by "
             "save_model"
         )
-    with (shown or usual)("export") as show:
+    with (display or usual)("export") as show:
         found = whole = as_ours(found, show)
     if layers:
         of = found.decoder().config.num_layers
@@ -107,15 +107,15 @@ def export(
         lineage, origin = file_lineage(found, source=whole, done=done)
         return export_gguf(
             found.decoder(), folder, tokenizer=found.own_tokenizer,
-            storage="f16" if wanted.gguf == "auto" else wanted.gguf, name=found.name,
+            storage="f16" if options.gguf == "auto" else options.gguf, name=found.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
     kind = written_as(found.decoder().config, found.own_tokenizer)[0]
     card = model_card(found, kind, command, source=whole, done=done)
-    dtype = found.written_in if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
+    dtype = found.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(
         found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card,
-        types=found.types if wanted.dtype == "auto" else None,
+        types=found.types if options.dtype == "auto" else None,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from wakeful.loading.sources import Source, in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.paths import expanded
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Shown, usual
+from wakeful.terminal.display import DisplayFactory, usual
 from wakeful.terminal.plain_text import decoded
 
 _ROOM = 2
@@ -49,9 +49,9 @@ def sample_data(
     model: Source,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: SampleOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> PreparedData:
     """Let a model write documents, and return them as prepared data.
 
@@ -64,47 +64,47 @@ def sample_data(
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `SampleOptions`, whose fields are keyword arguments too.
 
     Raises:
         WakefulError: an option is out of its range, the folder holds something else, or what is
             written is empty, or the same over and over.
     """
-    wanted = options_from(SampleOptions, given, options)
-    folder = expanded(wanted.out).absolute()
-    lines = _lines(Path(wanted.prompts)) if wanted.prompts else []
-    with evaluating(*in_memory([model])), (shown or usual)("data generate") as show:
+    options = options_from(SampleOptions, kwargs, options)
+    folder = expanded(options.out).absolute()
+    lines = _lines(Path(options.prompts)) if options.prompts else []
+    with evaluating(*in_memory([model])), (display or usual)("data generate") as show:
         show.note(f"loading {name_of(model)}")
         # As it is stored: what it writes needs no more than the weights have.
         loaded = load(
-            model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto",
-            trust_remote_code=wanted.trust_remote_code,
+            model, tokenizer=tokenizer, device=options.device, step=options.step, dtype="auto",
+            trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
-        length = _length(wanted, loaded)
-        begin = _beginnings(wanted, loaded, lines, length)
+        length = _length(options, loaded)
+        begin = _beginnings(options, loaded, lines, length)
         settings = {
             "model": loaded.name,
             "weights_sha256": state_sha256(loaded.module),
             "step": loaded.step,
             "tokenizer": loaded.own_tokenizer.fingerprint,
-            "tokens": wanted.tokens,
+            "tokens": options.tokens,
             "length": length,
-            "batch_size": wanted.batch_size,
-            "temperature": wanted.temperature,
-            "top_k": wanted.top_k,
-            "top_p": wanted.top_p,
-            "seed": wanted.seed,
+            "batch_size": options.batch_size,
+            "temperature": options.temperature,
+            "top_k": options.top_k,
+            "top_p": options.top_p,
+            "seed": options.seed,
             "prompts": joined_sha256(json.dumps([begin.prompts, begin.reply])),
             "chat": begin.chat,
-            "validation_fraction": wanted.validation_fraction,
+            "validation_fraction": options.validation_fraction,
         }
 
         known = dataclasses.fields(SampleOptions)
         neutral = {each.name: each.default for each in known if each.name in settings}
 
         def write(number: int) -> Documents:
-            return _part(loaded, begin, wanted, length, number)
+            return _part(loaded, begin, options, length, number)
 
         return sampled(
             folder, write, tokenizer=loaded.own_tokenizer, name=loaded.name, settings=settings,
@@ -125,29 +125,29 @@ def _lines(file: Path) -> list[str]:
     return found
 
 
-def _length(wanted: SampleOptions, model: Model) -> int:
-    length = wanted.length_for(model.context)
+def _length(options: SampleOptions, model: Model) -> int:
+    length = options.length_for(model.context)
     if length > model.context:
         raise WakefulError(
             f"length = {length} is past {model.name}'s context of {model.context} tokens"
         )
-    if wanted.tokens < 2 * length:
+    if options.tokens < 2 * length:
         raise WakefulError(
-            f"tokens = {wanted.tokens}: one part is held out, so there must be two documents of "
+            f"tokens = {options.tokens}: one part is held out, so there must be two documents of "
             f"length = {length} at least"
         )
     return length
 
 
-def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: int) -> _Beginnings:
+def _beginnings(options: SampleOptions, model: Model, lines: list[str], length: int) -> _Beginnings:
     """Return the beginnings of documents.
 
     Raises:
         WakefulError: a chat template is asked for and cannot be used, or a prompt is too long.
     """
     tokenizer, ends = model.own_tokenizer, model.ends
-    turn = None if wanted.chat == "off" else user_turn(tokenizer)
-    if turn is None and wanted.chat == "on":
+    turn = None if options.chat == "off" else user_turn(tokenizer)
+    if turn is None and options.chat == "on":
         raise WakefulError(f"chat = on: the tokenizer of {model.name} has no chat template")
     if turn is not None and turn.answer_end is not None:
         ends |= {turn.answer_end}
@@ -183,18 +183,18 @@ def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: i
 
 
 def _part(
-    model: Model, begin: _Beginnings, wanted: SampleOptions, length: int, number: int
+    model: Model, begin: _Beginnings, options: SampleOptions, length: int, number: int
 ) -> Documents:
     """Return the documents of one part, those that are not empty."""
-    first = number * wanted.batch_size
+    first = number * options.batch_size
     prompts = [
         begin.prompts[place % len(begin.prompts)]
-        for place in range(first, first + wanted.batch_size)
+        for place in range(first, first + options.batch_size)
     ]
     rows = sample(
         model, prompts, length=length, ends=begin.ends, reply=begin.reply,
-        temperature=wanted.temperature, top_k=wanted.top_k, top_p=wanted.top_p,
-        seed=key64("sample", wanted.seed, number) >> 1,
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
+        seed=key64("sample", options.seed, number) >> 1,
     )  # fmt: skip
     found: Documents = []
     for prompt, row in zip(prompts, rows, strict=True):

@@ -19,7 +19,7 @@ def generate(
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
     options: GenerateOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> str:
     """Return the text that continues a prompt.
 
@@ -35,7 +35,7 @@ def generate(
         WakefulError: an option is out of its range, the context too short, or the chat template
             cannot be used.
     """
-    return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **given))
+    return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **kwargs))
 
 
 @ordinary_switches()
@@ -45,19 +45,21 @@ def stream(
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
     options: GenerateOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Iterator[str]:
     """Return the text of `generate` piece by piece, each once it is known."""
-    wanted = options_from(GenerateOptions, given, options)
+    options = options_from(GenerateOptions, kwargs, options)
     # As it is stored: continuing a text needs no more than the weights have.
-    loaded = load(model, tokenizer=tokenizer, device=wanted.device, step=wanted.step, dtype="auto")
+    loaded = load(
+        model, tokenizer=tokenizer, device=options.device, step=options.step, dtype="auto"
+    )
     return loaded.stream(
         prompt,
-        num_tokens=wanted.num_tokens,
-        temperature=wanted.temperature,
-        top_k=wanted.top_k,
-        top_p=wanted.top_p,
-        seed=wanted.seed,
-        bos=wanted.bos,
-        chat=wanted.chat,
+        num_tokens=options.num_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        bos=options.bos,
+        chat=options.chat,
     )

@@ -26,7 +26,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 from wakeful.training import Initial, check_parts, resume_command, train_run
 
 BASELINES: Mapping[BaselineName, str] = {
@@ -81,7 +81,7 @@ class Seed:
     loss: float
     """The reference's, on the same validation set: parity is a final loss at or under it."""
     out: Path
-    shown: Shown
+    shown: DisplayFactory
     resume: Path | None = None
     """The inheritance's folder, where it is not `out`."""
 

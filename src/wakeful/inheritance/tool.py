@@ -51,7 +51,7 @@ from wakeful.runs.distributed import World, joined
 from wakeful.runs.records import Step, data_facts, rows
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training import choose_own_device, mean_loss
 from wakeful.variants import build, modules_named
 
@@ -76,9 +76,9 @@ def inherit(
     reference: Source | None = None,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: InheritOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Inheritance | UntrainedHeir:
     """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
 
@@ -88,7 +88,7 @@ def inherit(
         reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
             exported into the folder so that the work can be resumed.
         tokenizer: in place of the reference's own, or a module's; a path of one, too.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `InheritOptions`, whose fields and short names are keyword arguments too.
         given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
 
@@ -102,36 +102,36 @@ def inherit(
             from, the layers do not fit it, `out` exists, or a run fails.
             Whatever was there before is kept.
     """
-    wanted = options_from(InheritOptions, given, options)
-    if wanted.resume and reference is not None:
+    options = options_from(InheritOptions, kwargs, options)
+    if options.resume and reference is not None:
         raise WakefulError("resume goes on with a folder's own reference: name none")
-    if not wanted.resume and reference is None:
+    if not options.resume and reference is None:
         raise WakefulError(f"name one reference: {REFERENCES}")
     with joined() as world:
-        shown = partial(showing, shown, world=world)
-        choose_own_device(wanted.train.device, world, field="device")
+        display = partial(showing, display, world=world)
+        choose_own_device(options.train.device, world, field="device")
         if reference is not None:
-            _check_names(wanted)
-        _check_world(wanted, world)
+            _check_names(options)
+        _check_world(options, world)
         usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
-        out = Path(wanted.resume or wanted.out or usual)
-        if reference is not None and wanted.heal.by == "none":
-            return _untrained(reference, tokenizer, wanted, out, shown, world)
+        out = Path(options.resume or options.out or usual)
+        if reference is not None and options.heal.by == "none":
+            return _untrained(reference, tokenizer, options, out, display, world)
         if reference is None:
             with Run.open(out).naming_modules():
-                begun = _resumed(out, shown, world)
+                begun = _resumed(out, display, world)
         elif world.first:
-            planned = _begun(reference, tokenizer, wanted, out, shown, world)
+            planned = _begun(reference, tokenizer, options, out, display, world)
             world.meet()
             begun = world.leader_first(lambda: planned)  # then the others read the text
         else:
             world.meet()  # while the first plans
-            begun = _resumed(out, shown, world)
+            begun = _resumed(out, display, world)
         with begun.run.naming_modules():
-            begun.work(shown, world, wanted.figures or begun.plan.wishes.figures)
+            begun.work(display, world, options.figures or begun.plan.wishes.figures)
     done = Inheritance(begun.run.path, begun.run.path / "report.html")
     if world.first:
-        done.save_results((), wanted.figures or begun.plan.wishes.figures)
+        done.save_results((), options.figures or begun.plan.wishes.figures)
     return done
 
 
@@ -147,7 +147,7 @@ class _Begun:
     windows: pl.DataFrame
     """The losses that the reference has on the text."""
 
-    def work(self, shown: Shown, world: World, figures: Sequence[FigureFormat]) -> None:
+    def work(self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]) -> None:
         """Do what the recipe says, and write the page, with its charts in these formats."""
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
@@ -155,19 +155,22 @@ class _Begun:
             # What has been trained is read, not trained again.
             outcomes = [
                 Seed(
-                    seeded, self.reference.decoder(), loss, run.path / name, shown, run.path
+                    seeded, self.reference.decoder(), loss, run.path / name, display, run.path
                 ).carry_out()
                 for name, seeded in self.recipe.of_seeds()
             ]  # fmt: skip
             if world.first:
-                self._tell(outcomes, shown, figures)
+                self._tell(outcomes, display, figures)
             world.meet()
 
     def _tell(
-        self, outcomes: list[FinishedStages], shown: Shown, figures: Sequence[FigureFormat]
+        self,
+        outcomes: list[FinishedStages],
+        display: DisplayFactory,
+        figures: Sequence[FigureFormat],
     ) -> None:
         """Write what came of it."""
-        with shown("inherit") as show:
+        with display("inherit") as show:
             show.note("measuring size and speed")
             self.run.write_json("summary.json", self._summary(outcomes))
         write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
@@ -271,15 +274,15 @@ def _untrained(
     tokenizer: AnyTokenizer | str | Path | None,
     options: InheritOptions,
     out: Path,
-    shown: Shown,
+    display: DisplayFactory,
     world: World,
 ) -> UntrainedHeir:
     """Write the heir that choosing and bridging leave."""
     refuse_existing(out)
-    with shown("inherit") as show:
+    with display("inherit") as show:
         planned = _planned(source, tokenizer, options, out, show, world)
         reference, recipe = planned.reference, planned.recipe
-        stage = Seed(recipe, reference.decoder(), math.inf, out, shown).first()
+        stage = Seed(recipe, reference.decoder(), math.inf, out, display).first()
         heir = untrained.made(
             stage, recipe, options, reference, planned.data, planned.config, show,
             source=name_of(source), out=out,
@@ -293,12 +296,12 @@ def _begun(
     tokenizer: AnyTokenizer | str | Path | None,
     options: InheritOptions,
     out: Path,
-    shown: Shown,
+    display: DisplayFactory,
     world: World,
 ) -> _Begun:
     run = Run(out)
     run.refuse_existing("inherit")
-    with shown("inherit") as show:
+    with display("inherit") as show:
         planned = _planned(source, tokenizer, options, out, show, world)
         reference, data, recipe = planned.reference, planned.data, planned.recipe
         config, options = planned.config, planned.options
@@ -383,13 +386,13 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 
 
-def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
+def _resumed(out: Path, display: DisplayFactory, world: World) -> _Begun:
     """Return what an inheritance that was begun goes on with."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)
     plan = run.read(InheritancePlan, "plan.json")
-    with shown("inherit") as show:
+    with display("inherit") as show:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)

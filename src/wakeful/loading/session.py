@@ -19,7 +19,7 @@ from wakeful.loading.sources import Source, dtype_of, in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.result import Result, same_or_each
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.terminal.display import LONG, Display, Shown, duration, usual
+from wakeful.terminal.display import LONG, Display, DisplayFactory, duration, usual
 
 
 @dataclass
@@ -92,17 +92,17 @@ class Session:
 @contextlib.contextmanager
 def session(
     verb: str,
-    wanted: Reading,
+    options: Reading,
     sources: Sequence[Source],
     tokenizer: AnyTokenizer | str | Path | None,
-    shown: Shown | None,
+    display: DisplayFactory | None,
 ) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
     modules = in_memory(sources)
-    with evaluating(*modules), unbarred(), (shown or usual)(verb) as show:
-        if wanted.out:
-            Run(wanted.out).refuse_existing(verb)
-        yield Session(wanted, sources, tokenizer, show, choose_device(wanted.device))
+    with evaluating(*modules), unbarred(), (display or usual)(verb) as show:
+        if options.out:
+            Run(options.out).refuse_existing(verb)
+        yield Session(options, sources, tokenizer, show, choose_device(options.device))
 
 
 def counting(
@@ -137,9 +137,9 @@ def foretell(
         )
 
 
-def own_words(model: Model, wanted: Reading, words: Words) -> Words:
+def own_words(model: Model, options: Reading, words: Words) -> Words:
     """Return a model's words: the task that it was trained on, if any, where none is named."""
-    if wanted.text or not wanted.source:
+    if options.text or not options.source:
         return words
     return own_task(model) or words
 

@@ -53,11 +53,11 @@ class Template:
         self._environment = _Bounded()
         self._template = self._environment.from_string(source)
 
-    def render(self, messages: list[dict[str, str]], **given: Any) -> str:
+    def render(self, messages: list[dict[str, str]], **kwargs: Any) -> str:
         """Return the text of a conversation; whatever a program may raise."""
         size = sum(len(text) for message in messages for text in message.values())
         self._environment.left = _ALLOWANCE + _STEP * size
-        return self._template.render(messages=messages, tools=None, documents=None, **given)
+        return self._template.render(messages=messages, tools=None, documents=None, **kwargs)
 
 
 class _Bounded(ImmutableSandboxedEnvironment):

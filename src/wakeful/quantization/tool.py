@@ -39,14 +39,14 @@ from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, pars
 from wakeful.quantization.sensitivity import LayerCost, better_than, costs, growth, mixed
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 
 
 @overload
-def quantize(model: Source, *schemes: str | Scheme, **given: Any) -> Quantization: ...
+def quantize(model: Source, *schemes: str | Scheme, **kwargs: Any) -> Quantization: ...
 @overload
 def quantize(
-    model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **given: Any
+    model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **kwargs: Any
 ) -> QuantizationMatrix: ...
 @takes(QuantizeOptions)
 @ordinary_switches()
@@ -54,9 +54,9 @@ def quantize(
     model: Source | list[Any] | tuple[Any, ...],
     *schemes: str | Scheme,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: QuantizeOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Quantization | QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -72,7 +72,7 @@ def quantize(
             them in a list, which are measured one after another and make one matrix.
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
@@ -85,13 +85,13 @@ def quantize(
             `out`.
     """
     if schemes:
-        if "scheme" in given:
-            raise WakefulError(f"scheme = {given['scheme']!r} and {schemes!r}: give one of them")
-        given["scheme"] = tuple(
+        if "scheme" in kwargs:
+            raise WakefulError(f"scheme = {kwargs['scheme']!r} and {schemes!r}: give one of them")
+        kwargs["scheme"] = tuple(
             each.expression if isinstance(each, Scheme) else each for each in schemes
         )
     models = list(model) if isinstance(model, list | tuple) else [model]
-    wanted = options_from(QuantizeOptions, given, options)
+    wanted = options_from(QuantizeOptions, kwargs, options)
     several = isinstance(model, list | tuple)
     found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
@@ -104,7 +104,7 @@ def quantize(
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
-    with session("quantize", wanted, models, tokenizer, shown) as at:
+    with session("quantize", wanted, models, tokenizer, display) as at:
         _check(wanted, found, better, len(models))
         length = wanted.length or LENGTH
         follow = 0 if texts else extra

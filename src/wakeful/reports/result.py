@@ -19,7 +19,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Environment, Run, disk_errors
-from wakeful.terminal.display import Display, Shown, Silent, usual
+from wakeful.terminal.display import Display, DisplayFactory, Silent, usual
 
 
 class Result(ABC):
@@ -106,12 +106,12 @@ class Measured(Result):
 
 
 @contextlib.contextmanager
-def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
+def showing(display: DisplayFactory | None, name: str, world: World) -> Iterator[Display]:
     """Give the display of a verb: of several processes the first one's alone says anything."""
     if not world.first:
         yield Silent()
         return
-    with (shown or usual)(name) as show:
+    with (display or usual)(name) as show:
         yield show
 
 

@@ -58,7 +58,7 @@ def unseen(done: int, total: int) -> None:
     """Show no progress."""
 
 
-Shown = Callable[[str], AbstractContextManager[Display]]
+DisplayFactory = Callable[[str], AbstractContextManager[Display]]
 """Gives the display for the work that is called so."""
 
 

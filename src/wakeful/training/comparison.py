@@ -17,7 +17,7 @@ from wakeful.reports.result import Paged
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Shown, usual
+from wakeful.terminal.display import DisplayFactory, usual
 from wakeful.training.compared import ComparedRuns as Compared
 from wakeful.training.compared import read_comparison
 from wakeful.training.layouts import layout_of
@@ -70,7 +70,7 @@ def compare(
     resume: bool = False,
     cluster: str = "",
     figures: Sequence[FigureFormat] = (),
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
 ) -> Comparison:
     """Train variants with several seeds and report their paired differences.
 
@@ -90,7 +90,7 @@ def compare(
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
             empty is here, one after another.
         figures: formats to write the charts in too, into the folder figures.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
 
     Raises:
         WakefulError: a configuration, a variant's name or a layout does not exist or cannot be
@@ -123,7 +123,7 @@ def compare(
     if baseline:
         variants = {baseline: variants[baseline], **variants}
     run = train_variants(
-        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds, shown=shown or usual,
+        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds, display=display or usual,
         layouts=layouts, resume=resume, cluster=cluster,
     )  # fmt: skip
     page = run.path / "report.html"

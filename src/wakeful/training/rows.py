@@ -11,7 +11,7 @@ from wakeful.config.tables import to_table
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.records import DataFacts, data_facts
 from wakeful.runs.run import Run, is_done, refuse_link
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training.cluster import cluster_of, deal, run_work
 from wakeful.training.loop import train_run
 from wakeful.training.setup import check_run
@@ -33,7 +33,7 @@ def train_variants(
     path: str | Path,
     *,
     seeds: Sequence[int],
-    shown: Shown,
+    display: DisplayFactory,
     layouts: Sequence[str] = (),
     resume: bool = False,
     cluster: str = "",
@@ -62,7 +62,7 @@ def train_variants(
         beside = _joined(comparison, facts)
     else:
         comparison.refuse_existing("compare")
-    variants = _checked(variants, shown, beside)
+    variants = _checked(variants, display, beside)
     if not resume:
         comparison.make("compare", facts)
     rows = [
@@ -81,11 +81,11 @@ def train_variants(
     try:
         if dealt is not None:
             work = [run_work(row.label, row.config, row.place.absolute()) for row in rows]
-            with shown("compare") as show:
+            with display("compare") as show:
                 deal(work, dealt, comparison.path.absolute(), show, may_diverge=others)
         else:
             for row in rows:
-                with shown(row.variant if len(seeds) == 1 else row.label) as show:
+                with display(row.variant if len(seeds) == 1 else row.label) as show:
                     try:
                         row.train(show)
                     except Diverged as error:
@@ -174,7 +174,9 @@ class _Row:
 
 
 def _checked(
-    variants: Mapping[str, Config], shown: Shown, first: tuple[str, Mapping[str, object]] | None
+    variants: Mapping[str, Config],
+    display: DisplayFactory,
+    first: tuple[str, Mapping[str, object]] | None,
 ) -> dict[str, Config]:
     """Return the variants resolved; raise what any of their runs would raise before it begins.
 
@@ -183,7 +185,7 @@ def _checked(
     """
     found: dict[str, Config] = {}
     for name, config in variants.items():
-        with shown(name) as show:
+        with display(name) as show:
             try:
                 found[name], data = check_run(config, show.stage)
             except WakefulError as error:

@@ -15,7 +15,7 @@ from wakeful.reports.value import Report
 from wakeful.runs.distributed import joined
 from wakeful.runs.run import Run as Directory
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run as train_into
 from wakeful.training.report import comparison_report
@@ -63,7 +63,7 @@ def train(
     resume: str | Path = "",
     steps: int = 0,
     figures: Sequence[FigureFormat] = (),
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     **changes: Any,
 ) -> Run:
     """Train one model into a run directory.
@@ -76,7 +76,7 @@ def train(
         resume: go on with the run in this folder instead, with its own configuration.
         steps: lengthen the run that is resumed to this many; 0 leaves it as long as it is.
         figures: formats to write the charts in too, into the folder figures.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         changes: fields in place of the configuration's, tables for its parts.
 
     Raises:
@@ -94,7 +94,7 @@ def train(
     place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
     if not resume:
         check_rules(chosen.data, TRAINED)
-    with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
+    with joined() as world, showing(display, place.name if resume else chosen.name, world) as show:
         train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
         done = Run(place)
         if world.first:

@@ -227,13 +227,15 @@ def mean_attention(names: Names) -> Titled:
     the other.
     """
     title = "mean attention of all heads and layers"
-    return _pictured(names, "mean_attention", title, lambda shown, _: heads.mean_attention(shown))
+    return _pictured(
+        names, "mean_attention", title, lambda display, _: heads.mean_attention(display)
+    )
 
 
 def hidden_magnitude(names: Names) -> Titled:
     """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
     title = "magnitude of hidden states, mean over layers"
-    return _pictured(names, "hidden_picture", title, lambda shown, _: heads.hidden(shown))
+    return _pictured(names, "hidden_picture", title, lambda display, _: heads.hidden(display))
 
 
 def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool = False) -> Titled:

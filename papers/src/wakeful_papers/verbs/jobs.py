@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.runs.run import is_done
-from wakeful.terminal.display import Shown, usual
+from wakeful.terminal.display import DisplayFactory, usual
 from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
@@ -35,7 +35,7 @@ def dealt_out(
     runs: Path,
     place: Path,
     cluster: str,
-    shown: Shown,
+    display: DisplayFactory,
     judge: Judge | None = None,
 ) -> dict[Path, str]:
     """Train what is missing on a cluster: every row and seed, and the heirs of those.
@@ -61,7 +61,7 @@ def dealt_out(
     runs_of = {each.label for each in work.values() if each.call[0] is train_row}
     may_diverge = runs_of - baselines
     names = [plan.exhibit.name for plan in plans.values()]
-    with shown(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
+    with display(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = deal(
             [*work.values()], cluster_of(cluster), place.absolute(), show,
             may_diverge=may_diverge, may_fail=judge is not None,

@@ -29,7 +29,7 @@ from wakeful.reports.html import write
 from wakeful.reports.result import Stored
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
-from wakeful.terminal.display import Display, Shown, duration, usual
+from wakeful.terminal.display import Display, DisplayFactory, duration, usual
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful_papers.exhibits.derived import check_figure, tidy
@@ -113,9 +113,9 @@ class Reproduction(Stored):
 
 def reproduce(
     *names: str,
-    shown: Shown | None = None,
+    display: DisplayFactory | None = None,
     options: ReproduceOptions | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Reproduction:
     """Run exhibits of the papers at a scale and judge their claims by 95% intervals over seeds.
 
@@ -127,7 +127,7 @@ def reproduce(
     Args:
         names: exhibits, PAPER/EXHIBIT, or papers for all of theirs, such as headline; none with
             `all=True`.
-        shown: how to show progress; None is a bar where there is a terminal.
+        display: shows progress; None is a bar where there is a terminal.
         options: `ReproduceOptions`, whose fields are keyword arguments too.
 
     Raises:
@@ -135,26 +135,26 @@ def reproduce(
             it fits neither memory nor disk, its folder holds another exhibit, or a run fails. What
             can be checked is checked before anything is written.
     """
-    wanted = options_from(ReproduceOptions, given, options)
-    names = _asked_for(names, wanted)
-    shown = shown or usual
-    runs = Path(wanted.runs or exhibit_folder(names[0], wanted).absolute().parent / "runs")
+    options = options_from(ReproduceOptions, kwargs, options)
+    names = _asked_for(names, options)
+    display = display or usual
+    runs = Path(options.runs or exhibit_folder(names[0], options).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
-    plans, left_out = _chosen(names, wanted, runs, finished)
+    plans, left_out = _chosen(names, options, runs, finished)
     if len(plans) > 1:
-        with shown(f"{len(plans)} exhibits") as show:
+        with display(f"{len(plans)} exhibits") as show:
             total = total_of(plans.values(), finished)
-            show.note(f"{len(plans)} exhibits: {_told(total, wanted)}")
-    plans = {place: _tuned(plan, place, runs, wanted, shown) for place, plan in plans.items()}
-    shared = bool(wanted.cluster) and len(plans) > 1
-    faults = _shared_out(plans, runs, wanted, shown) if shared else {}
+            show.note(f"{len(plans)} exhibits: {_told(total, options)}")
+    plans = {place: _tuned(plan, place, runs, options, display) for place, plan in plans.items()}
+    shared = bool(options.cluster) and len(plans) > 1
+    faults = _shared_out(plans, runs, options, display) if shared else {}
     done: list[tuple[Path, Judged, Report | None]] = []
     for place, plan in plans.items():
-        with _or_left_out(plan.exhibit.name, wanted, left_out):
+        with _or_left_out(plan.exhibit.name, options, left_out):
             if shared and place != list(plans)[-1]:  # the last one's report is returned
                 done.append((place, _kept(place, faults), None))
             else:
-                done.append((place, *_work(plan, place, runs, wanted, shown)))
+                done.append((place, *_work(plan, place, runs, options, display)))
     if not done:
         raise WakefulError(f"no exhibit could be run; {left_out[0]}")
     last, one, told = done[-1]
@@ -165,22 +165,22 @@ def reproduce(
     return dataclasses.replace(claimed, last=told)
 
 
-def _asked_for(names: Sequence[str], wanted: ReproduceOptions) -> tuple[str, ...]:
+def _asked_for(names: Sequence[str], options: ReproduceOptions) -> tuple[str, ...]:
     """Return the exhibits to run.
 
     Raises:
         WakefulError: none is named, or the options do not fit those that are.
     """
-    if wanted.all and names:
+    if options.all and names:
         raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
-    if wanted.all:
+    if options.all:
         return tuple(name for name in exhibit_names() if not exhibit(name).settings)
     names = expanded(names)
     if not names:
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
-    if len(names) > 1 and wanted.out:
+    if len(names) > 1 and options.out:
         raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
-    if wanted.tasks and not any(exhibit(name).tasks for name in names):
+    if options.tasks and not any(exhibit(name).tasks for name in names):
         none = f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
         raise WakefulError(f"{none} tasks: leave out --tasks")
     return names
@@ -220,22 +220,22 @@ def claims(
     return _claimed(every, Path(out or folders[0].parent / CLAIMS), left_out)
 
 
-def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
+def planned(found: Exhibit, options: ReproduceOptions) -> Plan:
     """Return what an exhibit takes with these options."""
     changes: dict[str, Any] = {}
-    if wanted.steps:
-        changes["train.steps"] = wanted.steps
-    if wanted.text:
-        changes |= {"data.source": wanted.text, "data.validation_source": wanted.validation_text}
-    if wanted.tokenizer:
-        trains = wanted.tokenizer == "train"
-        changes["data.tokenizer"] = "" if trains else wanted.tokenizer
+    if options.steps:
+        changes["train.steps"] = options.steps
+    if options.text:
+        changes |= {"data.source": options.text, "data.validation_source": options.validation_text}
+    if options.tokenizer:
+        trains = options.tokenizer == "train"
+        changes["data.tokenizer"] = "" if trains else options.tokenizer
     for name in ("device", "dtype"):
-        if getattr(wanted, name):
-            changes[f"train.{name}"] = getattr(wanted, name)
+        if getattr(options, name):
+            changes[f"train.{name}"] = getattr(options, name)
     plan = plan_of(
-        found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models,
-        tasks=wanted.tasks,
+        found, options.scale, seeds=options.seeds, changes=changes, models=options.models,
+        tasks=options.tasks,
     )  # fmt: skip
     for name in found.probes:
         known = (*PROBES, GRADIENTS, *OF_DECODER)
@@ -247,7 +247,7 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
 
 
 def _chosen(
-    names: Sequence[str], wanted: ReproduceOptions, runs: Path, finished: Finished
+    names: Sequence[str], options: ReproduceOptions, runs: Path, finished: Finished
 ) -> tuple[dict[Path, Plan], list[str]]:
     """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
 
@@ -257,12 +257,12 @@ def _chosen(
     plans: dict[Path, Plan] = {}
     left_out: list[str] = []
     known: Known = {}
-    cluster = _cluster(wanted)
+    cluster = _cluster(options)
     for name in names:
-        with _or_left_out(name, wanted, left_out):
-            plan = planned(exhibit(name), wanted)
-            place = exhibit_folder(name, wanted)
-            _check_folder(plan, place, wanted.given)
+        with _or_left_out(name, options, left_out):
+            plan = planned(exhibit(name), options)
+            place = exhibit_folder(name, options)
+            _check_folder(plan, place, options.given)
             check_fits([*plans.values(), plan], runs, finished, cluster)
             check_models(plan, known)
             plans[place] = plan
@@ -270,24 +270,24 @@ def _chosen(
 
 
 @contextlib.contextmanager
-def _or_left_out(name: str, wanted: ReproduceOptions, left_out: list[str]) -> Iterator[None]:
+def _or_left_out(name: str, options: ReproduceOptions, left_out: list[str]) -> Iterator[None]:
     """With --all, add to `left_out` why an exhibit cannot be run, with its name once."""
     try:
         yield
     except WakefulError as error:
-        if not wanted.all or isinstance(error, Interrupted):
+        if not options.all or isinstance(error, Interrupted):
             raise
         left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
 
 
-def _cluster(wanted: ReproduceOptions) -> Cluster | None:
+def _cluster(options: ReproduceOptions) -> Cluster | None:
     """Return where runs are trained; None is here."""
-    return cluster_of(wanted.cluster) if wanted.cluster else None
+    return cluster_of(options.cluster) if options.cluster else None
 
 
-def exhibit_folder(name: str, wanted: ReproduceOptions) -> Path:
+def exhibit_folder(name: str, options: ReproduceOptions) -> Path:
     """Return an exhibit's folder."""
-    return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name.replace('/', '-')}")
+    return Path(options.out or f"runs/reproduce/{options.scale}/{name.replace('/', '-')}")
 
 
 def _check_folder(plan: Plan, place: Path, given: Sequence[str]) -> None:
@@ -349,11 +349,11 @@ def check_fits(
         )
 
 
-def _told(total: Total, wanted: ReproduceOptions) -> str:
+def _told(total: Total, options: ReproduceOptions) -> str:
     """Return what is still to be run, in words."""
     if not total.runs:
         return "all runs are finished"
-    cluster = _cluster(wanted)
+    cluster = _cluster(options)
     told = (
         f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
         "roughly"
@@ -361,30 +361,30 @@ def _told(total: Total, wanted: ReproduceOptions) -> str:
     memory, disk = _size(total.memory), _size(total.disk)
     if cluster and cluster.engine != "local":
         return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
-    seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
+    seconds = rough_seconds(total.operations, choose_device(options.device or "auto"))
     return f"{told} {duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
 
 
 def _shared_out(
-    plans: Mapping[Path, Plan], runs: Path, wanted: ReproduceOptions, shown: Shown
+    plans: Mapping[Path, Plan], runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> Mapping[Path, str]:
     """Let workers run and judge all exhibits; return what was wrong, by their folders."""
     faults: dict[Path, str] = {}
     sound: dict[Path, Plan] = {}
     for place, plan in plans.items():
-        with shown(plan.exhibit.name) as show:
+        with display(plan.exhibit.name) as show:
             try:
                 _prepare(plan, show)
                 sound[place] = plan
             except WakefulError as error:
-                if not wanted.all:
+                if not options.all:
                     raise
                 faults[place] = str(error)
     if not sound:
         return faults
-    judge = partial(_judge, dataclasses.replace(wanted, cluster=""), str(runs.absolute()))
+    judge = partial(_judge, dataclasses.replace(options, cluster=""), str(runs.absolute()))
     where = next(iter(sound)).parent
-    return faults | dealt_out(sound, runs, where, wanted.cluster, shown, judge)
+    return faults | dealt_out(sound, runs, where, options.cluster, display, judge)
 
 
 def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
@@ -394,24 +394,26 @@ def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
     return read_record(Judged, place / "summary.json")
 
 
-def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
+def _judge(options: ReproduceOptions, runs: str, name: str, place: Path) -> None:
     """Look at an exhibit's runs and judge it, as the work of a cluster."""
-    plan = _tuned(planned(exhibit(name), wanted), place, Path(runs), wanted, usual)
-    _work(plan, place, Path(runs), wanted, usual)
+    plan = _tuned(planned(exhibit(name), options), place, Path(runs), options, usual)
+    _work(plan, place, Path(runs), options, usual)
 
 
-def _tuned(plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown) -> Plan:
+def _tuned(
+    plan: Plan, place: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
+) -> Plan:
     """Return a plan with its rows' learning rates, tried first where the exhibit tunes them."""
     if plan.tuning is None:
         return plan
-    with shown(plan.exhibit.name) as show:
+    with display(plan.exhibit.name) as show:
         _prepare(plan, show)
-    run = _begun(plan, place, wanted)
+    run = _begun(plan, place, options)
 
     def deal(trials: Plan) -> None:
-        dealt_out({place: trials}, runs, place, wanted.cluster, shown)
+        dealt_out({place: trials}, runs, place, options.cluster, display)
 
-    return tuned(plan, runs, run, deal if wanted.cluster else train_here(runs, shown))
+    return tuned(plan, runs, run, deal if options.cluster else train_here(runs, display))
 
 
 def _prepare(plan: Plan, show: Display) -> None:
@@ -434,19 +436,19 @@ def _prepare(plan: Plan, show: Display) -> None:
 
 
 def _work(
-    plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown
+    plan: Plan, place: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> tuple[Judged, Report]:
     """Run what is missing of an exhibit, judge it and write its page."""
-    with shown(plan.exhibit.name) as show:
+    with display(plan.exhibit.name) as show:
         _prepare(plan, show)
         total = total_of([plan], lambda name: is_done(runs / name))
-        show.note(f"{plan.exhibit.name}: {_told(total, wanted)}")
-    run = _begun(plan, place, wanted)
+        show.note(f"{plan.exhibit.name}: {_told(total, options)}")
+    run = _begun(plan, place, options)
     with run.lock(), run.under_way():
         overflowed: Mapping[Path, str] = {}
-        if wanted.cluster:
-            overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
-        results, facts = carried_out(plan, runs, place, shown, overflowed)
+        if options.cluster:
+            overflowed = dealt_out({place: plan}, runs, place, options.cluster, display)
+        results, facts = carried_out(plan, runs, place, display, overflowed)
         verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks, plan.stood_in)
         expressions = list(_expressions(plan.exhibit))
         run.write_frame("figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES))
@@ -458,17 +460,17 @@ def _work(
         run.write_json("summary.json", one)
         report = reproduction_report(plan, results, verdicts, facts)
         write(report, place / "report.html")
-    save_figures(report.charts(), place / "figures", wanted.figures)
+    save_figures(report.charts(), place / "figures", options.figures)
     return one, report
 
 
-def _begun(plan: Plan, place: Path, wanted: ReproduceOptions) -> Run:
+def _begun(plan: Plan, place: Path, options: ReproduceOptions) -> Run:
     """Return the run of an exhibit's folder, which is made where it is not there."""
     run = Run(place)
     if not (place / "run.json").is_file():
         facts = {
             "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
-            "given": list(wanted.given),
+            "given": list(options.given),
         }  # fmt: skip
         run.make("reproduce", facts)
     return run

@@ -37,7 +37,7 @@ from wakeful.quantization.convert import quantize_module
 from wakeful.quantization.measure import measure_damage
 from wakeful.runs.records import check_same_data
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
-from wakeful.terminal.display import Display, Shown
+from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training.compared import TrainedRun, read_run
 from wakeful.training.loop import train_run
 from wakeful.training.watching import observed, window_rows
@@ -85,7 +85,7 @@ class _Figures:
 
 
 def carried_out(
-    plan: Plan, runs: Path, place: Path, shown: Shown, overflowed: Mapping[Path, str]
+    plan: Plan, runs: Path, place: Path, display: DisplayFactory, overflowed: Mapping[Path, str]
 ) -> tuple[Results, RunFacts]:
     """Train, or take, every run; look at every model; return what they came to.
 
@@ -104,7 +104,7 @@ def carried_out(
                 try:
                     if path in overflowed:
                         raise Diverged(overflowed[path])
-                    train_job(job, seed, path, shown)
+                    train_job(job, seed, path, display)
                 except Diverged as fault:
                     if job.row == plan.exhibit.table.baseline:
                         raise  # every claim of the group stands against it
@@ -113,30 +113,32 @@ def carried_out(
                 read = read_run(path, job.row)
                 _check_text(read, trained.setdefault(read.config.data, read))
                 facts = facts or RunFacts.of(read)
-                layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
-                answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
+                layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, display)
+                answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, display)
                 seen[job.group, job.row, seed] = seen_of_run(read).besides(layers, answers)
                 source = str(path)
             else:
                 source = reference.source
             if plan.heirs_of(job):
-                found, last = _inherited(plan, job, seed, source, runs, place, shown)
+                found, last = _inherited(plan, job, seed, source, runs, place, display)
                 seen |= found
                 facts = facts or RunFacts.of(read_run(last, job.row))
-    seen |= _existing(plan, runs, place, shown)
+    seen |= _existing(plan, runs, place, display)
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
     facts = facts or RunFacts.of_reading(plan, environment(choose_device(plan.config.train.device)))
     return Results(plan.exhibit.table.baseline, places, seen, tuple(diverged)), facts
 
 
-def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[RowKey, SeenRow]:
+def _existing(
+    plan: Plan, runs: Path, place: Path, display: DisplayFactory
+) -> dict[RowKey, SeenRow]:
     """Look at the models that are not trained here, each seed at a stretch of the text."""
     seen: dict[RowKey, SeenRow] = {}
     for row, given in plan.existing.items():
-        with shown(row) as show:
+        with display(row) as show:
             found = _read_over(given.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
-            answers = _asked(given.source, _named(given.source), plan, place, shown)
+            answers = _asked(given.source, _named(given.source), plan, place, display)
             seen["", row, seed] = SeenRow(figures).besides(layers, answers)
     return seen
 
@@ -228,13 +230,13 @@ def _named(source: str) -> str:
     return f"{short(source)}-{json_digest(state)[:6]}" if state else short(source)
 
 
-def train_job(job: Job, seed: int, path: Path, shown: Shown) -> None:
+def train_job(job: Job, seed: int, path: Path, display: DisplayFactory) -> None:
     """Train what is missing of a run of the job."""
     if is_done(path):
         return
     begun = (path / "run.json").is_file()
     try:
-        with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
+        with display(f"{job.group} {job.row}, seed {seed}".strip()) as show:
             train_run(job.seeded(seed), path, resume=begun, show=show)
     except Interrupted as stopped:
         raise Interrupted(
@@ -253,17 +255,17 @@ def _check_text(run: TrainedRun, other: TrainedRun) -> None:
 
 
 def _inherited(
-    plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, shown: Shown
+    plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, display: DisplayFactory
 ) -> tuple[dict[RowKey, SeenRow], Path]:
     """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
     path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
     arms = inherit_with_baselines(
-        source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, shown
+        source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, display
     )
     summary, _ = read_inheritance(path)
     found: dict[RowKey, SeenRow] = {}
     if plan.reference_of(job.group) is not None:
-        answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
+        answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, display)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.sizes.reference.parameters)
         found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
@@ -272,15 +274,15 @@ def _inherited(
         row = ALIKE["reference"] if row == "reference" else row
         last = path / arm.runs[-1]
         label = f"{path.parent.name}-{row}-{seed}"
-        layers = _looked_at(last, label, row, plan, place, shown)
-        answers = _asked(str(last), label, plan, place, shown)
+        layers = _looked_at(last, label, row, plan, place, display)
+        answers = _asked(str(last), label, plan, place, display)
         training = train_curve([read_run(path / stage) for stage in arm.runs])
         found[job.group, row, seed] = seen_of_arm(arm, training).besides(layers, answers)
     return found, path / summary.heir.runs[-1]
 
 
 def _looked_at(
-    path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
+    path: Path, name: str, row: str, plan: Plan, place: Path, display: DisplayFactory
 ) -> pl.DataFrame | None:
     """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
     looked, windows = plan.exhibit, plan.exhibit.looks
@@ -288,7 +290,7 @@ def _looked_at(
         return None
     file = place / "layers" / f"{name}.parquet"
     if not file.is_file():
-        with shown(row) as show:
+        with display(row) as show:
             show.note(f"looking at the layers of {row}")
             run = Run.open(path)
             config = run.config
@@ -326,7 +328,9 @@ def _marked(rows: Frame, where: str) -> Frame:
     return rows.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(where)))
 
 
-def _asked(source: str, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
+def _asked(
+    source: str, name: str, plan: Plan, place: Path, display: DisplayFactory
+) -> dict[str, float]:
     """Return a model's figures on the exhibit's tasks, kept in the exhibit's folder."""
     if not plan.tasks:
         return {}
@@ -334,7 +338,7 @@ def _asked(source: str, name: str, plan: Plan, place: Path, shown: Shown) -> dic
     if not file.is_file():
         figures: dict[str, float] = {}
         for shots, tasks in by_shots(plan.tasks).items():
-            scores = evaluate(source, tasks=tasks, shots=shots, shown=shown).scores
+            scores = evaluate(source, tasks=tasks, shots=shots, display=display).scores
             figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_json(file.name, {"figures": figures})

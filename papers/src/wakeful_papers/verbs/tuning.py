@@ -8,7 +8,7 @@ from pathlib import Path
 from wakeful.errors import Diverged
 from wakeful.runs.records import Summary
 from wakeful.runs.run import Run, is_done
-from wakeful.terminal.display import Shown
+from wakeful.terminal.display import DisplayFactory
 from wakeful_papers.exhibits.plan import Job, Plan
 from wakeful_papers.exhibits.tuning import at_rate, best_rate
 from wakeful_papers.verbs.runs import train_job
@@ -51,14 +51,14 @@ def tuned(plan: Plan, runs: Path, run: Run, train: Train) -> Plan:
     return dataclasses.replace(plan, jobs=tuple(jobs), tuning=None)
 
 
-def train_here(runs: Path, shown: Shown) -> Train:
+def train_here(runs: Path, display: DisplayFactory) -> Train:
     """Return what trains a plan's jobs one after another in this process."""
 
     def train(plan: Plan) -> None:
         for job in plan.jobs:
             for seed in plan.seeds:
                 try:
-                    train_job(job, seed, runs / job.folder / f"seed-{seed}", shown)
+                    train_job(job, seed, runs / job.folder / f"seed-{seed}", display)
                 except Diverged:
                     continue
 
