@@ -53,8 +53,13 @@ def stage(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     shutil.copytree(PAPERS / "docs", folder / "papers")
-    for path, other, place in (("*.md", "](../papers/docs/", "](papers/"),
-                               ("papers/*.md", "](../../docs/", "](../")):  # fmt: skip
+    moved = [
+        ("*.md", "](../papers/docs/", "](papers/"),
+        ("archive/*.md", "](../../papers/docs/", "](../papers/"),
+        ("papers/*.md", "](../../docs/", "](../"),
+        *(("*.md", f"](../{name}", f"]({page}") for page, name in BESIDE.items()),
+    ]
+    for path, other, place in moved:
         for file in folder.glob(path):
             file.write_text(file.read_text("utf-8").replace(other, place), "utf-8")
     for page, name in BESIDE.items():

@@ -83,7 +83,7 @@ def likelihoods(made: Decoder, tokens: list[int]) -> list[float]:
 def decoders() -> Iterator[tuple[str, Callable[[], Decoder], Tokenizer, list[int]]]:
     """Yield what is exported: a name, what makes the decoder, its tokenizer, and what to read."""
     english = (ROOT / "docs" / "getting-started.md").read_text("utf-8")
-    more = (ROOT / "docs" / "findings.md").read_text("utf-8")
+    more = (ROOT / "docs" / "archive" / "findings.md").read_text("utf-8")
     loaded = read_decoder("smollm2", dtype=torch.float32)
     known, plain = loaded.own_tokenizer, loaded.decoder()
     rows = torch.tensor(known.encode(more)[: 16 * 256]).view(16, 256)

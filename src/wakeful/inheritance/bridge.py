@@ -25,7 +25,7 @@ more than 30° from the reference's y₁, a constraint makes it y₁ √(‖x₁
 that the layer puts out without a bridge: in the reference's direction, at a length between the
 heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
 tokens more than it is worth. A first token that was long before the gap keeps its direction by
-itself, and there the constraint would only cost (docs/findings.md).
+itself, and there the constraint would only cost (docs/archive/findings.md).
 """
 
 import dataclasses
