@@ -22,8 +22,8 @@ HEAD = """\
 # The arena's table
 
 Every column of the arenas below, a table for each group; [arena](arena.md) says what the
-columns are, and [findings](../../docs/archive/findings.md) what was surprising. Means over seeds ± one
-standard error.
+columns are, and the [archive](../../docs/archive/findings.md) what was surprising. Means over
+seeds ± one standard error.
 Losses are differences from the baseline, paired over seeds. Bold: the 95% interval (Student's t) of
 the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
 stand out by chance. Overall ranks have a 95% interval.

@@ -38,7 +38,7 @@ _EVALUATIONS = 5
 _RESOLUTION = 0.1
 """Nats: the difference between two heirs that a budget should be able to tell."""
 _FEWEST_STEPS = 20
-"""In this many, half of SmolLM2 with a bridge moves by a third of a nat (docs/results.md)."""
+"""In this many, half of SmolLM2 moves by a third of a nat (docs/archive/findings.md)."""
 _WINDOWS = 20
 """A standard error over n windows is itself known to 1 / √(2 (n − 1)): over these to a sixth."""
 _MOST_HELD_OUT = 0.5
