@@ -37,7 +37,12 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
 from wakeful.quantization import compressed, parse_scheme, quantize_module, quantized_layers
-from wakeful.quantization.compressed import check_compressed, packed, save_compressed
+from wakeful.quantization.compressed import (
+    check_compressed,
+    compressed_config,
+    packed,
+    save_compressed,
+)
 from wakeful.quantization.convert import linear_layers, prepared
 from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quantization.schemes import Absmax, Scales
@@ -266,8 +271,9 @@ def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Pat
 
 def test_a_rotated_layer_with_a_bias_is_refused() -> None:
     turned = rotate(decoder_of(llama(mlp_bias=True)), inner=True)
+    layers = linear_layers(turned)
     with pytest.raises(WakefulError, match="a bias of a layer whose inputs are rotated"):
-        check_compressed(turned, parse_scheme("fp8"), linear_layers(turned))
+        check_compressed(turned, dict.fromkeys(layers, parse_scheme("fp8")), layers)
 
 
 @torch.inference_mode()
@@ -397,8 +403,9 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         """Before anything is quantized, and of the quantized model."""
         parsed = parse_scheme(scheme)
         layers = linear_layers(model) if parsed.weights is not None else {}
+        check = partial(check_compressed, model, dict.fromkeys(layers, parsed), layers)
         with pytest.raises(WakefulError, match=message):
-            check_compressed(model, parsed, layers)
+            check() if layers else compressed_config({parsed: ()})
         with pytest.raises(WakefulError, match=message):
             save_compressed(small(model, scheme), tmp_path / "no", lambda _: None)
         assert not list(tmp_path.iterdir())
@@ -438,8 +445,9 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"]
     )
     smooth, some = parse_scheme("fine(method=smooth(norms=True))"), ["*.q_proj"]
+    layers = linear_layers(model, some)
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):
-        check_compressed(model, smooth, linear_layers(model, some))
+        check_compressed(model, dict.fromkeys(layers, smooth), layers)
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):
         save_compressed(part, tmp_path / "no", lambda _: None)
     (tmp_path / "there").mkdir()
@@ -474,7 +482,8 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
     """As their own checkpoints have them, which is where vLLM looks for them."""
     model, found = model_of(name), parse_scheme(scheme)
     apart = prepared(model)
-    check_compressed(apart, found, linear_layers(apart))
+    layers = linear_layers(apart)
+    check_compressed(apart, dict.fromkeys(layers, found), layers)
     ours = quantize_module(model, found, calibration=TEXT * 2 if found.calibrated else ())
     theirs = saved(ours, tmp_path / "small")
     assert type(theirs) is type(model)
@@ -513,8 +522,9 @@ def test_experts_that_have_no_place_are_refused() -> None:
     def fails(match: str, name: str, scheme: str, skip: Sequence[str] = ()) -> None:
         found = parse_scheme(scheme)
         apart = prepared(model_of(name), skip)
+        layers = linear_layers(apart, skip)
         with pytest.raises(WakefulError, match=match):
-            check_compressed(apart, found, linear_layers(apart, skip))
+            check_compressed(apart, dict.fromkeys(layers, found), layers)
 
     fails("in whole numbers with inputs as they are", "Mixtral", "fp8")
     fails("in whole numbers with inputs as they are", "Qwen3Moe", FLOATS[0])
@@ -533,3 +543,57 @@ def test_a_head_that_was_untied_in_memory_is_written(skip: tuple[str, ...], tmp_
     ours = quantize_module(model, EXACT[3], skip=skip)
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+
+
+FOUR = "scheme(weights=absmax(bits=4, per='channel', group={}, scale='bfloat16'))"
+EIGHT = "scheme(weights=absmax(bits=8, per='channel', scale='bfloat16'))"
+
+
+@pytest.mark.parametrize("make", [llama, qwen])
+def test_layers_of_several_schemes_are_one_file(
+    make: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
+    model, folder = make(), tmp_path / "small"
+    others = {"*.0.self_attn.[qkv]_proj": EIGHT, "*.down_proj": FOUR.format(32)}
+    ours = quantize_module(
+        model, FOUR.format(16), others=others, skip=["*.1.mlp.gate_proj", "*.1.mlp.up_proj"]
+    )
+    theirs = saved(ours, folder)
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    for name, layer in quantized_layers(ours).items():
+        weight = theirs.get_submodule(name).weight
+        assert torch.equal(weight.float(), layer.dequantized()), name
+    again = whole_model(folder, dtype="auto")
+    assert torch.equal(logits(again), logits(theirs))
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "pack-quantized"
+    groups = config["config_groups"].values()
+    assert sorted(len(group["targets"]) for group in groups)[:2] == [2, 3]
+    targets = [name for group in groups for name in group["targets"]]
+    assert "Linear" not in targets  # it would take fused layers before their names are looked at
+    assert set(targets) == set(quantized_layers(ours))
+    assert {"model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"} <= set(config["ignore"])
+    scales = [t for n, t in load_file(folder / "model.safetensors").items() if "weight_scale" in n]
+    assert {scale.dtype for scale in scales} == {torch.bfloat16}
+
+
+def test_whole_numbers_and_floats_in_one_file(tmp_path: Path) -> None:
+    model = llama()
+    ours = quantize_module(model, "fp8", others={"*.down_proj": FOUR.format(16)})
+    theirs = saved(ours, tmp_path / "small")
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "mixed-precision"
+
+
+def test_experts_of_another_scheme_than_the_rest_are_one_file(tmp_path: Path) -> None:
+    model = model_of("Mixtral")
+    ours = quantize_module(prepared(model), EXACT[0], others={"*.self_attn.*": EIGHT})
+    theirs = saved(ours, tmp_path / "small")
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
+    targets = [group["targets"] for group in config["config_groups"].values()]
+    assert any(r"re:.*\.experts\..*" in each for each in targets)
+    several = quantize_module(prepared(model), EXACT[0], others={"*.1.mlp.experts.*": EIGHT})
+    with pytest.raises(WakefulError, match="experts of several schemes"):
+        saved(several, tmp_path / "no")

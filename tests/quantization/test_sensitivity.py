@@ -1,7 +1,5 @@
 """What layers cost, alone and together, by models that are quantized in them alone."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from test_convert import llama
@@ -12,7 +10,7 @@ from wakeful.estimates import mean_and_error
 from wakeful.probes.running import logits_of
 from wakeful.quantization import Scheme, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization import layerwise as walking
-from wakeful.quantization.compressed import save_compressed, state_bytes
+from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.sensitivity import better_than, costs, growth, mixed, size_of
 
 W4 = "w4"
@@ -69,16 +67,13 @@ def test_a_text_without_a_prediction_is_refused() -> None:
         costs(model, quantize_module(model, W4), [TEXT[0][:, :1]])
 
 
-def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
+def test_layers_with_a_scheme_of_their_own() -> None:
     model = llama()
     small = quantize_module(model, W4, others={"*down_proj": "fine", "model.layers.0.*": "w4g128"})
     kinds = {name: str(layer.scheme) for name, layer in quantized_layers(small).items()}
     assert kinds["model.layers.0.mlp.down_proj"] == "fine"
     assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
     assert kinds["model.layers.1.mlp.up_proj"] == "w4"
-    several = quantize_module(model, "fine", others={"*down_proj": "fp8"})
-    with pytest.raises(WakefulError, match="written of one scheme"):
-        save_compressed(several, tmp_path / "small", lambda _: None)
     for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
         with pytest.raises(WakefulError, match=words):
             quantize_module(model, W4, others=others)

@@ -51,11 +51,36 @@ from wakeful.runs.checkpoint import unique_state
 from wakeful.variants.implementations import SOFTMAX1, implementation_of
 
 NAME = "compressed-tensors"
+_EXPERTS = r"re:.*\.experts\..*"
+"""The target of all experts, as files name them."""
 _OTHERWISE = "leave --save out to measure it alone"
 
 
-def compressed_config(scheme: Scheme) -> dict[str, Any]:
-    """Return a scheme as the `quantization_config` of a configuration.
+def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, Any]:
+    """Return schemes with the layers of each as the `quantization_config` of a configuration.
+
+    One scheme alone is that of every linear layer, and of the named ones.
+
+    Raises:
+        WakefulError: the format lacks a scheme.
+    """
+    groups = [_config_group(scheme) for scheme in targets]
+    for group, names in zip(groups, targets.values(), strict=True):
+        # An engine looks for a fused layer by its class before it looks for its parts by name.
+        group["targets"] = [*([] if len(groups) > 1 else ["Linear"]), *names]
+    forms = {group["format"] for group in groups}
+    return {
+        "quant_method": NAME,
+        "format": forms.pop() if len(forms) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _config_group(scheme: Scheme) -> dict[str, Any]:
+    """Return a scheme as one of the `config_groups`, without targets.
 
     Raises:
         WakefulError: the format lacks it.
@@ -89,7 +114,6 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
             raise _lacks(scheme, "dynamic input scales without clipping", "w8a8")
         form = "int-quantized" if whole else "float-quantized"
     group: dict[str, Any] = {
-        "targets": ["Linear"],
         "weights": _arguments(weights, dynamic=False),
         "input_activations": None,
         "output_activations": None,
@@ -99,34 +123,33 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         # Scales of groups in a tensor with static t are local.
         dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
         group["input_activations"] = _arguments(inputs, dynamic=dynamic)
-    return {
-        "quant_method": NAME,
-        "format": form,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "kv_cache_scheme": None,
-        "global_compression_ratio": None,
-    }
+    return group
 
 
 def check_compressed(
     model: nn.Module,
-    scheme: Scheme,
+    schemes: Mapping[str, Scheme],
     layers: Mapping[str, nn.Module],
     tokenizer: Tokenizer | None = None,
 ) -> None:
     """Raise `WakefulError` where `save_compressed` would refuse the model with these `layers`
-    quantized, by shapes alone; `tokenizer` is ours, where that is the one to write.
+    quantized, by shapes alone; `schemes` are theirs by name, and `tokenizer` is ours, where that is
+    the one to write.
     """
-    compressed_config(scheme)
-    _checked(scheme, _stock(model, layers), tokenizer)
-    if scheme.rounding.divides:
+    for scheme in dict.fromkeys(schemes.values()):
+        compressed_config({scheme: ()})
+    stock = _stock(model, layers)
+    names = {layer: name for name, layer in layers.items()}
+    _checked({name: schemes[names[layer]] for name, layer in stock.layers.items()}, stock,
+             tokenizer)  # fmt: skip
+    divided = {name: scheme.rounding for name, scheme in schemes.items() if scheme.rounding.divides}
+    if divided:
         read = list(readers_of_norms(model).values())
         for readers in read:
-            if 0 < len(layers.keys() & set(readers)) < len(readers):
+            if 0 < len(divided.keys() & set(readers)) < len(readers):
                 raise _differ(readers)
-        if not scheme.rounding.norms:
-            _refuse_divided(layers.keys() - {name for readers in read for name in readers})
+        alone = {name for name, method in divided.items() if not method.norms}
+        _refuse_divided(alone - {name for readers in read for name in readers})
 
 
 def can_compress(
@@ -135,10 +158,12 @@ def can_compress(
     layers: Mapping[str, nn.Module],
     tokenizer: Callable[[], Tokenizer | None],
 ) -> bool:
-    """Whether `check_compressed` finds nothing to refuse; `tokenizer` returns what it takes."""
+    """Whether `check_compressed` refuses nothing under one scheme; `tokenizer` returns what it
+    takes.
+    """
     try:
-        compressed_config(scheme)
-        check_compressed(model, scheme, layers, tokenizer())
+        compressed_config({scheme: ()})
+        check_compressed(model, dict.fromkeys(layers, scheme), layers, tokenizer())
     except WakefulError:
         return False
     return True
@@ -168,37 +193,26 @@ def save_compressed(
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
-    table = compressed_config(scheme)
     # A layer may stand in several places, each of which has its own tensors in a file.
     found = quantized_layers(model, remove_duplicate=False)
-    if any(layer.scheme != scheme for layer in found.values()):
-        raise WakefulError(f"{NAME} is written of one scheme, and some layers have another")
+    schemes = {name: layer.scheme for name, layer in found.items()}
+    for own in dict.fromkeys(schemes.values()) or [scheme]:
+        _config_group(own)  # which refuses a scheme before anything else is looked at
     stock = _stock(model, found)
-    config, tensors, layers = stock.config, stock.tensors, stock.layers
+    layers = {
+        name: layer for name, layer in stock.layers.items() if isinstance(layer, QuantizedLinear)
+    }
     ours = tokenizer if isinstance(tokenizer, Tokenizer) else None
-    there, read = _checked(scheme, stock, ours)
+    schemes = {name: layer.scheme for name, layer in layers.items()}
+    there, read = _checked(schemes, stock, ours)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
-    tensors = {
-        there.places.get(name, [name])[0]: tensor.detach() for name, tensor in tensors.items()
-    }
-    for name, layer in layers.items():
-        assert isinstance(layer, QuantizedLinear)
-        places = there.places.get(name, [name])
-        rows = layer.out_features // len(places)
-        for part, each in _stored(layer).items():
-            for number, place in enumerate(places):
-                piece = each if len(places) == 1 else each[number * rows :][:rows].clone()
-                if part == "weight_shape":
-                    piece = torch.tensor([rows, layer.in_features])
-                tensors[f"{place}.{part}"] = like(layer.integers, piece)
-    tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
+    config, tensors = stock.config, _tensors(stock, layers, there, dtype)
+    table = compressed_config(_targets(schemes, there))
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
     # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
     whole = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
     table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(whole)]
-    # vLLM's output head is of no class named Linear, so that only its own name finds it.
-    table["config_groups"]["group_0"]["targets"] += [name for name in layers if "." not in name]
     if stock.turned:
         table[FIELD], matrices = described(stock.turned, _inner_rotation(model).to(dtype))
         table["quantization_status"] = STATUS
@@ -206,7 +220,8 @@ def save_compressed(
     _shorten(config, model, context)
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
-    config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
+    floats = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
+    config.dtype = torch.bfloat16 if floats else dtype
     with created(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
             write_texts(tokenizer, part, config, embedding_rows(model))
@@ -340,17 +355,61 @@ class _There:
     routers: list[str]
 
 
+def _tensors(
+    stock: _Stock, layers: Mapping[str, QuantizedLinear], there: _There, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return what the files hold, by name; in `dtype` where that changes no number."""
+    tensors = {
+        there.places.get(name, [name])[0]: tensor.detach() for name, tensor in stock.tensors.items()
+    }
+    for name, layer in layers.items():
+        places = there.places.get(name, [name])
+        rows = layer.out_features // len(places)
+        for part, whole in _stored(layer).items():
+            for number, place in enumerate(places):
+                piece = whole if len(places) == 1 else whole[number * rows :][:rows].clone()
+                if part == "weight_shape":
+                    piece = torch.tensor([rows, layer.in_features])
+                tensors[f"{place}.{part}"] = like(layer.integers, piece)
+    return {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
+
+
+def _targets(schemes: Mapping[str, Scheme], there: _There) -> dict[Scheme, list[str]]:
+    """Return the targets of each scheme beside "Linear", of layers by their names."""
+    targets: dict[Scheme, list[str]] = {}
+    for name, scheme in schemes.items():
+        targets.setdefault(scheme, []).append(name)
+    if len(targets) == 1:
+        # vLLM's output head is of no class named Linear, so that only its own name finds it.
+        return {
+            each: [name for name in names if "." not in name] for each, names in targets.items()
+        }
+    for scheme, names in targets.items():
+        alone = [name for name in names if name not in there.experts]
+        # Transformers looks for one group that a pattern of experts is in.
+        targets[scheme] = alone + [_EXPERTS] * (len(alone) < len(names))
+    return targets
+
+
 def _checked(
-    scheme: Scheme, stock: _Stock, tokenizer: Tokenizer | None
+    schemes: Mapping[str, Scheme], stock: _Stock, tokenizer: Tokenizer | None
 ) -> tuple[_There, Tokenizer | None]:
-    """Return how Transformers has the model, and the tokenizer as it is read there.
+    """Return how Transformers has the model, and the tokenizer as it is read there; `schemes` are
+    those of the layers to quantize, by their names there.
 
     Raises:
         WakefulError: a layer, or the tokenizer, has no place there.
     """
     kind, there = stock.config.model_type, _there(stock.config)
+    of_experts = {schemes[name]: name for name in stock.layers if name in there.experts}
+    if len(of_experts) > 1:
+        raise WakefulError(
+            f"{' and '.join(of_experts.values())} are experts of several schemes, and Transformers "
+            f"reads all experts by one: {_OTHERWISE}"
+        )
     widths: dict[str, int] = {}
     for name, layer in stock.layers.items():
+        scheme = schemes[name]
         quantized = isinstance(layer, QuantizedLinear)
         shape = (layer.out_features, layer.in_features) if quantized else matrix(layer)[0].shape
         if name in there.experts:
@@ -371,17 +430,17 @@ def _checked(
                 f"{name} stays in full precision by itself, and {NAME} has one form for all "
                 f"experts of a layer: --skip {name.rsplit('.', 2)[0]} leaves them, or {_OTHERWISE}"
             )
-    grid = scheme.weights
-    short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
-    if short:
-        assert grid is not None
+    for name, width in widths.items():
+        scheme, grid = schemes[name], schemes[name].weights
+        if grid is None or not grid.group or width % grid.group == 0:
+            continue
         finer = ""
         if isinstance(grid, Absmax):  # others have groups of one length
             fits = math.gcd(*widths.values())
             fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
             finer = f"use --scheme {_spelled(scheme, replace(grid, group=fits))!r}, or "
         raise WakefulError(
-            f"{short[0]} reads {widths[short[0]]} channels, which are not whole groups of "
+            f"{name} reads {width} channels, which are not whole groups of "
             f"{grid.group}, and {NAME} has no shorter group: {finer}{_OTHERWISE}"
         )
     read = None if tokenizer is None else readable(tokenizer, stock.config)
@@ -566,6 +625,8 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
                 found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
         return found
     codes, scale = layer.operands.integers, layer.operands.scales.scale
+    if grid.scale_type.itemsize > 1:
+        scale = layer.scale
     found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8

@@ -86,7 +86,7 @@ def quantize_module(
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
     with evaluating(model):
-        for each, part in _by_scheme(layers, scheme, by_pattern).items():
+        for each, part in by_scheme(layers, scheme, by_pattern).items():
             exchange = Exchange(
                 model, part, each, arithmetic, calibration, replaced,
                 lambda: passed(len(replaced), len(layers)),
@@ -114,9 +114,14 @@ def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
     return unfused(model, lambda name: any(each.startswith(f"{name}.") for each in layers))
 
 
-def _by_scheme(
+def by_scheme(
     layers: Mapping[str, nn.Module], scheme: Scheme, others: Mapping[str, Scheme]
 ) -> dict[Scheme, dict[str, nn.Module]]:
+    """Return the layers of each scheme, where those that match a pattern have another.
+
+    Raises:
+        WakefulError: a pattern matches nothing, or its scheme is not of weights alone.
+    """
     parts: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
     for name, layer in layers.items():

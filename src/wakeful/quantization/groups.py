@@ -1,6 +1,7 @@
 """Layers that an engine multiplies as one matrix, which therefore take one format.
 
-vLLM refuses two schemes within one of its fused layers.
+vLLM refuses two schemes within one of its fused layers, and Transformers reads all experts of a
+model by one.
 """
 
 import re
@@ -13,21 +14,20 @@ _FUSED = (
     r"in_proj_qkvz|in_proj_ba|in_proj_qkv|in_proj_[zab]",  # gated delta networks
 )
 """Last parts of names that one engine's matrix holds together, over all families."""
-_EXPERTS = re.compile(r"(.+\.experts)\..+")
+_EXPERTS = re.compile(r".+\.experts\..+")
 
 
 def fused_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Return layers' names in groups of one format each, in the order of their first layers.
 
-    They are a layer's queries, keys and values, gate and up, or all experts; any other layer is a
-    group by itself.
+    They are a block's queries, keys and values; its gate and up; and the experts of all blocks. Any
+    other layer is a group by itself.
     """
     groups: dict[tuple[str, int], list[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
-        experts = _EXPERTS.fullmatch(name)
-        if experts is not None:
-            key = experts[1], -1
+        if _EXPERTS.fullmatch(name):
+            key = "experts", -1
         else:
             kinds = (n for n, kind in enumerate(_FUSED) if re.fullmatch(kind, leaf))
             kind = next(kinds, None)

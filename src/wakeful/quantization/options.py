@@ -48,7 +48,7 @@ class QuantizeOptions(Reading):
         AtLeast("num_sequences calibration_sequences", 1),
         Needs("budget", "sensitivity", "it tells which layers cost most"),
         Needs("better", "budget", "it is what the dearest layers take"),
-        Excludes("save", "others budget", "a folder is written of one scheme"),
+        Excludes("save", "budget", "the layers that it chooses are measured, not saved"),
     )
 
     def __post_init__(self) -> None:

@@ -30,7 +30,13 @@ from wakeful.quantization.compressed import (
     compressed_config,
     state_bytes,
 )
-from wakeful.quantization.convert import linear_layers, prepared, quantize_module, quantized_layers
+from wakeful.quantization.convert import (
+    by_scheme,
+    linear_layers,
+    prepared,
+    quantize_module,
+    quantized_layers,
+)
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.options import QuantizeOptions
@@ -186,7 +192,7 @@ class _Each:
         if any(each.cache is not None for each in schemes):
             check_cache(loaded.module)
         if wanted.save:
-            check_compressed(whole, schemes[0], layers, _written(loaded))
+            check_compressed(whole, self._schemes_of(layers), layers, _written(loaded))
         length = wanted.length_for(loaded.context)
         words = own_words(loaded, wanted, self.words)
         alone = 2 * len(layers) if wanted.sensitivity else 0
@@ -243,6 +249,13 @@ class _Each:
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
         )  # fmt: skip
+
+    def _schemes_of(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
+        """Return the scheme of each layer to save."""
+        if not layers:
+            return {}
+        parts = by_scheme(layers, self.schemes[0], self.others)
+        return {name: scheme for scheme, part in parts.items() for name in part}
 
     def _savable(
         self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module]
@@ -356,7 +369,7 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, m
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
-    compressed_config(schemes[0])
+    compressed_config({schemes[0]: ()})
     one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
     if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
         raise WakefulError(
