@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from floors import House
+from tool import tool_of
 
 TOOLS = (
     "diagnosis", "curing", "evaluation", "quantization", "inheritance", "training", "generation",
@@ -41,6 +42,11 @@ CORE = House(
 @pytest.mark.slow
 def test_imports_lead_down() -> None:
     CORE.check()
+
+
+def test_the_picture_of_the_architecture_is_that_of_the_imports() -> None:
+    tool = tool_of("architecture")
+    assert tool.picture() == tool.PICTURE.read_text("utf-8"), "run python tools/architecture.py"
 
 
 @pytest.mark.parametrize(
