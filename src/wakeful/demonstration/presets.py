@@ -35,7 +35,7 @@ class PresetFacts:
 
     @property
     def runs(self) -> str:
-        """How many runs there are, as "4 × 3": variants times seeds."""
+        """Number of runs as "4 × 3": variants times seeds."""
         return f"{self.variants} × {self.seeds}" if self.variants > 1 else "1"
 
 
@@ -43,9 +43,9 @@ def facts(name: str) -> PresetFacts:
     """Return a preset's figures, from its file alone."""
     table = read_table(name)
     seeds = len(seeds_of(table))
-    configs = [config_from_table(each) for each in variants_of(name, table).values()]
+    configs = [config_from_table(variant) for variant in variants_of(name, table).values()]
     sizes = [run_size(config) for config in configs]
-    tokens = [one.train.steps * one.train.batch_size * one.train.length for one in configs]
+    tokens = [c.train.steps * c.train.batch_size * c.train.length for c in configs]
     pairs = zip(sizes, tokens, strict=True)
     return PresetFacts(
         name,
@@ -61,9 +61,9 @@ def facts(name: str) -> PresetFacts:
 
 def catalogue() -> tuple[list[PresetFacts], list[PresetFacts]]:
     """Return the presets of one run and those of several, each from the smallest cost up."""
-    found = sorted(map(facts, presets()), key=lambda each: each.operations)
-    return [each for each in found if each.variants == 1], [
-        each for each in found if each.variants > 1
+    all_facts = sorted(map(facts, presets()), key=lambda preset: preset.operations)
+    return [preset for preset in all_facts if preset.variants == 1], [
+        preset for preset in all_facts if preset.variants > 1
     ]
 
 
@@ -74,30 +74,30 @@ def listing() -> RenderableType:
     grid.add_column("preset")
     for column in ("runs", "size", "tokens", "memory", "here", "H100"):
         grid.add_column(column, justify="right", no_wrap=True)
-    one, several = catalogue()
-    for title, found in (("wakeful train", one), ("wakeful compare", several)):
+    single, several = catalogue()
+    for title, rows in (("wakeful train", single), ("wakeful compare", several)):
         grid.add_row(Text(title, style="bold"))
-        for each in found:
-            grid.add_row(f"  {each.name}", *figures_of(each, each.operations * speed))
-    told = (
+        for preset in rows:
+            grid.add_row(f"  {preset.name}", *figures_of(preset, preset.operations * speed))
+    footer = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
         "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
         "parameter, plus attention, at two fifths of this machine's measured matrix speed\n"
         "and of an H100's peak. On a GPU, small models are slower.\n"
         "wakeful presets NAME prints one."
     )
-    return Group(grid, Text(), Text(told, style="dim"))
+    return Group(grid, Text(), Text(footer, style="dim"))
 
 
-def figures_of(each: PresetFacts, seconds: float) -> Sequence[str]:
-    """Return what stands in a preset's row, the time of all runs here and on an H100 last."""
+def figures_of(preset: PresetFacts, seconds: float) -> Sequence[str]:
+    """Return the cells of a preset's row, the time of all runs here and on an H100 last."""
     return (
-        each.runs,
-        _count(each.parameters),
-        _count(each.tokens),
-        _size(each.memory),
+        preset.runs,
+        _count(preset.parameters),
+        _count(preset.tokens),
+        _size(preset.memory),
         _time(seconds),
-        _time(each.operations / H100) if each.parameters >= FILLS else "–",
+        _time(preset.operations / H100) if preset.parameters >= FILLS else "–",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is told of the demonstration: a patient, its cure, four twins, a pretrained model."""
+"""Report of the demonstration: a patient, its cure, four twins, a pretrained model."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ Links = Mapping[str, Sequence[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Story:
-    """What the demonstration's three parts found."""
+    """Results of the demonstration's three parts."""
 
     patient: ComparedRuns
     twins: ComparedRuns
@@ -78,24 +78,24 @@ class Story:
 
 def _headline(story: Story) -> str:
     runs = (story.patient.of(name)[0] for name in story.patient.variants)
-    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
+    states = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
     if story.pretrained is not None:
-        told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
-    return "; ".join(told) + "."
+        states.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
+    return "; ".join(states) + "."
 
 
-def _patient(found: ComparedRuns) -> str:
-    first, *rest = (found.of(name)[0] for name in found.variants)
+def _patient(runs: ComparedRuns) -> str:
+    first, *rest = (runs.of(name)[0] for name in runs.variants)
     before, after = _ends(first)
-    told = [
+    lines = [
         f"In {first.config.train.steps:,} steps {first.variant} {_HEALTH[sink_level(after)]}: "
         f"where there is nothing to copy, its head gives BOS {after:.1%} of its attention "
         f"({before:.1%} before training)"
     ]
     for run in rest:
         mass = _ends(run)[1]
-        told.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
-    return _joined([*told, *verdicts(found)])
+        lines.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
+    return _joined([*lines, *verdicts(runs)])
 
 
 def _ends(run: TrainedRun) -> tuple[float, float]:
@@ -105,12 +105,12 @@ def _ends(run: TrainedRun) -> tuple[float, float]:
 
 
 def _joined(sentences: Sequence[str]) -> str:
-    return "; ".join(each.removesuffix(".") for each in sentences) + "."
+    return "; ".join(sentence.removesuffix(".") for sentence in sentences) + "."
 
 
 def demonstration_report(story: Story, links: Links) -> Report:
-    """Return what is told of the three parts, with `links` to the full pages of each."""
-    told, pretrained = story.sentences, story.pretrained
+    """Return the report of the three parts, with `links` to the full pages of each."""
+    sentences, pretrained = story.sentences, story.pretrained
     firsts = [story.patient.of(name)[0] for name in story.patient.variants]
     films = [
         Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
@@ -138,20 +138,21 @@ def demonstration_report(story: Story, links: Links) -> Report:
     return Report("wakeful demo: a patient, four twins and a pretrained model",
                   [_headline(story)], [step], [
         Section("1. A patient falls ill, and a cure", [
-            Text(told[0]),
+            Text(sentences[0]),
             Text("The one head of a model of one layer, as it learns: rows are queries, columns "
                  "are keys. At triggers (◂) it has to copy the character before; elsewhere it has "
                  "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
                  "still.", "note"),
             Side(films, wide=True),
-            Side([each for each in followed_charts(story.patient)
-                  if each.label in _FOLLOWED], wide=True),
+            Side([chart for chart in followed_charts(story.patient)
+                  if chart.label in _FOLLOWED], wide=True),
             To(links.get("patient", ())),
         ], brief=True),
         Section("2. Four twins", [
-            Text(told[1]), Text(caveat(story.twins), "note"), *twins, To(links.get("twins", ())),
+            Text(sentences[1]), Text(caveat(story.twins), "note"), *twins,
+            To(links.get("twins", ())),
         ], brief=True),
-        Section("3. A pretrained model", [Text(told[2]), *heads], brief=True),
+        Section("3. A pretrained model", [Text(sentences[2]), *heads], brief=True),
         glossary("ill", "well", "bos_mass_other", "row_0"),
         Section("", [Text("; ".join(machines(story.twins)), "note")]),
     ])  # fmt: skip
@@ -164,35 +165,37 @@ def film_of(run: TrainedRun) -> Drawing:
     Raises:
         WakefulError: the run logged none, or what it logged is damaged.
     """
-    place = run.path / HeadWeights.log
+    log = run.path / HeadWeights.log
     frames = [
         row for row in rows(Run.open(run.path), HeadWeights) if (row.layer, row.head) == (0, 0)
     ]
     if not frames:
         raise WakefulError(
-            f"{place} has no weights of the first head: "
+            f"{log} has no weights of the first head: "
             "set train.diagnose.every and train.diagnose.attention, and train again"
         )
     tokens = frames[0].tokens
     square = {(row.tokens, len(row.weights), *map(len, row.weights)) for row in frames}
     if square != {(tokens, *[len(tokens)] * (len(tokens) + 1))}:
-        raise WakefulError(f"{place}: frames differ in their tokens, or are not square")
+        raise WakefulError(f"{log}: frames differ in their tokens, or are not square")
     weights = np.array([row.weights for row in frames])
     if not ((weights >= 0) & (weights <= 1.001)).all():
-        raise WakefulError(f"{place}: a weight lies outside 0 to 1")
+        raise WakefulError(f"{log}: a weight lies outside 0 to 1")
     task = task_of(run.config.data.source)
     needed = np.zeros(len(tokens), bool)
     if task is not None:
         needed = task.is_trigger(np.array([tokens]))[0]
     tokenizer = Tokenizer.load(run.path)
-    letters = [ink(tokenizer.decode([each])) for each in tokens]
+    letters = [ink(tokenizer.decode([token])) for token in tokens]
     labels = [
         f"{n} {letter}{' ◂' if here else ''}"
         for n, (letter, here) in enumerate(zip(["BOS", *letters[1:]], needed, strict=True))
     ]
     query, key = np.tril_indices(len(tokens))
-    shown = {
-        f"step {row.step:,}": pl.DataFrame({"query": query, "key": key, "value": each[query, key]})
-        for row, each in zip(frames, weights, strict=True)
+    pictures = {
+        f"step {row.step:,}": pl.DataFrame(
+            {"query": query, "key": key, "value": weight[query, key]}
+        )
+        for row, weight in zip(frames, weights, strict=True)
     }
-    return to_choose(shown, labels, ("key", "query"), 14, name="at ", first=len(shown) - 1)
+    return to_choose(pictures, labels, ("key", "query"), 14, name="at ", first=len(pictures) - 1)

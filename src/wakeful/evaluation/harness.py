@@ -80,8 +80,8 @@ class HarnessModel(_HFLM):
         self, strings: Sequence[str], *_: object, left_truncate_len: int, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Return prompts' tokens after BOS, padded on the left, and where they are."""
-        whole = [[*self._first, *self.tok_encode(text)] for text in strings]
-        rows = [(row or [self.prefix_token_id])[-left_truncate_len:] for row in whole]
+        encoded = [[*self._first, *self.tok_encode(text)] for text in strings]
+        rows = [(row or [self.prefix_token_id])[-left_truncate_len:] for row in encoded]
         padded = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         return padded["input_ids"], padded["attention_mask"]
 
@@ -127,7 +127,7 @@ def _tokenizer_of(loaded: Model) -> PreTrainedTokenizerBase:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def run_tasks(name: str, asked: LM, tasks: TaskSet, *, limit: int = 0) -> list[Score]:
+def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list[Score]:
     """Return the scores of the model called `name` on the first `limit` examples (0: all).
 
     Groups that aggregate their tasks come first. A figure that is not a mean over examples, such as
@@ -137,8 +137,8 @@ def run_tasks(name: str, asked: LM, tasks: TaskSet, *, limit: int = 0) -> list[S
         WakefulError: lm-eval refuses a task, or a model an example.
     """
     with quiet(), guarded(f"lm-eval could not evaluate {name}"):
-        given: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
-        results: Any = evaluate(asked, given, limit=limit or None, bootstrap_iters=0)
+        requested: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
+        results: Any = evaluate(harness, requested, limit=limit or None, bootstrap_iters=0)
     scores: list[Score] = []
     for task, samples in results["samples"].items():
         better = results["higher_is_better"].get(task, {})
@@ -172,13 +172,13 @@ def _title(metric: str, filtered: str) -> str:
     return metric if filtered == "none" else f"{metric} ({filtered})"
 
 
-def _figures(found: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+def _figures(metrics: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Return lm-eval's figures of a task or group, by metric and filter."""
-    split = {key: key.partition(",") for key in found}
+    split = {key: key.partition(",") for key in metrics}
     return {
-        (metric, filtered): found[key]
+        (metric, filtered): metrics[key]
         for key, (metric, _, filtered) in split.items()
-        if filtered and not metric.endswith("_stderr") and isinstance(found[key], float | int)
+        if filtered and not metric.endswith("_stderr") and isinstance(metrics[key], float | int)
     }
 
 
@@ -248,6 +248,9 @@ def _with_parts(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
     for name in (name for name in tasks.groups if name in aggregated):
         group = tasks.groups[name]
         inside = [task.task_name for task in group.get_all_tasks()]
-        for part in {*inside, *(each.name for each in group.get_all_groups())} - tasks.named:
+        for part in {
+            *inside,
+            *(group_part.name for group_part in group.get_all_groups()),
+        } - tasks.named:
             part_of.setdefault(part, name)
     return [dataclasses.replace(score, part_of=part_of.get(score.task, "")) for score in scores]

@@ -108,5 +108,5 @@ class EvaluateOptions(Reading):
 
     @property
     def asks(self) -> bool:
-        """Whether lm-eval is needed."""
+        """True where lm-eval is needed."""
         return bool(self.lambada or self.choices or self.tasks)

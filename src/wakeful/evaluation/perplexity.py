@@ -61,8 +61,8 @@ def perplexity(
     check_length(loaded, length, bos=bos)
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
-    words = words_in(text)
-    cut = words.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
+    source = words_in(text)
+    cut = source.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
     nats = np.zeros(len(cut))
     progress(0, len(cut))
@@ -70,28 +70,28 @@ def perplexity(
         batch = cut[start : start + batch_size]
         nats[start : start + len(batch)] = _nats(loaded, batch)
         progress(start + len(batch), len(cut))
-    counts = np.array([each.counted for each in cut], float)
+    counts = np.array([part.counted for part in cut], float)
     scores = [
         Score(
             model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,
             weights=counts, exponential=True, higher_is_better=False,
         )
     ]  # fmt: skip
-    return scores + words.scores(scores[0], cut)
+    return scores + source.scores(scores[0], cut)
 
 
 @torch.inference_mode()
 def _nats(loaded: Model, batch: list[Window]) -> np.ndarray:
     # Windows of one length run together: padding would enter a quantized layer's scale.
-    found: list[np.ndarray] = []
+    losses: list[np.ndarray] = []
     for _, alike in itertools.groupby(batch, lambda window: len(window.inputs)):
         rows = [(window.inputs, window.targets) for window in alike]
         inputs, targets = (torch.tensor(part) for part in zip(*rows, strict=True))
         likelihoods = log_likelihoods(
             loaded.module, inputs.to(loaded.device), targets.to(loaded.device)
         )
-        found.append(-likelihoods.sum(1).numpy())
-    return np.concatenate(found)
+        losses.append(-likelihoods.sum(1).numpy())
+    return np.concatenate(losses)
 
 
 def _key(window: Window) -> str:

@@ -1,4 +1,4 @@
-"""What is told of models' scores, and their figures for summary.json."""
+"""Report of an evaluation, and its figures for summary.json."""
 
 import math
 import re
@@ -53,17 +53,17 @@ def evaluation_report(
     sources: Sequence[str] = (),
     reading: str = "",
 ) -> Report:
-    """Return what is told of models' scores.
+    """Return the report of models' scores.
 
-    `sources` are what the models were asked for as and `reading` the options by which the text was
-    read, for a command to type.
+    `sources` are the names by which models were loaded and `reading` the flags by which the text
+    was read: the suggested command repeats them.
     """
     names = list(dict.fromkeys(score.model for score in scores))
-    found = _measures(scores)
+    measures = _measures(scores)
     rows = [
-        [Cell(title, under=[_better(each)]),
-         *(_cell(each.get(name), each.get(names[0])) for name in names)]
-        for title, each in found.items()
+        [Cell(title, under=[_better(by_model)]),
+         *(_cell(by_model.get(name), by_model.get(names[0])) for name in names)]
+        for title, by_model in measures.items()
     ]  # fmt: skip
     paired = any(cell.under for row in rows for cell in row[1:])
     table = Table(["measure", *names], rows, "Figures", colored=True)
@@ -72,7 +72,7 @@ def evaluation_report(
         below = (
             f" Below each figure, its difference to that of {names[0]} on the same examples, with "
             "the interval of the paired difference; of perplexities it is that of the losses, in "
-            "nats a token."
+            "nats per token."
         )
         sharper = " Paired differences are sharper: two bars that overlap can still differ."
     measured = dict.fromkeys(score.metric for score in _visible(scores))
@@ -84,8 +84,11 @@ def evaluation_report(
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:
-        titles = {f"{title}, {_better(each)}": each for title, each in found.items()}
-        charts = [Chart(it, partial(_dots, each, names), it) for it, each in titles.items()]
+        titles = {f"{title}, {_better(by_model)}": by_model for title, by_model in measures.items()}
+        charts = [
+            Chart(heading, partial(_dots, by_model, names), heading)
+            for heading, by_model in titles.items()
+        ]
         note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
         sections.append(Section("Side by side", [note, Side(charts)]))
     command = " ".join(filter(None, ["wakeful diagnose", shlex.join(sources or names), reading]))
@@ -97,8 +100,8 @@ Found = Mapping[str, Score]
 """A measure's score of each model, by name."""
 
 
-def _better(found: Found) -> str:
-    higher = any(score.higher_is_better for score in found.values())
+def _better(by_model: Found) -> str:
+    higher = any(score.higher_is_better for score in by_model.values())
     return f"{'higher' if higher else 'lower'} is better"
 
 
@@ -118,8 +121,8 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
     if first is None or score is first:
         return Cell(value)
     if score.is_cost:
-        other = ", two implementations" if score.implementation != first.implementation else ""
-        return Cell(value, under=[f"×{_times(score, first, 3)}{other}"])
+        differ = score.implementation != first.implementation
+        return Cell(value, under=[f"×{_times(score, first, 3)}{', two implementations' * differ}"])
     paired = difference(score, first)
     if paired is None:
         return Cell(value)
@@ -138,28 +141,28 @@ def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
 
     A group that aggregates its parts stands for them.
     """
-    found: dict[str, dict[str, Score]] = {}
+    measures: dict[str, dict[str, Score]] = {}
     for score in _visible(scores):
-        found.setdefault(score.title, {})[score.model] = score
-    return found
+        measures.setdefault(score.title, {})[score.model] = score
+    return measures
 
 
 def _visible(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if not score.part_of]
 
 
-def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
+def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
     """Draw every model's figure and its 95% confidence interval."""
-    drawn = [
+    points = [
         {"model": s.model, "figure": s.figure, "low": finite(low), "high": finite(high)}
-        for s in found.values()
+        for s in by_model.values()
         for low, high in (s.interval,)
         if math.isfinite(s.figure)
     ]
-    if not drawn:
+    if not points:
         return None
     ends = {"low": pl.Float64, "high": pl.Float64}
-    frame = pl.DataFrame(drawn, schema_overrides=ends)
+    frame = pl.DataFrame(points, schema_overrides=ends)
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
@@ -174,24 +177,24 @@ def headlines(scores: Sequence[Score]) -> list[str]:
     scores = _visible(scores)
     names = list(dict.fromkeys(score.model for score in scores))
     if len(names) == 1:
-        told = [
-            f"{title} {_value(one)}"
-            for title, found in _measures(scores).items() for one in found.values()
+        reached = [
+            f"{title} {_value(score)}"
+            for title, by_model in _measures(scores).items() for score in by_model.values()
         ]  # fmt: skip
-        return [f"{names[0]} reaches {listed(told)}."]
+        return [f"{names[0]} reaches {listed(reached)}."]
     first = {(score.task, score.metric): score for score in scores if score.model == names[0]}
     sentences = []
     for name in names[1:]:
         sides: dict[str, list[str]] = {}
         ratios: list[str] = []
         for score in scores:
-            other = first.get((score.task, score.metric))
-            if score.model != name or other is None:
+            baseline = first.get((score.task, score.metric))
+            if score.model != name or baseline is None:
                 continue
             if score.is_cost:
                 cost = score.metric.rpartition(", ")[0]
-                ratios.append(f"{cost} {_times(score, other, 2)}")
-            elif side := _side(score, other, scores):
+                ratios.append(f"{cost} {_times(score, baseline, 2)}")
+            elif side := _side(score, baseline, scores):
                 sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
@@ -209,18 +212,18 @@ def headlines(scores: Sequence[Score]) -> list[str]:
     return sentences
 
 
-def _side(score: Score, other: Score, scores: Sequence[Score]) -> str:
+def _side(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
     """Return on which side of another model's a score surely is; "" where they are not paired.
 
     Bits per byte are the same losses as the perplexity of their text, in another unit: both are
-    judged once, by the paired difference in nats a token.
+    judged once, by the paired difference in nats per token.
     """
     if score.metric in _OF_LOSSES:
         losses = {
-            each.model: each for each in scores if each.task == score.task and each.exponential
+            loss.model: loss for loss in scores if loss.task == score.task and loss.exponential
         }
-        score, other = losses.get(score.model, score), losses.get(other.model, other)
-    paired = difference(score, other)
+        score, baseline = losses.get(score.model, score), losses.get(baseline.model, baseline)
+    paired = difference(score, baseline)
     if paired is None:
         return ""
     gap, error = paired
@@ -238,9 +241,9 @@ def summary(
     first = next(iter(names))
     baseline = {(s.task, s.metric): s for s in scores if s.model == first}
     pairs = [
-        (score, other)
+        (score, reference)
         for score in scores
-        if (other := baseline.get((score.task, score.metric))) and other is not score
+        if (reference := baseline.get((score.task, score.metric))) and reference is not score
     ]
     return {
         "models": [
@@ -265,15 +268,15 @@ def summary(
              "difference": finite(paired[0]), "standard_error": finite(paired[1]),
              "low": finite(low), "high": finite(high)}
             | ({"unit": "nats a token"} if score.exponential else {})
-            for score, other in pairs
-            if not score.is_cost and (paired := difference(score, other))
+            for score, reference in pairs
+            if not score.is_cost and (paired := difference(score, reference))
             for low, high in [interval(*paired, len(score.keys))]
         ],
         "ratios": [
             {"model": score.model, "baseline": first, "metric": score.metric,
              "ratio": finite(times), "standard_error": finite(error)}
-            for score, other in pairs if score.is_cost
-            for times, error in [ratio(score, other)]
+            for score, reference in pairs if score.is_cost
+            for times, error in [ratio(score, reference)]
         ],
         "method": dict(method),
     }  # fmt: skip
@@ -319,13 +322,13 @@ def method_of(
         if task.startswith(AVERAGE):
             method["Average"] = "tasks have equal weight; a group counts once, without its parts"
             continue
-        asked = [score for score in scores if score.task == task]
+        task_scores = [score for score in scores if score.task == task]
         own_files = {"lambada": options.lambada, "choices": options.choices}
         source = own_files.get(task) or "lm-eval's own definition"
-        words = _task_words(source, asked)
+        description = _task_words(source, task_scores)
         if any(score.part_of == task for score in scores):
-            words += "; its parts are in summary.json and evaluation.parquet"
-        method[f"Task {task}"] = words
+            description += "; its parts are in summary.json and evaluation.parquet"
+        method[f"Task {task}"] = description
     if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")
     if options.speed:
@@ -343,16 +346,16 @@ def method_of(
     return method
 
 
-def _task_words(source: str, asked: Sequence[Score]) -> str:
+def _task_words(source: str, task_scores: Sequence[Score]) -> str:
     """Return what a page says of a task or group, from its scores."""
-    one = max(asked, key=lambda score: len(score.keys))
-    words = [source]
-    if one.keys != ("all",):
-        words.append(f"{len(one.keys):,} examples")
-    if one.shots is None:
-        words.append("solved ones before each, as many as its task shows")
-    elif one.shots:
-        words.append(f"{one.shots} solved one{'s' * (one.shots > 1)} before each")
+    largest = max(task_scores, key=lambda score: len(score.keys))
+    parts = [source]
+    if largest.keys != ("all",):
+        parts.append(f"{len(largest.keys):,} examples")
+    if largest.shots is None:
+        parts.append("solved ones before each, as many as its task shows")
+    elif largest.shots:
+        parts.append(f"{largest.shots} solved one{'s' * (largest.shots > 1)} before each")
     else:
-        words.append("none shown before")
-    return ", ".join(words)
+        parts.append("none shown before")
+    return ", ".join(parts)

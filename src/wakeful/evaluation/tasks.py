@@ -22,7 +22,7 @@ from wakeful.evaluation.examples import Completion, MultipleChoice, TaskSet
 from wakeful.evaluation.options import with_shots
 
 _SEED = 1234
-"""What lm-eval's own command seeds the choice of few-shot examples with."""
+"""Seed of few-shot examples in lm-eval's own command."""
 
 
 def lambada_task(examples: Sequence[Completion]) -> Task:
@@ -60,13 +60,13 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
             other shots, or it is asked by name for shots that it does not have.
     """
     manager = TaskManager()
-    known = set(manager.all_tasks)
-    found: dict[str, Task] = {}
+    task_names = set(manager.all_tasks)
+    tasks_by_name: dict[str, Task] = {}
     groups: dict[str, Group] = {}
     named: set[str] = set()
-    for each in tasks:
-        name, own = with_shots(each)
-        if name not in known:
+    for task_name in tasks:
+        name, own = with_shots(task_name)
+        if name not in task_names:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise WakefulError(f"lm-eval has no task {name!r}{hint}")
@@ -87,18 +87,18 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
                 raise WakefulError(
                     f"task {title} is defined without few-shot examples; name it without @{own}"
                 )
-            wanted = shots or None if own is None else own
-            if wanted is not None and not without:
-                task.set_config(key="num_fewshot", value=wanted)
-            if title in found and _shots(found[title]) != _shots(task):
+            num_shots = shots or None if own is None else own
+            if num_shots is not None and not without:
+                task.set_config(key="num_fewshot", value=num_shots)
+            if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
                 raise WakefulError(
-                    f"task {title} is asked for with {_shots(found[title])} and with "
+                    f"task {title} is asked for with {_shots(tasks_by_name[title])} and with "
                     f"{_shots(task)} shots"
                 )
-        found |= read["tasks"]
+        tasks_by_name |= read["tasks"]
         groups |= read.get("groups", {})
         named.update([name] if name in groups else read["tasks"])
-    return TaskSet(found, groups, frozenset(named))
+    return TaskSet(tasks_by_name, groups, frozenset(named))
 
 
 def _shots(task: Task) -> int:

@@ -1,4 +1,4 @@
-"""The verb evaluate: models, a text and examples in; scores, verdicts and a page out."""
+"""Evaluate models: perplexity of texts, tasks, size and speed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from wakeful.terminal.display import Display, DisplayFactory
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Evaluation(Measured):
-    """How well models predict."""
+    """Scores of models: perplexity, tasks, size and speed."""
 
     names: Mapping[str, str]
     """Each model's architecture."""
@@ -111,7 +111,7 @@ def evaluate(
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         timed: dict[str, str] = {}
-        ours = bool(options.speed) and any(map(_is_ours, sources))
+        use_decoder = bool(options.speed) and any(map(_is_ours, sources))
         for model in at.models():
             names[model.name] = model.architecture
             length = options.length_for(model.context)
@@ -122,7 +122,7 @@ def evaluate(
             )
             scores += _measure(model, options, words, tasks, at.show)
             if options.speed:
-                scores += _costs(model, options, timed, at.show, ours=ours)
+                scores += _costs(model, options, timed, at.show, use_decoder=use_decoder)
             del model
         method = method_of(
             names, scores, options, at.machine, bos=at.bos, dtype=at.dtype,
@@ -166,7 +166,7 @@ def _measure(
     scores: list[Score] = []
     for name, words in texts.items():
         length = options.length_for(model.context)
-        found = perplexity(
+        text_scores = perplexity(
             model,
             words,
             length=length,
@@ -176,17 +176,17 @@ def _measure(
             batch_size=options.batch_size,
             progress=counting(show, f"{model.name}: windows", model, tokens=length),
         )
-        scores += [dataclasses.replace(score, task=name) for score in found]
+        scores += [dataclasses.replace(score, task=name) for score in text_scores]
     if tasks.tasks:
         from wakeful.evaluation.harness import HarnessModel, run_tasks  # noqa: PLC0415 - needs lm-eval
 
-        asked = HarnessModel(
+        harness = HarnessModel(
             model,
             bos=bos,
             batch_size=options.batch_size,
             progress=partial(show.count, f"{model.name}: rows"),
         )
-        answered = run_tasks(model.name, asked, tasks, limit=options.limit)
+        answered = run_tasks(model.name, harness, tasks, limit=options.limit)
         scores += [*answered, *averages(answered)]
     return scores
 
@@ -196,20 +196,25 @@ def _is_ours(source: Source) -> bool:
     if isinstance(source, Model | nn.Module):
         module = source.module if isinstance(source, Model) else source
         return code_of(module) == OURS
-    place = place_of(source)
-    return place.kind in ("run", "export") or is_own_gguf(place)
+    location = place_of(source)
+    return location.kind in ("run", "export") or is_own_gguf(location)
 
 
 def _costs(
-    model: Model, options: EvaluateOptions, timed: dict[str, str], show: Display, *, ours: bool
+    model: Model,
+    options: EvaluateOptions,
+    timed: dict[str, str],
+    show: Display,
+    *,
+    use_decoder: bool,
 ) -> list[Score]:
     """Return a model's size and speed, with our decoder where `ours` and where that can be it.
 
-    `timed` is told what ran the model.
+    `timed` collects the implementation that ran each model.
     """
     ready = model
     timed[model.name] = code_of(model.module)
-    if ours and as_decoder(model.module) is None:
+    if use_decoder and as_decoder(model.module) is None:
         try:
             ready = model.converted()
             timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"

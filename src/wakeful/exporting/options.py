@@ -15,7 +15,7 @@ LLAMA_CPP = Elsewhere(
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How to write a model for Transformers."""
+    """Format, layers and precision of an exported model."""
 
     dtype: How[Stored] = "auto"
     """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""

@@ -84,38 +84,38 @@ def export(
     if isinstance(model, str | Path):
         # A folder's tensors are cast as they are written, where what does not fit is refused.
         stored = torch.float32 if folder.suffix == ".gguf" else "auto"
-        found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=options.step)
+        loaded = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=options.step)
     else:
         check_rules(options, *MEMORY_RULES)
-        found = load(model, tokenizer=tokenizer)
-    if found.is_quantized:
+        loaded = load(model, tokenizer=tokenizer)
+    if loaded.is_quantized:
         raise WakefulError(
-            f"{found.name} is quantized: export the model it was made from, or save this one by "
+            f"{loaded.name} is quantized: export the model it was made from, or save this one by "
             "save_model"
         )
     with (display or usual)("export") as show:
-        found = whole = as_ours(found, show)
+        loaded = original = as_ours(loaded, show)
     if layers:
-        of = found.decoder().config.num_layers
-        found = dataclasses.replace(
-            found, module=inherit_blocks(found.decoder(), named_layers(layers, of=of))
+        of = loaded.decoder().config.num_layers
+        loaded = dataclasses.replace(
+            loaded, module=inherit_blocks(loaded.decoder(), named_layers(layers, of=of))
         )
     done = [f"its layers {format_layers(layers)} (from 0)"] if layers else []
-    if found.agreement is not None:
-        done.append(f"read as wakeful's decoder: {found.agreement}")
+    if loaded.agreement is not None:
+        done.append(f"read as wakeful's decoder: {loaded.agreement}")
     if folder.suffix == ".gguf":
-        lineage, origin = file_lineage(found, source=whole, done=done)
+        lineage, origin = file_lineage(loaded, source=original, done=done)
         return export_gguf(
-            found.decoder(), folder, tokenizer=found.own_tokenizer,
-            storage="f16" if options.gguf == "auto" else options.gguf, name=found.name,
+            loaded.decoder(), folder, tokenizer=loaded.own_tokenizer,
+            storage="f16" if options.gguf == "auto" else options.gguf, name=loaded.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
-    kind = written_as(found.decoder().config, found.own_tokenizer)[0]
-    card = model_card(found, kind, command, source=whole, done=done)
-    dtype = found.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
+    kind = written_as(loaded.decoder().config, loaded.own_tokenizer)[0]
+    card = model_card(loaded, kind, command, source=original, done=done)
+    dtype = loaded.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(
-        found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card,
-        types=found.types if options.dtype == "auto" else None,
+        loaded.decoder(), folder, tokenizer=loaded.own_tokenizer, dtype=dtype, card=card,
+        types=loaded.types if options.dtype == "auto" else None,
     )  # fmt: skip
 
 
@@ -128,8 +128,8 @@ def _stock_folder(model: Source, step: int) -> Path | None:
     """
     if not isinstance(model, str | Path):
         return None
-    place = place_of(model)
-    check_step(place, step)
-    if place.kind == "hub":
-        return fetched(place.name)
-    return place.path if place.kind == "folder" else None
+    location = place_of(model)
+    check_step(location, step)
+    if location.kind == "hub":
+        return fetched(location.name)
+    return location.path if location.kind == "folder" else None

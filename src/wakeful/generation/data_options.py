@@ -10,7 +10,7 @@ from wakeful.config.schema import TRAINED, TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(TextConfig):
-    """How to turn text into memory-mapped tokens.
+    """Turn text into memory-mapped tokens.
 
     wakeful data generate --help: text that a model writes.
     """

@@ -9,7 +9,7 @@ from wakeful.config.refusals import AtLeast, Ruled, Within
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Ruled):
-    """How to continue a prompt."""
+    """Length, sampling and model of a continuation."""
 
     num_tokens: HowMuch[int] = 100
     """Maximum number of tokens to generate."""

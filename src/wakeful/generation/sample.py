@@ -100,8 +100,8 @@ def sample_data(
             "validation_fraction": options.validation_fraction,
         }
 
-        known = dataclasses.fields(SampleOptions)
-        neutral = {each.name: each.default for each in known if each.name in settings}
+        fields = dataclasses.fields(SampleOptions)
+        neutral = {entry.name: entry.default for entry in fields if entry.name in settings}
 
         def write(number: int) -> Documents:
             return _part(loaded, begin, options, length, number)
@@ -119,10 +119,10 @@ def _lines(file: Path) -> list[str]:
         data = file.read_bytes()
     except OSError as error:
         raise WakefulError(f"prompts = {str(file)!r} cannot be read: {error}") from None
-    found = [line.strip() for line in decoded(data, file).splitlines() if line.strip()]
-    if not found:
+    lines = [line.strip() for line in decoded(data, file).splitlines() if line.strip()]
+    if not lines:
         raise WakefulError(f"prompts = {str(file)!r} has no line with a prompt in it")
-    return found
+    return lines
 
 
 def _length(options: SampleOptions, model: Model) -> int:
@@ -153,14 +153,14 @@ def _beginnings(options: SampleOptions, model: Model, lines: list[str], length: 
         ends |= {turn.answer_end}
     if turn is None:
         begin = [model.encode(line) for line in lines] or [model.begin()]
-        found = _Beginnings(begin, [], ends, chat=False)
+        beginnings = _Beginnings(begin, [], ends, chat=False)
         if not begin[0]:
-            found = _Beginnings([[tokenizer.end_of_text]], [], ends, chat=False, silent=1)
+            beginnings = _Beginnings([[tokenizer.end_of_text]], [], ends, chat=False, silent=1)
     elif lines:
         begin = [turn.around(line) for line in lines]
-        alike = (len(set(each)) == 1 for each in zip(turn.before, *begin, strict=False))
+        alike = (len(set(column)) == 1 for column in zip(turn.before, *begin, strict=False))
         common = sum(itertools.takewhile(bool, alike))
-        found = _Beginnings(begin, [], ends, chat=True, common=common)
+        beginnings = _Beginnings(begin, [], ends, chat=True, common=common)
     elif turn.end is None:
         raise WakefulError(
             f"the chat template of {model.name} ends a user's message with ordinary text, so it is "
@@ -169,17 +169,18 @@ def _beginnings(options: SampleOptions, model: Model, lines: list[str], length: 
     else:
         ends |= {turn.end}
         before = turn.before or [tokenizer.end_of_text]
-        found = _Beginnings(
+        beginnings = _Beginnings(
             [before], turn.after, ends, chat=True, silent=int(not turn.before),
             common=len(turn.before),
         )  # fmt: skip
-    longest = max(map(len, found.prompts)) + len(found.reply)
+    longest = max(map(len, beginnings.prompts)) + len(beginnings.reply)
     if longest + _ROOM > length:
-        what = "the longest prompt" if lines else "what documents begin with"
+        description = "the longest prompt" if lines else "what documents begin with"
         raise WakefulError(
-            f"length = {length} leaves no room to write: {what} has {longest} tokens; raise it"
+            f"length = {length} leaves no room to write: {description} has {longest} tokens; "
+            "raise it"
         )
-    return found
+    return beginnings
 
 
 def _part(
@@ -188,18 +189,18 @@ def _part(
     """Return the documents of one part, those that are not empty."""
     first = number * options.batch_size
     prompts = [
-        begin.prompts[place % len(begin.prompts)]
-        for place in range(first, first + options.batch_size)
+        begin.prompts[position % len(begin.prompts)]
+        for position in range(first, first + options.batch_size)
     ]
     rows = sample(
         model, prompts, length=length, ends=begin.ends, reply=begin.reply,
         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
         seed=key64("sample", options.seed, number) >> 1,
     )  # fmt: skip
-    found: Documents = []
+    documents: Documents = []
     for prompt, row in zip(prompts, rows, strict=True):
         new = row[len(prompt) :]
         unasked = begin.reply and new[: len(begin.reply)] == begin.reply
         if new[0] not in begin.ends and not unasked:
-            found.append(row[begin.silent :])
-    return found
+            documents.append(row[begin.silent :])
+    return documents

@@ -8,7 +8,7 @@ from wakeful.config.reading import Drawn, TableFormat
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(Drawn):
-    """Where the report goes."""
+    """Destination, title and tables of a report."""
 
     out: Where[str] = ""
     """HTML file to write. Empty: report.html in the first folder."""

@@ -50,7 +50,7 @@ def report(
     if not folders:
         raise WakefulError("name a comparison, or one or more run directories")
     places = [Path(folder) for folder in folders]
-    kinds = [Run.open(place).header.kind for place in places]
+    kinds = [Run.open(path).header.kind for path in places]
     if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
         raise WakefulError("--baseline and --only are for training runs and comparisons")
     verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
@@ -66,12 +66,13 @@ def report(
         done.save_results(table, figures)
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
-        told = ", ".join(
+        descriptions = ", ".join(
             f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"
             for place, kind in zip(places, kinds, strict=True)
         )
         raise WakefulError(
-            f"no page can be written of these: {told}. A page is about training runs, about one "
-            "comparison or about one inheritance; the other verbs write report.html themselves"
+            f"no page can be written of these: {descriptions}. A page is about training runs, "
+            "about one comparison or about one inheritance; the other verbs write report.html "
+            "themselves"
         )
     return reported(places, page, title, baseline=baseline, only=only, figures=figures, table=table)
