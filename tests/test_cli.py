@@ -14,7 +14,7 @@ import pytest
 
 from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
-from wakeful.cli.command import with_out
+from wakeful.cli.command import choose_out
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import Interrupted
 from wakeful.evaluation.options import EvaluateOptions
@@ -547,4 +547,4 @@ def test_a_folder_that_is_called_by_a_dot_is_named(
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path / "model")
     for name, said in ((".", "model"), ("./", "model"), ("..", tmp_path.name), ("a/b", "b")):
-        assert with_out("evaluate", [name], EvaluateOptions()).out == f"runs/evaluate-{said}"
+        assert choose_out("evaluate", [name], EvaluateOptions()).out == f"runs/evaluate-{said}"

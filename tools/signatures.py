@@ -129,8 +129,8 @@ def annotation(option: Option) -> str:
     if dataclasses.is_dataclass(option.kind):
         return f"{typing.cast(type, option.kind).__name__} | Mapping[str, Any]"
     where = option.group is Heading.WHERE and option.name != "device"
-    text = _type(option.each, path=where or "text" in option.name)
-    return f"Iterable[{text}] | {text}" if option.many else text
+    text = _type(option.value_type, path=where or "text" in option.name)
+    return f"Iterable[{text}] | {text}" if option.takes_several else text
 
 
 def default(option: Option) -> str:
@@ -159,7 +159,7 @@ def described(function: Callable[..., Any], options: list[Option]) -> Iterator[s
         rest = after.partition("\n")[2]
         for option in options:
             yield from textwrap.wrap(
-                f"{option.name}: {option.words}", 92, initial_indent="    ",
+                f"{option.name}: {option.description}", 92, initial_indent="    ",
                 subsequent_indent="        ",
             )  # fmt: skip
         yield from rest.splitlines()

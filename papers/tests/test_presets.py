@@ -253,7 +253,7 @@ def test_wakeful_best_stands_beside_every_row_of_its_larger_ground() -> None:
     best = rows_of(["arena-text-best"])
     assert list(best.variants) == [*rows.variants, "wakeful-best", "rotary"]
     assert all(best.variants[name] == row for name, row in rows.variants.items())
-    assert (best.layouts, best.asked) == (rows.layouts, rows.asked)
+    assert (best.layouts, best.seed_sets) == (rows.layouts, rows.seed_sets)
     vanilla, alone = rows.variants["vanilla"], preset("wakeful-best")
     cures = {key: getattr(alone.model, key) for key in ("route", "normalizer", "positions")}
     own = dataclasses.replace(

@@ -66,7 +66,7 @@ def diagnose(
         models: names, paths, what `wakeful.load` returned, or modules in memory.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
         length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
@@ -135,7 +135,7 @@ def cure(
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         tokenizer: in place of the model's own, or a module's; a path of one, too.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
         length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
@@ -216,7 +216,7 @@ def evaluate(
             inheritance stands for its reference, its last heirs and its baselines.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
         length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
@@ -296,7 +296,7 @@ def quantize(
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
         length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
@@ -379,7 +379,7 @@ def quantize(
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
         length: Tokens per sequence. 0: 512, or the model's context where that is shorter.
@@ -475,7 +475,7 @@ def inherit(
             exported into the folder so that the work can be resumed.
         tokenizer: in place of the reference's own, or a module's; a path of one, too.
         display: shows progress; None is a bar where there is a terminal.
-        figures: Write the charts for a paper too, in these formats, into the folder figures.
+        figures: Also write the charts for a paper, in these formats, into the folder figures.
         out: Folder to create. Empty: runs/inherit-REFERENCE.
         resume: Continue the inheritance in this folder; it takes no other option but figures.
         layers: Layers of the heir. 0: as many as keep says, or half of the reference's.

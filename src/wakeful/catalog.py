@@ -1,4 +1,4 @@
-"""Names of variants, schemes and optimizers: known to the command line before torch is imported.
+"""Names of variants, schemes and optimizers, for the command line, which does not import torch.
 
 A test compares every list with the classes that the folder defines.
 """
@@ -36,13 +36,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "optim": ("adamw", "orthoadam", "muon"),
 }  # fmt: skip
-"""By folder; of quantization.schemes whole schemes, without grids and methods."""
+"""Names by folder; those of quantization.schemes are whole schemes, without grids and methods."""
 FOLDERS = {f"model.{field}": folder for field, folder in VARIANTS.items()} | {
     "rotate": "optim.rotations",
     "optimizer.rotation": "optim.rotations", "optimizer.name": "optim",
     "scheme": "quantization.schemes", "train.quantize.schemes": "quantization.schemes",
 }  # fmt: skip
-"""Options whose values are expressions, and the folder that each names a class of."""
+"""Options whose values are expressions, and the folder that defines the class they name."""
 
 
 def check_names(option: str, values: object) -> None:
@@ -53,9 +53,9 @@ def check_names(option: str, values: object) -> None:
     """
     if option not in FOLDERS:
         return
-    known = NAMES[FOLDERS[option]]
+    names = NAMES[FOLDERS[option]]
     for value in [values] if isinstance(values, str) else list(values):  # pyright: ignore
         name = value.partition("(")[0].strip()
-        if name.isidentifier() and name not in known:
-            listed = ", ".join(entry for entry in known if entry != "scheme")
-            raise WakefulError(f"{option}={name!r} is not one of {listed}{nearest(name, known)}")
+        if name.isidentifier() and name not in names:
+            listed = ", ".join(entry for entry in names if entry != "scheme")
+            raise WakefulError(f"{option}={name!r} is not one of {listed}{nearest(name, names)}")

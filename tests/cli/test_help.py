@@ -17,12 +17,12 @@ import pytest
 from training.runs import tiny
 from wakeful.catalog import FOLDERS, NAMES
 from wakeful.cli import main
-from wakeful.cli.command import options_for
+from wakeful.cli.command import list_options
 from wakeful.cli.console import OUT
 from wakeful.cli.verbs import all_verbs
 from wakeful.config import options as declared
 from wakeful.config.model import VARIANTS
-from wakeful.config.refusals import forbidden
+from wakeful.config.rules import forbidden
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import presets
 from wakeful.errors import WakefulError
@@ -127,7 +127,7 @@ def test_help_begins_with_two_examples_and_has_the_usual_options_in_groups(
     assert VERBS[verb].summary in lines
     commands = [line for line in text.partition("╭")[0].split("\n") if line.startswith("wakeful ")]
     assert commands == [command for command, _ in VERBS[verb].examples]
-    options = options_for(KINDS[verb])
+    options = list_options(KINDS[verb])
     usual = {each.flag for each in options if each.group}
     shown = {each.flag for each in options} & flags_in(text)
     assert usual == shown

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from wakeful.cli.command import parse
 from wakeful.cli.verbs import VERBS
-from wakeful.config.keywords import filled
+from wakeful.config.keywords import fill_options
 from wakeful.config.model import ModelConfig
-from wakeful.config.refusals import check_rules
+from wakeful.config.rules import check_rules
 from wakeful.config.schema import (
     TRAINED,
     Config,
@@ -419,7 +419,7 @@ def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None
     found = config_from("activation-small", data={"tokenizer": "mine"}).data
     assert (found.tokenizer, found.vocab_size) == ("mine", DataConfig.vocab_size)
     _, table = parse("train", VERBS["train"], ["--data.tokenizer", "mine"])
-    data = filled(Config, table, config_from(base)).data
+    data = fill_options(Config, table, config_from(base)).data
     assert (data.tokenizer, data.vocab_size) == ("mine", DataConfig.vocab_size)
     with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
         check_rules(config_from(base, data={"tokenizer": "mine", "vocab_size": 99}).data, TRAINED)

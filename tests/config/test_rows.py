@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from wakeful.cli.command import split_rows
+from wakeful.cli.command import split_row_options
 from wakeful.config.rows import flat, rescaled, rows_of
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import merged
@@ -67,14 +67,14 @@ def test_words_in_which_rows_differ_have_no_ratio() -> None:
 
 
 def test_options_for_one_row_are_taken_by_its_name() -> None:
-    shared, own = split_rows(
+    shared, own = split_row_options(
         ["--train.steps", "5", "--variants.a.b.train.steps", "7", "--variants.a.x=3", "--seeds",
          "0", "1"], ["a", "a.b"],
     )  # fmt: skip
     assert shared == ["--train.steps", "5", "--seeds", "0", "1"]
     assert own == {"a": ["--x=3"], "a.b": ["--train.steps", "7"]}
     with pytest.raises(WakefulError, match=r"--variants.c.x names no row; there are a, a.b"):
-        split_rows(["--variants.c.x=1"], ["a", "a.b"])
+        split_row_options(["--variants.c.x=1"], ["a", "a.b"])
 
 
 def test_the_fields_are_all_there() -> None:

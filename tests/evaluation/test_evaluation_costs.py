@@ -16,7 +16,7 @@ from evaluation.models import llama, loaded_llama, save_llama
 from probes.architectures import build
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.config.reading import DECODED
+from wakeful.config.reading import DECODED_TOKENS
 from wakeful.errors import WakefulError
 from wakeful.evaluation import costs as costs_module
 from wakeful.evaluation.costs import OURS, ROUNDS, THEIRS, costs
@@ -56,7 +56,7 @@ def test_sizes_are_counted_and_speeds_timed_over_rounds(tmp_path: Path) -> None:
             found[f"decode after {length}, tokens/s"],
         )
         assert np.array_equal(prefill.values, [length] * ROUNDS)
-        assert np.array_equal(decode.values, [DECODED] * ROUNDS)
+        assert np.array_equal(decode.values, [DECODED_TOKENS] * ROUNDS)
         assert prefill.figure > 0 < decode.figure
         assert prefill.higher_is_better
     assert not found["weights, MB"].higher_is_better
@@ -280,17 +280,17 @@ def test_several_texts_and_the_costs_stand_in_one_table(
     # What is timed apart has no paired difference.
     assert {each["task"] for each in summary["differences"]} == {"000", "001"}
     assert "001.txt" in page
-    assert f"then {DECODED} greedy tokens with the cache" in page
+    assert f"then {DECODED_TOKENS} greedy tokens with the cache" in page
 
 
 def test_what_cannot_be_is_said_before_anything_is_measured(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     capsys.readouterr()
-    for speed in (f"{64 - DECODED}", "64"):  # of a context of 64
+    for speed in (f"{64 - DECODED_TOKENS}", "64"):  # of a context of 64
         assert main(["evaluate", str(llama), "--speed", speed, "--out", str(tmp_path / "out")]) == 1
-        words = f"speed = {speed}: the prompt, the first token and {DECODED} after it are more than"
-        assert f"{words} llama" in capsys.readouterr().err
+        words = f"the prompt, the first token and {DECODED_TOKENS} after it are more than"
+        assert f"speed = {speed}: {words} llama" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(WakefulError, match="every text is named in --texts"):
         EvaluateOptions(text="a.txt", texts=("b.txt",))

@@ -51,7 +51,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Display, Silent
+from wakeful.terminal.display import Display
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0
@@ -60,7 +60,7 @@ IMPOSSIBLE = -1.0
 
 @contextlib.contextmanager
 def quietly(name: str) -> Iterator[Display]:
-    yield Silent()
+    yield Display()
 
 
 def carry_out(*what, **how) -> FinishedStages:
@@ -365,7 +365,7 @@ def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said_from_all_over_the
         diagnose_sequences=1, train=TrainConfig(length=16, device="cpu"),
     )  # fmt: skip
     data = PreparedData.open(recipe_for(reference, text).data.source)
-    reading.diagnosed_layers(options, known, data, Silent())
+    reading.diagnosed_layers(options, known, data, Display())
     measured = tried.call_args.kwargs["held_out"]
     found = tried.call_args.args[1]
     assert (len(found) - measured, measured) == rows

@@ -15,7 +15,7 @@ from training.runs import tiny, write_text
 from wakeful.cli.command import parse
 from wakeful.cli.verbs import VERBS
 from wakeful.config.commands import _flags, command_of
-from wakeful.config.keywords import filled
+from wakeful.config.keywords import fill_options
 from wakeful.config.schema import DataConfig, SampleConfig
 from wakeful.config.tables import to_table
 from wakeful.curing.options import CureOptions
@@ -141,7 +141,7 @@ INHERITED = [
 def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions) -> None:
     flags = " ".join(_flags(to_table(options), to_table(InheritOptions())))
     _, table = parse("inherit", VERBS["inherit"], shlex.split(flags))
-    assert filled(InheritOptions, table) == options
+    assert fill_options(InheritOptions, table) == options
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> 
     command, name, *flags = shlex.split(command_of(verb, options, "a model"))[1:]
     assert (command, name) == (verb, "a model")
     names, table = parse(verb, VERBS[verb], [name, *flags])
-    assert (names, filled(type(options), table)) == ([name], options)
+    assert (names, fill_options(type(options), table)) == ([name], options)

@@ -27,7 +27,7 @@ from wakeful.reports import html
 from wakeful.reports.terminal import terminal
 from wakeful.runs import checkpoint
 from wakeful.runs.records import data_facts
-from wakeful.terminal.display import Silent
+from wakeful.terminal.display import Display
 from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run
 from wakeful.training.report import comparison_report
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CHECKPOINT = ["checkpoints/step-00000006/*", "checkpoints/step-00000004/*"]
 
 
-class StopAfter(Silent):
+class StopAfter(Display):
     """Ends the run as SIGTERM does."""
 
     def step(self, done: int, *_: object) -> None:
@@ -46,7 +46,7 @@ class StopAfter(Silent):
 
 
 @contextlib.contextmanager
-def stopping(_name: str) -> Iterator[Silent]:
+def stopping(_name: str) -> Iterator[Display]:
     yield StopAfter()
 
 

@@ -31,7 +31,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.quantization.compressed import save_compressed
 from wakeful.quantization.convert import quantize_module
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Silent
+from wakeful.terminal.display import Display
 from wakeful.training.cluster import cluster_of
 from wakeful.training.loop import train_run
 
@@ -143,7 +143,7 @@ def resume(folder: Path) -> None:
 
 def resume_heirs(folder: Path) -> None:
     Run(folder).set_status("stopped")
-    inherit(resume=str(folder), display=lambda _: contextlib.nullcontext(Silent()))
+    inherit(resume=str(folder), display=lambda _: contextlib.nullcontext(Display()))
 
 
 def read_data(folder: Path) -> None:

@@ -16,7 +16,7 @@ from training.test_loop import losses, weights
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Silent
+from wakeful.terminal.display import Display
 from wakeful.training.loop import train_run
 
 LONG = {"steps": 36, "eval_every": 7, "checkpoint_every": 5}
@@ -99,7 +99,7 @@ def stopped(text: Path, tmp_path: Path) -> Run:
     return train_run(tiny(text), tmp_path / "run")
 
 
-class Signalling(Silent):
+class Signalling(Display):
     """Sends this process a signal when a step is done, more than once if asked."""
 
     def __init__(self, number: signal.Signals, step: int, times: int = 1) -> None:

@@ -15,7 +15,7 @@ from training.runs import tiny
 from wakeful.config.schema import Config, config_to_table, seeds_of, variants_of
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Display, Silent
+from wakeful.terminal.display import Display
 from wakeful.training import rows as comparison
 from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run
@@ -26,7 +26,7 @@ SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
 
 @contextlib.contextmanager
 def silent(_: str) -> Iterator[Display]:
-    yield Silent()
+    yield Display()
 
 
 def two(text: Path, **over: dict) -> dict[str, Config]:
@@ -62,7 +62,7 @@ def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> None:
-    class Ends(Silent):
+    class Ends(Display):
         def step(self, *_: object) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -81,7 +81,7 @@ def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> N
 def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
     text: Path, tmp_path: Path
 ) -> None:
-    class Ends(Silent):
+    class Ends(Display):
         def step(self, step: int, steps: int, *_: object) -> None:
             if step == steps:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -205,7 +205,7 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
 def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     text: Path, tmp_path: Path
 ) -> None:
-    class Notes(Silent):
+    class Notes(Display):
         def note(self, text: str) -> None:
             notes.append(text)
 

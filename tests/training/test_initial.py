@@ -23,7 +23,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Silent
+from wakeful.terminal.display import Display
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train_run
@@ -220,7 +220,7 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
 def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path) -> None:
     shown: list[str] = []
 
-    class Told(Silent):
+    class Told(Display):
         def note(self, text: str) -> None:
             shown.append(text)
 

@@ -33,7 +33,7 @@ from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Display, Silent
+from wakeful.terminal.display import Display
 from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
@@ -43,7 +43,7 @@ from wakeful.training.validation import mean_loss, window_losses
 
 @contextlib.contextmanager
 def silent(_: str) -> Iterator[Display]:
-    yield Silent()
+    yield Display()
 
 
 def losses(run: Run) -> list[float]:
@@ -440,7 +440,7 @@ def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-class Noting(Silent):
+class Noting(Display):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

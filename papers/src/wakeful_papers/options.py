@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.reading import Drawn
-from wakeful.config.refusals import AtLeast, Excludes, Needs
+from wakeful.config.reading import FigureOptions
+from wakeful.config.rules import AtLeast, Excludes, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions(Drawn):
+class ReproduceOptions(FigureOptions):
     """At which scale, and where; without an exhibit's name, all are listed."""
 
     scale: HowMuch[Literal["tiny", "small", "paper"]] = "tiny"

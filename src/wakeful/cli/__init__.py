@@ -16,17 +16,24 @@ from typing import Any
 from rich.markup import escape
 
 import wakeful
-from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, LogRecord, another_speaks, open_streams
+from wakeful.cli.console import (
+    ERR,
+    OUT,
+    SECONDS_FOR_FIRST,
+    LogRecord,
+    is_secondary_process,
+    open_streams,
+)
 from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line
 from wakeful.guard import lacks_memory
 from wakeful.variants.discovery import trusting
 
-SPREAD = ("train", "inherit")
-"""Those that train, on all processes of torchrun."""
+DISTRIBUTED_VERBS = ("train", "inherit")
+"""Verbs that run on all processes of torchrun."""
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, whatever was saved: the shell's."""
+"""Exit status after Ctrl-C, as of a shell, and after SIGTERM where a run was saved."""
 TERMINATED = 143
-"""And after SIGTERM, where there was nothing to save."""
+"""Exit status after SIGTERM where nothing was saved."""
 _LESS_MEMORY = (
     "lower --batch_size or --length (of training train.batch_size or train.micro_batch_size), load "
     "with --dtype bfloat16, or take a smaller model"
@@ -34,9 +41,9 @@ _LESS_MEMORY = (
 _FOR_THE_USER = frozenset(
     (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 )
-"""Errors of the system that no code can prevent."""
+"""System errors that only the user can resolve."""
 _CHATTY = ("torchao", "torch.utils._pytree")
-"""Loggers that complain of torchao, which Transformers imports wherever it is installed."""
+"""Loggers that warn about torchao, which Transformers imports wherever it is installed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,34 +55,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [*arguments[1:], "--help"]
-    return _status(arguments[0] if arguments else "help", arguments[1:])
+    return _run_with_warnings(arguments[0] if arguments else "help", arguments[1:])
 
 
-def _status(verb: str, rest: list[str]) -> int:
-    """Run a verb and return its exit status; say in one line what the user can mend, and whatever
-    we warn of.
-    """
+def _run_with_warnings(verb: str, rest: list[str]) -> int:
+    """Run a verb with our warnings printed as lines; return its exit status."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", WakefulWarning)
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
-        return _ended(verb, rest)
+        return _run_to_status(verb, rest)
 
 
-def _show_warning(others: Callable[..., None], message: Any, category: Any, *rest: Any) -> None:
-    """Print a warning of ours as one line."""
+def _show_warning(
+    show_foreign: Callable[..., None], message: Any, category: Any, *rest: Any
+) -> None:
+    """Print one of our warnings as a line, and pass any other to `show_foreign`."""
     if issubclass(category, WakefulWarning):
         ERR.print(f"warning: {message}", highlight=False, markup=False)
     else:
-        others(message, category, *rest)
+        show_foreign(message, category, *rest)
 
 
-def _ended(verb: str, rest: list[str]) -> int:
-    """Run a verb and return its exit status."""
+def _run_to_status(verb: str, rest: list[str]) -> int:
+    """Run a verb, print an error that the user can resolve as a line, and return the exit status.
+
+    Any other exception is raised.
+    """
     try:
-        _run(verb, rest)
-        sys.stdout.flush()  # here, where a full disk can be told of
+        _dispatch(verb, rest)
+        sys.stdout.flush()  # here, where the error of a full disk is caught
     except WakefulError as error:
-        _complain(verb, str(error))
+        _print_error(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
     except BrokenPipeError:
         sys.stderr.close()
@@ -85,40 +95,40 @@ def _ended(verb: str, rest: list[str]) -> int:
         return TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
     except Exception as error:
         if lacks_memory(error):
-            _complain(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
+            _print_error(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
         elif isinstance(error, OSError) and error.errno in _FOR_THE_USER:
             if error.filename is None:
                 _drop_output()
-            _complain(verb, _of_system(error))
+            _print_error(verb, _describe_os_error(error))
         else:
             raise
         return 1
     return 0
 
 
-def _run(verb: str, rest: list[str]) -> None:
+def _dispatch(verb: str, rest: list[str]) -> None:
+    """Print the version or the overview, or run a verb."""
     if verb in ("--version", "-V"):
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return
     _check_text([verb, *rest])
-    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, overview, trusted_modules
-    from wakeful.cli.verbs import all_verbs, find_verb
+    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, overview, split_imports
+    from wakeful.cli.verbs import all_verbs, find_verb, verbs_of_group
 
-    verbs = all_verbs()
-    group = any(name.startswith(f"{verb} ") for name in verbs)
-    if verb in (*HELP, *HELP_ALL, "help") or (group and asks_for_help(rest[:1])):
+    in_group = verbs_of_group(verb)
+    if verb in (*HELP, *HELP_ALL, "help") or (in_group and asks_for_help(rest[:1])):
         summary = (wakeful.__doc__ or "").split("\n", 1)[0]
-        app = overview(verbs, wakeful.__version__, summary)
-        app.help_print([verb] if group else [], console=OUT)
+        app = overview(all_verbs(), wakeful.__version__, summary)
+        app.help_print([verb] if in_group else [], console=OUT)
         return
     _, chosen, rest = find_verb([verb, *rest])
-    rest, modules = trusted_modules(rest)
-    with _ended_in_order(), trusting(modules), _processes(verb):
+    rest, modules = split_imports(rest)
+    with _end_on_sigterm(), trusting(modules), _check_processes(verb):
         chosen.run(rest)
 
 
 def _drop_output() -> None:
-    """Let what standard output still holds go nowhere, or Python would fail to write it again."""
+    """Discard what standard output has buffered, which Python would fail to write again."""
     with contextlib.suppress(OSError, ValueError):  # it has no file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -126,12 +136,12 @@ def _drop_output() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: what is half-written is removed on the way out."""
+    """SIGTERM, raised as an exception so that unfinished files are removed."""
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does; torchrun's processes end at once, as others wait."""
+def _end_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, but not under torchrun, whose processes wait for each other."""
 
     def end(number: int, frame: object) -> None:
         raise _Terminated
@@ -147,34 +157,36 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _of_system(error: OSError) -> str:
-    """Return the system's message and the path it is about; standard output has none."""
+def _describe_os_error(error: OSError) -> str:
+    """Return the path of a system error, or "the output" where it has none, and its message."""
     if error.errno == errno.ENAMETOOLONG:
         return f"a path is longer than this system takes: {str(error.filename)[:60]}..."
-    place = "the output" if error.filename is None else str(error.filename)
-    return f"{place} cannot be read or written: {os.strerror(error.errno or 0)}"
+    path = "the output" if error.filename is None else str(error.filename)
+    return f"{path} cannot be read or written: {os.strerror(error.errno or 0)}"
 
 
-def _complain(verb: str, message: str) -> None:
+def _print_error(verb: str, message: str) -> None:
     line = " ".join(message.splitlines())
     verb = verb.encode("utf-8", "backslashreplace").decode()
     ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
 
 
 @contextlib.contextmanager
-def _processes(verb: str) -> Iterator[None]:
-    """Make one error of many where there are several processes, as `joined` does; refuse them where
-    the verb takes one, and let the first alone say so.
+def _check_processes(verb: str) -> Iterator[None]:
+    """Join the processes of torchrun, so that an error of one is an error of all (`joined`).
+
+    Raises:
+        WakefulError: there are several, and the verb runs on one; raised in the first process only.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
-    elif verb in SPREAD:
+    elif verb in DISTRIBUTED_VERBS:
         from wakeful.runs.distributed import joined
 
         with joined():
             yield
-    elif another_speaks():
-        time.sleep(LET_IT_SPEAK)
+    elif is_secondary_process():
+        time.sleep(SECONDS_FOR_FIRST)
         sys.exit(1)
     else:
         raise WakefulError(

@@ -1,4 +1,4 @@
-"""A verb's options as a command of cyclopts: it parses arguments, prints help and completes words.
+"""A verb's options as a command of cyclopts, which parses arguments, prints help and completes.
 
 Every option is a field of the verb's dataclass. A field of a part is written with dots,
 `--train.steps`; `_` and `-` are the same in a name.
@@ -21,16 +21,16 @@ from wakeful.cli.console import OUT, Printer
 from wakeful.config.keywords import short_names
 from wakeful.config.options import Heading, Option, options_of
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
-from wakeful.config.refusals import forbidden
+from wakeful.config.rules import forbidden
 from wakeful.config.tables import Table
 from wakeful.errors import WakefulError, nearest
 from wakeful.paths import free_folder
 from wakeful.variants.plugins import Verb
 
 HELP, HELP_ALL = ("--help", "-h"), ("--help-all", "--help_all")
-"""Flags that ask for the usual options, and for all of them."""
+"""Flags that ask for help on the main options, and on all of them."""
 IMPORT = "--import"
-"""The option of every verb that lets modules which a folder names be imported."""
+"""Option of every verb: modules that may be imported when a folder names them."""
 USAGE_WORDS = {
     "MODEL": SOURCES,
     "REFERENCE": REFERENCES,
@@ -43,31 +43,33 @@ USAGE_WORDS = {
 }
 """Meanings of the words of a usage line."""
 _WIDEST = 100
-"""Columns of help at most: longer lines are hard to read."""
+"""Largest width of help, in columns."""
 _GROUPS = {heading: Group(heading.value, sort_key=n) for n, heading in enumerate(Heading)}
-_IMPORTED = Option(
+_IMPORT_OPTION = Option(
     "import", tuple[str, ...], "Modules of your own that a run or a model names, or their files: "
     "ramp.py. Each is imported only if you name it here.", (), None,
 )  # fmt: skip
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)")
-"""The form of an option's name, with a value or without."""
+"""An option's name, with or without a value."""
 _ROW = "--variants."
 """Prefix of an option for one row of a comparison."""
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Tell whether arguments ask for a page of help."""
+    """Return True where arguments ask for help."""
     return bool({*HELP, *HELP_ALL} & set(arguments))
 
 
 def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Table]:
-    """Return the names and the table of the options that arguments describe.
+    """Parse arguments into names and a table of the options given.
 
     Raises:
         WakefulError: an option does not exist, or a value is missing or not of its type.
     """
     try:
-        return command(name, verb)(_joined(verb, arguments), result_action="return_value")
+        options = list_options(verb.options)
+        joined = _join_values(options, arguments)
+        return command(name, verb, options)(joined, result_action="return_value")
     except CycloptsError as error:
         error.verbose = False
         unknown = isinstance(error, UnknownOptionError)
@@ -75,11 +77,11 @@ def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], T
         raise WakefulError(f"{error}{more}") from None
 
 
-def _joined(verb: Verb, arguments: Sequence[str]) -> list[str]:
-    """Return arguments with = between an option and what cyclopts would not take for its value: a
-    text that begins with a dash, such as - alone, and the "on" that --bos alone means.
+def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[str]:
+    """Join by = an option and a value that cyclopts would not recognize: one that begins with a
+    dash, such as - alone, and the "on" that --bos alone means.
     """
-    switches = {each.flag for each in options_for(verb.options) if each.choices == get_args(Bos)}
+    switches = {option.flag for option in options if option.choices == get_args(Bos)}
     joined: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         follows = bool(joined) and _FLAG.match(joined[-1])
@@ -89,11 +91,11 @@ def _joined(verb: Verb, arguments: Sequence[str]) -> list[str]:
             joined.append(f"{argument}=on")
         else:
             joined.append(argument)
-    return _last_of_each(joined)
+    return _drop_repeated(joined)
 
 
-def _last_of_each(arguments: Sequence[str]) -> list[str]:
-    """Return arguments without the options that a later one of the same name replaces."""
+def _drop_repeated(arguments: Sequence[str]) -> list[str]:
+    """Drop every option that is given again later."""
     parts: list[list[str]] = [[]]
     for argument in arguments:
         if _FLAG.match(argument):
@@ -101,27 +103,26 @@ def _last_of_each(arguments: Sequence[str]) -> list[str]:
         parts[-1].append(argument)
     names = [part[0].partition("=")[0].replace("-", "_") for part in parts[1:]]
     last = {name: number for number, name in enumerate(names)}
-    kept = [part for n, part in enumerate(parts[1:]) if last[names[n]] == n]
-    return [argument for part in [parts[0], *kept] for argument in part]
+    latest = [part for n, part in enumerate(parts[1:]) if last[names[n]] == n]
+    return [argument for part in [parts[0], *latest] for argument in part]
 
 
-def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -> App:
+def command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
     """Return a verb as a command that returns its names and the table of the options given.
 
-    `rare` shows the options that are seldom needed too.
+    With `rare` its help also shows the options that are rarely needed.
     """
 
     def read(*names: str, **kwargs: Any) -> tuple[list[str], Table]:
         table: Table = {}
         for option in options:
             value = kwargs.get(_key(option))
-            if value is not None and option is not _IMPORTED:
+            if value is not None and option is not _IMPORT_OPTION:
                 check_names(option.name, value)
                 *parts, last = option.name.split(".")
                 reduce(lambda part, name: part.setdefault(name, {}), parts, table)[last] = value
         return list(names), table
 
-    options = options_for(verb.options, default)
     arguments = [_argument(name, verb, option, rare) for option in options]
     if verb.usage:
         arguments.insert(0, Argument("names", Argument.VAR_POSITIONAL, annotation=str))
@@ -142,44 +143,47 @@ def command(name: str, verb: Verb, *, rare: bool = False, default: Any = None) -
     )
 
 
-def options_for(kind: type, default: Any = None) -> list[Option]:
-    """Return the options of a dataclass but those that its rules always refuse."""
+def list_options(kind: type, default: Any = None) -> list[Option]:
+    """Return the options of a dataclass except those that its rules always refuse."""
     refused = forbidden(kind)
     options = [option for option in options_of(kind, default) if option.name not in refused]
-    return [*options, _IMPORTED] if options else []
+    return [*options, _IMPORT_OPTION] if options else []
 
 
 def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = None) -> None:
-    """Print a verb's help: examples, then the usual options, or all where `--help-all` asks."""
+    """Print a verb's help: examples, then the main options, or all of them for `--help-all`."""
     rare = bool({*HELP_ALL} & {*arguments})
     console = Printer(width=min(OUT.width, _WIDEST))
-    app = command(name, verb, rare=rare, default=default)
-    app.help_epilogue = _epilogue(name, verb, rare)
+    options = list_options(verb.options, default)
+    app = command(name, verb, options, rare=rare)
+    app.help_epilogue = _epilogue(name, verb, options, rare)
     app.help_print([], console=console)
 
 
 def overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
-    """Return the whole command line, each verb a command of it."""
+    """Return the whole command line, with every verb as a command."""
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
-        help_epilogue="wakeful VERB --help: examples, the usual options; --help-all: every option.",
+        help_epilogue="wakeful VERB --help: examples, main options; --help-all: every option.",
         help_flags=(), version_flags=(), console=OUT, usage="",
     )  # fmt: skip
     for number, (name, verb) in enumerate(verbs.items()):
         group, _, last = name.rpartition(" ")
         if group and group not in app:
-            words = " ".join(verbs[part].summary for part in verbs if part.startswith(f"{group} "))
-            part = App(name=group, help=words, help_flags=(), version_flags=(), sort_key=number)
+            summaries = " ".join(
+                verbs[part].summary for part in verbs if part.startswith(f"{group} ")
+            )
+            part = App(name=group, help=summaries, help_flags=(), version_flags=(), sort_key=number)
             app.command(part)
-        place = app[group] if group else app
-        part = command(name, verb)
+        parent = app[group] if group else app
+        part = command(name, verb, list_options(verb.options))
         part.sort_key = number
-        place.command(part, name=last)
+        parent.command(part, name=last)
     return app
 
 
-def with_out(verb: str, models: list[str], options: Any) -> Any:
-    """Return a verb's options with the folder that it writes, a free one where none is named."""
+def choose_out(verb: str, models: list[str], options: Any) -> Any:
+    """Set the folder that a verb writes, where none is given, to a free one under runs/."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
     out = options.out or str(
@@ -188,11 +192,11 @@ def with_out(verb: str, models: list[str], options: Any) -> Any:
     return dataclasses.replace(options, out=out)
 
 
-def trusted_modules(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the values of `--import`, which every verb takes, from the other arguments.
 
     Raises:
-        WakefulError: it has no value.
+        WakefulError: `--import` has no value.
     """
     rest: list[str] = []
     modules: list[str] = []
@@ -207,10 +211,10 @@ def trusted_modules(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, modules
 
 
-def split_rows(
+def split_row_options(
     arguments: Sequence[str], rows: Sequence[str]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Split the options for all rows from those of one, `--variants.NAME.FIELD value`.
+    """Split the options for all rows from those for one row, `--variants.NAME.FIELD value`.
 
     Raises:
         WakefulError: there is no row of that name.
@@ -236,7 +240,7 @@ def split_rows(
 
 
 def _key(option: Option) -> str:
-    """Return the keyword that holds an option's value: without dots, and no word of Python's."""
+    """Return the keyword argument of an option: without dots, and no keyword of Python."""
     return f"option_{option.name.replace('.', '__')}"
 
 
@@ -244,23 +248,23 @@ def _argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
     title = f"Rarely needed: {option.section}" if option.section else "Rarely needed"
     names = short_names(verb.options)
     flags = [*(f"--{short}" for short, long in names.items() if long == option.name), option.flag]
-    shown = Parameter(
+    parameter = Parameter(
         name=flags,
-        help=option.words.replace("runs/VERB-", f"runs/{name}-"),
+        help=option.description.replace("runs/VERB-", f"runs/{name}-"),
         group=_GROUPS[option.group] if option.group else Group(title, sort_key=9),
         show=bool(option.group) or rare,
-        show_default=_shown_default(option),
+        show_default=_format_default(option),
         negative=option.negative if option.default is True else "",
         consume_multiple=True,
     )
     required = option.default is dataclasses.MISSING
     return Argument(
         _key(option), Argument.KEYWORD_ONLY, default=Argument.empty if required else None,
-        annotation=Annotated[option.kind if required else option.kind | None, shown],
+        annotation=Annotated[option.kind if required else option.kind | None, parameter],
     )  # fmt: skip
 
 
-def _shown_default(option: Option) -> Any:
+def _format_default(option: Option) -> Any:
     value = option.default
     if value in ("", (), False) or value is dataclasses.MISSING:
         return False
@@ -275,21 +279,24 @@ def _introduction(verb: Verb) -> str:
     for line, effect in verb.examples:
         lines += [line, f"    {effect}"]
     meanings = USAGE_WORDS | dict(verb.words)
-    words = [word.strip("[].") for word in verb.usage.split()]
-    return "\n".join([*lines, "", *(f"{word}: {meanings[word]}" for word in words)]).rstrip()
+    words_used = [word.strip("[].") for word in verb.usage.split()]
+    return "\n".join([*lines, "", *(f"{word}: {meanings[word]}" for word in words_used)]).rstrip()
 
 
-def _epilogue(name: str, verb: Verb, rare: bool) -> str:
-    options = options_for(verb.options)
+def _epilogue(name: str, verb: Verb, options: Sequence[Option], rare: bool) -> str:
     notes = (verb.options.__doc__ or "").split("\n\n")[1:]
     hidden = 0 if rare else sum(option.group is None for option in options)
     more = f"{hidden} more option{'s' * (hidden > 1)}: wakeful {name} --help-all" * bool(hidden)
-    paragraphs = [*(" ".join(note.split()) for note in notes), *_listed(verb, options, rare), more]
+    paragraphs = [
+        *(" ".join(note.split()) for note in notes),
+        *_list_names(verb, options, rare),
+        more,
+    ]
     return "\n\n".join(filter(None, paragraphs))
 
 
-def _listed(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
-    """Yield the names that may be written: those of the verb, then variants by option."""
+def _list_names(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
+    """Yield lists of possible names: those of the verb, then variants by option."""
     if names := ", ".join(verb.names()):
         yield f"{verb.usage.strip('[].').title()}s: {names}"
     for option in options:

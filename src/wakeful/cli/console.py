@@ -1,4 +1,4 @@
-"""The command line's streams and the lines printed to them."""
+"""Streams of the command line."""
 
 import io
 import logging
@@ -16,16 +16,17 @@ from wakeful.errors import WakefulError
 from wakeful.terminal.plain_text import visible
 
 _WIDE = 120
-"""Columns where the output is not a terminal: a table loses nothing to a file."""
+"""Columns of output that is not a terminal, wide enough for every table."""
 
-LET_IT_SPEAK = 2.0
-"""Seconds before another process ends with an error: torchrun ends the first when one ends."""
+SECONDS_FOR_FIRST = 2.0
+"""Seconds that a secondary process waits before it fails: torchrun ends all processes when one
+fails, and the first has an error to print."""
 
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()  # None where the caller closed it
 
 
 class Printer(Console):
-    """A console that sends a terminal no control character but its own styles'."""
+    """A console that sends no control characters except those of its own styles."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -36,7 +37,7 @@ class Printer(Console):
 
 
 class LogRecord(logging.LogRecord):
-    """What another library logs, which may quote a file."""
+    """A log record without control characters: other libraries may quote a file."""
 
     def getMessage(self) -> str:
         return visible(super().getMessage(), keep="\n\t")
@@ -46,14 +47,14 @@ OUT = Printer(soft_wrap=True, width=None if _TERMINAL else _WIDE)
 ERR = Printer(stderr=True, soft_wrap=True)
 
 
-def another_speaks() -> bool:
-    """Whether this is not the first of several processes that torchrun has started."""
+def is_secondary_process() -> bool:
+    """Return True in all but the first of several processes of torchrun."""
     return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
 
 
 def open_streams() -> None:
-    """Make any text printable: to nowhere where a stream is closed, and escaped where its encoding
-    lacks a character.
+    """Prepare both streams for any text: a closed one is discarded, and characters that the
+    encoding lacks are escaped.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -63,22 +64,20 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell(line: str) -> None:
-    """Print a line as it is, as a path may hold what looks like markup; of several processes the
-    first does.
-    """
-    if not another_speaks():
+def print_line(line: str) -> None:
+    """Print a line without markup, which a path may resemble, in the first process."""
+    if not is_secondary_process():
         OUT.print(line, highlight=False, markup=False)
 
 
-def write(text: str) -> None:
-    """Write text as it comes, its control characters visible, line ends and tabs as they are."""
+def write_text(text: str) -> None:
+    """Write and flush text, with control characters as symbols except line ends and tabs."""
     sys.stdout.write(visible(text, keep="\n\t"))
     sys.stdout.flush()
 
 
 def standard_input() -> str:
-    """Return all of standard input, which must be UTF-8."""
+    """Read all of standard input, which must be UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -86,15 +85,15 @@ def standard_input() -> str:
 
 
 def display(name: str) -> AbstractContextManager[Any]:
-    """Show the progress of what is called `name`."""
+    """Return the display of the work called `name`."""
     from wakeful.terminal.display import display as progress_display
 
     return progress_display(OUT, name)
 
 
 def finish(result: Any, page: Path | None = None) -> None:
-    """Print a verb's result and its page's path, if this process is the one that speaks."""
-    if not another_speaks():
+    """Print a verb's result and the path of its page, in the first process."""
+    if not is_secondary_process():
         OUT.print(result)
         if page is not None:
-            tell(f"report: {page}")
+            print_line(f"report: {page}")

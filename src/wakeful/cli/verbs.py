@@ -1,6 +1,6 @@
-"""The verbs: their options, and what these call, which is imported once they are read.
+"""Verbs of the command line: options, help, and functions that take the arguments after the name.
 
-A verb's function takes the arguments after its name.
+The tools are imported after the options are parsed.
 """
 
 import dataclasses
@@ -13,11 +13,26 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import wakeful
-from wakeful.cli.command import asks_for_help, overview, parse, print_help, split_rows, with_out
-from wakeful.cli.console import OUT, another_speaks, display, finish, standard_input, tell, write
-from wakeful.config.keywords import NoOptions, filled
+from wakeful.cli.command import (
+    asks_for_help,
+    choose_out,
+    overview,
+    parse,
+    print_help,
+    split_row_options,
+)
+from wakeful.cli.console import (
+    OUT,
+    display,
+    finish,
+    is_secondary_process,
+    print_line,
+    standard_input,
+    write_text,
+)
+from wakeful.config.keywords import NoOptions, fill_options
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.reading import REFERENCES, SOURCES, Drawn
+from wakeful.config.reading import REFERENCES, SOURCES, FigureOptions
 from wakeful.config.rows import rescaled, rows_of
 from wakeful.config.schema import Config, chosen_variants, config_from
 from wakeful.config.tables import on_preset, own_table, preset_text
@@ -38,8 +53,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions(Drawn):
-    """Where the demonstration goes."""
+class DemoOptions(FigureOptions):
+    """Folder of the demonstration."""
 
     out: Where[str] = "runs/demo"
     """Folder to create."""
@@ -48,8 +63,8 @@ class DemoOptions(Drawn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithConfig(Config, Drawn):
-    """Options of a verb's own beside every field of a configuration."""
+class _ConfigOptions(Config, FigureOptions):
+    """Options of a verb in addition to every field of a configuration."""
 
     @property
     def config(self) -> Config:
@@ -59,8 +74,8 @@ class _WithConfig(Config, Drawn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(_WithConfig):
-    """Where the run goes, and what differs from its configuration.
+class TrainOptions(_ConfigOptions):
+    """Folder of the run, and changes to its configuration.
 
     Every field of the configuration is an option. Name a CONFIG to see its own values as defaults:
     wakeful train cpu-tiny --help.
@@ -73,8 +88,8 @@ class TrainOptions(_WithConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(_WithConfig):
-    """Where the comparison goes, and what differs from its configurations.
+class CompareOptions(_ConfigOptions):
+    """Folder of the comparison, and changes to its configurations.
 
     A field of the configuration is set for every variant; numbers in which variants differ keep
     their ratios. --variants.NAME.FIELD sets it for one.
@@ -83,7 +98,7 @@ class CompareOptions(_WithConfig):
     out: Where[str] = ""
     """Folder to create. Empty: runs/compare-NAME."""
     seeds: HowMuch[tuple[int, ...]] = ()
-    """Seeds to train each variant with. Empty: those of the file, or 0."""
+    """Seeds to train every variant with. Empty: those of the file, or 0."""
     only: What[tuple[str, ...]] = ()
     """Variants to train, by name; the first of the file that is among them is the baseline."""
     baseline: What[str] = ""
@@ -97,7 +112,7 @@ class CompareOptions(_WithConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(GenerateOptions):
-    """How to continue a prompt."""
+    """Continuation of a prompt."""
 
     prompt: What[str]
     """Text to continue. A single dash reads it from standard input."""
@@ -108,13 +123,17 @@ def demo(arguments: list[str]) -> None:
 
     from wakeful.demonstration.tool import demonstrate
 
-    done = demonstrate(options.out, resume=options.resume, figures=options.figures, display=display)
-    finish(done, done.page)
+    result = demonstrate(
+        options.out, resume=options.resume, figures=options.figures, display=display
+    )
+    finish(result, result.page)
 
 
 def train(arguments: list[str]) -> None:
     if asks_for_help(arguments):
-        show_help("train", arguments, TrainOptions(**vars(config_from(_preset(arguments) or {}))))
+        show_help(
+            "train", arguments, TrainOptions(**vars(config_from(_named_config(arguments) or {})))
+        )
     sources, table = parse("train", VERBS["train"], arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
@@ -122,7 +141,7 @@ def train(arguments: list[str]) -> None:
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-    options = filled(
+    options = fill_options(
         TrainOptions, table, TrainOptions(**vars(config_from(sources[0] if sources else {})))
     )
     if not options.resume:
@@ -146,53 +165,57 @@ def train(arguments: list[str]) -> None:
 
 def compare(arguments: list[str]) -> None:
     if asks_for_help(arguments):
-        first = _preset(arguments)
+        first = _named_config(arguments)
         base = next(iter(rows_of([first]).variants.values())) if first else Config()
         show_help("compare", arguments, CompareOptions(**vars(base)))
     verb = VERBS["compare"]
-    place = next((n for n, text in enumerate(arguments) if text.startswith("-")), len(arguments))
-    if not place:
+    first_option = next(
+        (n for n, text in enumerate(arguments) if text.startswith("-")), len(arguments)
+    )
+    if not first_option:
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows = rows_of(arguments[:place])
-    shared, by_row = split_rows(arguments[place:], list(rows.variants))
+    rows = rows_of(arguments[:first_option])
+    shared, by_row = split_row_options(arguments[first_option:], list(rows.variants))
     base = next(iter(rows.variants.values()))
     sources, table = parse("compare", verb, shared)
     if sources:
         raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
-    options = filled(CompareOptions, table, CompareOptions(**vars(base)))
+    options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
     seeds = rows.seeds(options.seeds)
     variants = rescaled(rows.variants, base, options.config, strict=True)
-    for name, given in by_row.items():
-        if given:
-            _check_row_options(name, given)
-            _, changes = parse("compare", verb, given)
+    for name, row_arguments in by_row.items():
+        if row_arguments:
+            _check_row_options(name, row_arguments)
+            _, changes = parse("compare", verb, row_arguments)
             default = CompareOptions(**vars(variants[name]))
-            variants[name] = filled(CompareOptions, changes, default).config
+            variants[name] = fill_options(CompareOptions, changes, default).config
     variants = chosen_variants(variants, options.only)
-    if unused := [name for name, given in by_row.items() if given and name not in variants]:
+    if unused := [
+        name for name, row_arguments in by_row.items() if row_arguments and name not in variants
+    ]:
         raise WakefulError(f"--variants.{unused[0]} is of a variant that --only leaves out")
 
     from wakeful.training.comparison import compare
 
-    done = compare(
+    result = compare(
         *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
         layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
         baseline=options.baseline, figures=options.figures, display=display,
     )  # fmt: skip
-    finish(done, done.page)
+    finish(result, result.page)
 
 
-def _preset(arguments: list[str]) -> str:
-    """Return the configuration that arguments begin with; "" for none."""
+def _named_config(arguments: list[str]) -> str:
+    """Return the configuration's name, the first argument; "" for none."""
     return arguments[0] if not arguments[0].startswith("-") else ""
 
 
 def _check_row_options(row: str, arguments: list[str]) -> None:
-    """Raise `WakefulError` where an option that is of the whole comparison is given for one row."""
-    whole = vars(CompareOptions()).keys() - vars(Config()).keys()
+    """Raise `WakefulError` where an option of the whole comparison is given for one row."""
+    shared = vars(CompareOptions()).keys() - vars(Config()).keys()
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
-        if argument.startswith("--") and name.replace("-", "_").removeprefix("no_") in whole:
+        if argument.startswith("--") and name.replace("-", "_").removeprefix("no_") in shared:
             raise WakefulError(
                 f"--variants.{row}.{name} would do nothing: --{name} is for the whole comparison"
             )
@@ -200,7 +223,7 @@ def _check_row_options(row: str, arguments: list[str]) -> None:
 
 def generate(arguments: list[str]) -> None:
     models, options = read("generate", arguments)
-    model = _one(models)
+    model = _single_model(models)
     prompt = standard_input() if options.prompt == "-" else options.prompt
 
     # Bars of other libraries, which unpack weights as they are needed, would cut through the text.
@@ -211,16 +234,16 @@ def generate(arguments: list[str]) -> None:
 
     transformers.logging.disable_progress_bar()
     pieces = stream(model, prompt, options=options)
-    write("" if options.chat else prompt)
+    write_text("" if options.chat else prompt)
     for piece in pieces:
-        write(piece)
-    write("\n")
+        write_text(piece)
+    write_text("\n")
 
 
 def diagnose(arguments: list[str]) -> None:
-    models, options = _several("diagnose", arguments)
-    found = wakeful.diagnose(*models, options=options, display=display)
-    finish(found, Path(options.out) / "report.html")
+    models, options = _read_several("diagnose", arguments)
+    result = wakeful.diagnose(*models, options=options, display=display)
+    finish(result, Path(options.out) / "report.html")
 
 
 def inherit(arguments: list[str]) -> None:
@@ -233,37 +256,37 @@ def inherit(arguments: list[str]) -> None:
             )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {REFERENCES}")
-    done = wakeful.inherit(*sources, options=options, display=display)
-    finish(done, done.page)
+    result = wakeful.inherit(*sources, options=options, display=display)
+    finish(result, result.page)
 
 
 def cure(arguments: list[str]) -> None:
     models, options = read("cure", arguments)
-    options = with_out("cure", [_one(models)], options)
-    done = wakeful.cure(*models, options=options, display=display)
-    tell(f"cured model ({done.stock}): {options.out}")
-    finish(done, Path(options.out) / "report.html")
+    options = choose_out("cure", [_single_model(models)], options)
+    result = wakeful.cure(*models, options=options, display=display)
+    print_line(f"cured model ({result.stock}): {options.out}")
+    finish(result, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
-    models, options = _several("evaluate", arguments)
-    found = wakeful.evaluate(*models, options=options, display=display)
-    finish(found, Path(options.out) / "report.html")
+    models, options = _read_several("evaluate", arguments)
+    result = wakeful.evaluate(*models, options=options, display=display)
+    finish(result, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
-    models, options = _several("quantize", arguments)
-    given = models if len(models) > 1 else models[0]
-    done = wakeful.quantize(given, options=options, display=display)
+    models, options = _read_several("quantize", arguments)
+    model_or_models = models if len(models) > 1 else models[0]
+    result = wakeful.quantize(model_or_models, options=options, display=display)
     if options.save:
-        tell(f"quantized model: {options.save}")
-    finish(done, Path(options.out) / "report.html")
+        print_line(f"quantized model: {options.save}")
+    finish(result, Path(options.out) / "report.html")
 
 
-def _several(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Return the models of a verb that takes several, and its options."""
+def _read_several(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
+    """Read the models and the options of a verb that takes several models."""
     models, options = read(verb, arguments)
-    return models, with_out(verb, models, options)
+    return models, choose_out(verb, models, options)
 
 
 def prepare_data(arguments: list[str]) -> None:
@@ -280,7 +303,7 @@ def prepare_data(arguments: list[str]) -> None:
 
 def generate_data(arguments: list[str]) -> None:
     models, options = read("data generate", arguments)
-    model = _one(models)
+    model = _single_model(models)
 
     from wakeful.generation.sample import sample_data
 
@@ -290,8 +313,8 @@ def generate_data(arguments: list[str]) -> None:
 
 def _report_data(data: Any, origin: str, out: str) -> None:
     if data.warning:
-        tell(data.warning)
-    tell(
+        print_line(data.warning)
+    print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"{origin} are in {out}; use them with --data.source {out}"
     )
@@ -299,8 +322,8 @@ def _report_data(data: Any, origin: str, out: str) -> None:
 
 def report(arguments: list[str]) -> None:
     folders, options = read("report", arguments)
-    done = wakeful.report(*folders, **vars(options))
-    finish(done, done.page)
+    result = wakeful.report(*folders, **vars(options))
+    finish(result, result.page)
 
 
 def export(arguments: list[str]) -> None:
@@ -312,10 +335,10 @@ def export(arguments: list[str]) -> None:
         )
     kind = wakeful.export(paths[0], paths[1], display=display, options=options)
     if paths[1].endswith(".gguf"):
-        tell(f"{kind}: {paths[1]}")
+        print_line(f"{kind}: {paths[1]}")
         return
     own = ", trust_remote_code=True" if kind == "wakeful" else ""
-    tell(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
+    print_line(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
 
 
 def presets(arguments: list[str]) -> None:
@@ -347,40 +370,44 @@ def presets_for(*, several: bool) -> list[str]:
 
 
 def all_verbs() -> dict[str, Verb]:
-    """Return every verb by name, those of installed packages too."""
+    """Return every verb by name, including those of installed packages."""
     return VERBS | {name: verb for name in entries("verbs") if (verb := verb_of(name))}
 
 
+def verbs_of_group(word: str) -> list[str]:
+    """Return the verbs of two words that begin with this one, such as "data prepare" of "data"."""
+    return [name for name in all_verbs() if name.startswith(f"{word} ")]
+
+
 def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
-    """Return the verb that arguments begin with, its name and the arguments after it.
+    """Return the name that arguments begin with, its verb, and the arguments after it.
 
     Raises:
-        WakefulError: there is none of that name.
+        WakefulError: there is no verb of that name.
     """
-    verbs = all_verbs()
-    first, rest = arguments[0], list(arguments[1:])
-    parts = [name for name in verbs if name.startswith(f"{first} ")]
-    name = " ".join(arguments[:2]) if parts else first
+    verbs, in_group = all_verbs(), verbs_of_group(arguments[0])
+    num_words = 2 if in_group else 1
+    name = " ".join(arguments[:num_words])
     if name in verbs:
-        return name, verbs[name], rest[1:] if parts else rest
+        return name, verbs[name], list(arguments[num_words:])
     hint = nearest(name, verbs)
-    if parts:
-        raise WakefulError(f"write wakeful {' or wakeful '.join(parts)}{hint}")
+    if in_group:
+        raise WakefulError(f"write wakeful {' or wakeful '.join(in_group)}{hint}")
     raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")
 
 
 def read(name: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Return the names and the options of a verb."""
+    """Read the names and the options of a verb from its arguments."""
     if asks_for_help(arguments):
         show_help(name, arguments)
     verb = all_verbs()[name]
     names, table = parse(name, verb, arguments)
-    return names, filled(verb.options, table)
+    return names, fill_options(verb.options, table)
 
 
 def show_help(name: str, arguments: list[str], default: Any = None) -> NoReturn:
-    """Print a verb's help, with the values of `default` as defaults, and end."""
-    if not another_speaks():
+    """Print a verb's help with the values of `default` as defaults, and exit."""
+    if not is_secondary_process():
         print_help(name, all_verbs()[name], arguments, default)
     sys.exit(0)
 
@@ -546,10 +573,10 @@ VERBS: dict[str, Verb] = {
         ),
     ),
 }  # fmt: skip
-"""In the order a newcomer reads them. Packages add others."""
+"""Verbs in the order of the overview. Installed packages add others."""
 
 
-def _one(models: list[str]) -> str:
+def _single_model(models: list[str]) -> str:
     if len(models) != 1:
         raise WakefulError(f"name one model, not {len(models)}: {SOURCES}")
     return models[0]

@@ -10,18 +10,20 @@ from wakeful.config.tables import to_table
 
 
 def command_of(verb: str, options: object, *names: str) -> str:
-    """Return the command line of a verb about names with the options that are not as usual."""
-    usual = {field.name: default_of(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
-    flags = _flags(to_table(options), to_table(usual))
+    """Return a verb's command line: its names, and the options that differ from their defaults."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    flags = _flags(to_table(options), to_table(defaults))
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
 
 
-def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the flags of what is not as usual."""
-    for name, value in given.items():
+def _flags(
+    table: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    """Yield the flags of the options that differ from their defaults."""
+    for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flags(value, usual.get(name, {}), f"{prefix}{name}.")
-        elif value == usual.get(name) or f"{prefix}{name}" in ("out", "resume"):
+            yield from _flags(value, defaults.get(name, {}), f"{prefix}{name}.")
+        elif value == defaults.get(name) or f"{prefix}{name}" in ("out", "resume"):
             continue
         elif value is False:  # a switch that is on by default is turned off by another flag
             yield f"--{prefix}no_{name}"

@@ -16,39 +16,41 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """Nothing: a verb that takes arguments alone."""
+    """Options of a verb that has none."""
 
 
-def options_from(kind: type[T], given: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the usual ones, changed by keyword arguments.
+def options_from(kind: type[T], kwargs: Mapping[str, Any], base: T | None = None) -> T:
+    """Return a verb's options: `base`, or the defaults, changed by keyword arguments.
 
     A list serves for a tuple, and a single value for a tuple of one.
 
     Raises:
         WakefulError: there is no such option, or its value is of another type.
     """
-    if base is not None and not given:
+    if base is not None and not kwargs:
         return base
     names = {entry.name for entry in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     names |= set(short_names(kind))
-    for name in given:
+    for name in kwargs:
         if name not in names:
             raise WakefulError(
                 f"there is no option {name!r}{nearest(name, names)}; there are "
                 f"{', '.join(sorted(names))}"
             )
-    return filled(kind, {name: _plain(kind, name, value) for name, value in given.items()}, base)
+    return fill_options(
+        kind, {name: _plain(kind, name, value) for name, value in kwargs.items()}, base
+    )
 
 
-def filled(kind: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the usual ones, changed by a table's entries."""
+def fill_options(kind: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
+    """Return a verb's options: `base`, or the defaults, changed by a table's entries."""
     if expand := getattr(kind, "expand", None):
         base, table = base or kind(), expand(table)
     return from_table(kind, table if base is None else merged(to_table(base), table))
 
 
 def short_names(kind: type) -> Mapping[str, str]:
-    """Return the short names of options, and the fields that they stand for."""
+    """Return the fields that the short names of options mean, by short name."""
     return getattr(kind, "short_names", {})
 
 
@@ -61,11 +63,11 @@ def _plain(kind: type, name: str, value: Any) -> Any:
     return list(value) if isinstance(value, range) else value
 
 
-def takes(kind: type) -> Callable[[F], F]:
-    """Return a decorator: the fields of these options are keyword arguments of a function too.
+def accept_options(kind: type) -> Callable[[F], F]:
+    """Return a decorator that adds the fields of these options to a function's signature.
 
-    It changes the function's signature alone, which notebooks complete from. What an editor and a
-    type checker read is `__init__.pyi`, written from the same fields.
+    Notebooks complete keyword arguments from that signature. Editors and type checkers read
+    `__init__.pyi`, which `tools/signatures.py` writes from the same fields.
     """
     hints = get_type_hints(kind)
     names = [entry.name for entry in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
@@ -76,14 +78,18 @@ def takes(kind: type) -> Callable[[F], F]:
 
     def signed(function: F) -> F:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        known = {each.name for each in own}
-        function.__signature__ = signature.replace(parameters=[*own, *(
+        parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        names = {parameter.name for parameter in parameters}
+        function.__signature__ = signature.replace(parameters=[*parameters, *(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, annotation=hint,
                 default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
             )
-            for name, default, hint in fields if name not in known
+            for name, default, hint in fields if name not in names
         )])  # fmt: skip
         return function
 

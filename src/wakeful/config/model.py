@@ -1,4 +1,4 @@
-"""The description of a decoder, part by part."""
+"""Configuration of a decoder, part by part."""
 
 import dataclasses
 import itertools
@@ -7,31 +7,32 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
 from wakeful.config.options import What
-from wakeful.config.refusals import AtLeast, AtMost, Ruled
+from wakeful.config.rules import AtLeast, AtMost, Ruled
 from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
 
 _MOST_ANGLES = 2**26
-"""Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
+"""Largest number of angles in RoPE's table, which is allocated whole: a million positions of heads
+with 128 channels."""
 MLPName = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
 PositionName = Literal["rotary", "learned", "none"]
 RotationName = Literal["", "rotary", "local_rotary"]
-"""Which table of a decoder turns a layer's heads: the usual one, the local layers', or none."""
+"""RoPE table of a layer: the decoder's, that of the local layers, or none ("")."""
 AttentionBias = Literal["same", "none", "qkv", "all"]
 VARIANTS = {
     "route": "routes", "depth": "depth", "normalizer": "normalizers", "norm": "norms",
     "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
-"""The fields that hold the expression of a variant, and the folder each is found in."""
+"""Fields whose value is the expression of a variant, and the folder that defines the variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Ruled):
-    """A decoder: GPT-2-like or Llama-like by its parts."""
+    """Configuration of a decoder: GPT-2, Llama and their kin, by the parts that are chosen."""
 
     vocab_size: int = 4096
-    """Tokens in the vocabulary. Left at the default, training sets it from the tokenizer; a larger
-    one has rows that no text reads, as a teacher's may."""
+    """Tokens in the vocabulary. At the default, training sets it to the tokenizer's size; a larger
+    value adds embedding rows that no text uses, as a teacher may have."""
     max_length: int = 512
     """Context window, in tokens."""
     num_layers: What[int] = 8
@@ -50,8 +51,8 @@ class ModelConfig(Ruled):
     """layernorm, rmsnorm (one scale per channel, M), rmsnorm_single (one scale, S), or e.g.
     layernorm_scaling."""
     placement: What[str] = "pre"
-    """Where norms stand: pre, post, peri, reordered, or e.g. mixed(share=0.25), post-norm in that
-    share of the first layers."""
+    """Placement of norms: pre, post, peri, reordered, or e.g. mixed(share=0.25): post-norm in that
+    share of the layers, the first ones."""
     norm_eps: float = 1e-5
     """Added to the variance."""
     positions: PositionName = "rotary"
@@ -59,57 +60,58 @@ class ModelConfig(Ruled):
     rope_theta: float = 10_000.0
     """RoPE's base."""
     rotary_width: int = 0
-    """Channels of a head that RoPE turns, the first ones. 0 means all."""
+    """Channels of a head that RoPE rotates, the first ones. 0 means all."""
     rope: str = "plain"
-    """How RoPE's frequencies are scaled, e.g. linear(factor=2.0)."""
+    """Scaling of RoPE's frequencies, e.g. linear(factor=2.0)."""
     local_layers: tuple[int, ...] = ()
-    """Layers, counted from 0, in which RoPE has another base, local_theta, and is not scaled."""
+    """Layers, counted from 0, whose RoPE has the base local_theta and no scaling."""
     local_theta: float = 0.0
-    """RoPE's base in the local layers. 0 means none: they see no positions (NoPE)."""
+    """RoPE's base in the local layers. 0 means no RoPE there (NoPE)."""
     window: int = 0
     """Sliding window of the local layers, in tokens, the query's own included. 0 means all."""
     mlp: MLPName = "swiglu"
     """SwiGLU (Llama), GeGLU (Gemma), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
-    """Turn the hidden channels by a Walsh-Hadamard transform before the last projection."""
+    """Rotate the hidden channels by a Walsh-Hadamard transform before the down projection."""
     qk_rotation: bool = False
-    """Turn the channels of queries and keys by one after RoPE: attention is the same."""
+    """Rotate queries and keys by a Walsh-Hadamard transform after RoPE: attention is unchanged."""
     bias: bool = False
     """Biases in linear layers and LayerNorm."""
     attention_bias: AttentionBias = "same"
-    """Biases of the attention's projections: as bias says, none, of q, k and v, or of all four."""
+    """Biases of the attention's projections: same as bias, none, on q, k and v, or on all four."""
     qk_norm: bool = False
     """RMSNorm of every query and key head before RoPE (Qwen3)."""
     qk_norm_whole: bool = False
-    """That norm is over all heads of a token together (OLMo 2), not over each by itself."""
+    """Take that norm over all heads of a token together (OLMo 2), not over each head."""
     parallel: bool = False
     """Attention and feed-forward network both read the block's input (GPT-NeoX)."""
     tied: bool = False
     """One matrix for the embedding and the head."""
     embedding: str = "plain"
-    """The way into the stream and to the head: plain, scaled by the square root of width (Gemma),
-    or projected, by a square matrix each."""
+    """Embedding: plain, scaled by the square root of width (Gemma), or projected: a square matrix
+    after the embedding and another before the head."""
     logit_cap: float = 0.0
-    """The head's logits x become c · tanh(x / c) with this c (Gemma 2). 0 leaves them."""
+    """Soft cap c of the head's logits: x becomes c · tanh(x / c) (Gemma 2). 0 means none."""
     query_scalar: int = 0
     """Queries times keys are divided by the square root of this. 0 means head_width."""
     scale_logits_by_layer: bool = False
-    """Divide attention logits by (layer index + 1) besides the square root of head_width."""
+    """Divide attention logits also by (layer index + 1), beyond the square root of head_width."""
     relaxed_prefix: int = 0
     """Prefix LM: this many first tokens attend in both directions and have no loss."""
     stored_prefix: int = 0
     """Tokens before every sequence whose keys and values are stored with the weights. Every token
-    sees them, in local layers past the window too."""
+    attends to them, in local layers also from beyond the window."""
     normalizer: What[str] = "softmax"
-    """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
+    """Normalization of attention logits into weights, e.g. softmax, softmax1,
+    softmax1(learned=True)."""
     route: What[str] = "own"
-    """Where values come from, e.g. resformer(mode="learnable"), svformer."""
+    """Source of the attention's values, e.g. resformer(mode="learnable"), svformer."""
     depth: What[str] = "residual"
-    """What a block receives from the residual stream, e.g. denseformer."""
+    """Input of a block from the residual stream, e.g. denseformer."""
     init_std: float = 0.02
     """Standard deviation of initial weights."""
     scale_residual_init: bool = False
-    """Divide the initial out and down projections by sqrt(2 · num_layers), as GPT-2 does."""
+    """Divide the initial output and down projections by sqrt(2 · num_layers), as GPT-2 does."""
 
     SECTION = "model"
     RULES = (
@@ -192,7 +194,7 @@ class ModelConfig(Ruled):
 
     def _check_local(self) -> None:
         layers, theta = self.local_layers, self.local_theta
-        ascending = all(one < other for one, other in itertools.pairwise(layers))
+        ascending = all(first < second for first, second in itertools.pairwise(layers))
         within = all(type(layer) is int and 0 <= layer < self.num_layers for layer in layers)
         if not within or not ascending:
             raise WakefulError(
@@ -207,26 +209,26 @@ class ModelConfig(Ruled):
 
     @property
     def context(self) -> int:
-        """Most tokens of text: what the stored prefix leaves of `max_length`."""
+        """Largest number of tokens of text: `max_length` less the stored prefix."""
         return self.max_length - self.stored_prefix
 
     @property
     def narrowed(self) -> bool:
-        """Whether a layer does not see all of a text."""
+        """True where a layer's window is shorter than the text."""
         return bool(self.local_layers) and 0 < self.window < self.max_length
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the projections into queries, keys and values have biases."""
+        """True where the query, key and value projections have biases."""
         return self.attention_bias in ("qkv", "all") or self._same_bias
 
     @property
     def out_bias(self) -> bool:
-        """Whether the attention's output projection has a bias."""
+        """True where the attention's output projection has a bias."""
         return self.attention_bias == "all" or self._same_bias
 
     def rotation_of(self, layer: int) -> RotationName:
-        """Return the table that turns a layer's queries and keys; empty where none does."""
+        """Return the RoPE table of a layer's queries and keys; "" for none."""
         if self.positions != "rotary":
             return ""
         if layer not in self.local_layers:
@@ -234,10 +236,11 @@ class ModelConfig(Ruled):
         return "local_rotary" if self.local_theta else ""
 
     def of_tokens(self, number: int) -> "ModelConfig":
-        """Return the model for a text of so many tokens: with as many, or more if it asks for them.
+        """Return this configuration for a tokenizer of `number` tokens: `vocab_size` becomes
+        `number` where it is at its default, and stays where it is larger.
 
         Raises:
-            WakefulError: it asks for fewer.
+            WakefulError: `vocab_size` is set, and smaller.
         """
         if self.vocab_size == ModelConfig.vocab_size:
             return dataclasses.replace(self, vocab_size=number)
@@ -249,7 +252,7 @@ class ModelConfig(Ruled):
         return self
 
     def with_layers(self, sources: Sequence[int]) -> "ModelConfig":
-        """Return the description of a model whose layer t is this one's layer `sources[t]`."""
+        """Return the configuration of a model whose layer t is this model's layer `sources[t]`."""
         local = tuple(t for t, source in enumerate(sources) if source in self.local_layers)
         return dataclasses.replace(self, num_layers=len(sources), local_layers=local)
 
@@ -259,7 +262,7 @@ class ModelConfig(Ruled):
 
     @property
     def shape(self) -> Shape:
-        """The skeleton, with the zeros that mean "as usual" filled in."""
+        """Shape of the decoder, with every 0 that stands for a default replaced."""
         return Shape(
             num_layers=self.num_layers,
             num_heads=self.num_heads,

@@ -1,7 +1,7 @@
-"""The options that dataclasses declare: their names, what is said of them, and where help has them.
+"""Options declared by dataclasses: names, descriptions and headings in help.
 
-A field's group is part of its type, `text: What[str] = ""`. One without a group is seldom needed:
-`--help` leaves it to `--help-all`. Nothing here imports torch or the parser.
+A field's heading is part of its type, `text: What[str] = ""`. An option without a heading is rarely
+needed: only `--help-all` lists it. Nothing here imports torch or the parser.
 """
 
 import ast
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Heading(Enum):
-    """The headings of help, in its order."""
+    """Headings of help, in order."""
 
     WHAT = "What"
     HOW = "How"
@@ -39,104 +39,106 @@ Where = Annotated[T, Heading.WHERE]
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Beside the type of a part: what is special about its options there."""
+class Overrides:
+    """Changes to the options of a part where it is used, annotated on the part's type."""
 
-    seldom: tuple[str, ...] = ()
-    """Those that are seldom needed."""
-    instead: tuple[tuple[str, str], ...] = ()
-    """Names, and descriptions in place of those in the source."""
+    rare: tuple[str, ...] = ()
+    """Names of options that are rarely needed there."""
+    descriptions: tuple[tuple[str, str], ...] = ()
+    """Names of options, and descriptions that replace those in the source."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Beside the type of an option: how to come by values that it does not take."""
+class Hint:
+    """Advice appended to the error about a value that the option does not take, annotated on the
+    option's type."""
 
-    words: str
+    description: str
 
 
 @dataclass(frozen=True)
 class Option:
-    """One field, of a verb's options or of a part of them."""
+    """An option: a field of a verb's options or of one of their parts."""
 
     name: str
-    """Dotted, as flags and TOML files have it."""
+    """Dotted name, as in flags and TOML files."""
     kind: Any
     """Its type."""
-    words: str
+    description: str
     """Its description in the source."""
     default: Any
-    """Its value where none is given; `dataclasses.MISSING` where one must be."""
+    """Default value; `dataclasses.MISSING` where a value is required."""
     group: Heading | None
-    """Where `--help` has it; None where only `--help-all` does."""
+    """Heading in `--help`; None where only `--help-all` lists it."""
 
     @property
     def flag(self) -> str:
-        """The flag that sets it."""
+        """Flag that sets it."""
         return flag_of(self.name)
 
     @property
     def negative(self) -> str:
-        """The flag that turns it off there, if it is a switch."""
+        """Flag that turns it off, of a switch."""
         return flag_of(self.name, negative=True)
 
     @property
     def section(self) -> str:
-        """The part of the options that it is in; empty at the top."""
+        """Dotted name of the part that it belongs to; "" at the top."""
         return self.name.rpartition(".")[0]
 
     @property
-    def each(self) -> Any:
-        """The type of a value: its own, or that of each of several."""
-        return typing.get_args(self.kind)[0] if self.many else self.kind
+    def value_type(self) -> Any:
+        """Type of one value: the option's type, or that of the elements of its tuple."""
+        return typing.get_args(self.kind)[0] if self.takes_several else self.kind
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values that its type lists."""
-        return typing.get_args(self.each) if typing.get_origin(self.each) is Literal else ()
+        """Allowed values, of a `Literal`."""
+        kind = self.value_type
+        return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
     @property
-    def many(self) -> bool:
-        """Whether it takes several values."""
+    def takes_several(self) -> bool:
+        """True where it takes several values."""
         return typing.get_origin(self.kind) is tuple
 
 
 def flag_of(name: str, *, negative: bool = False) -> str:
-    """Return the flag that sets an option or turns it off, less the _ after a Python word."""
-    place, dot, last = name.rstrip("_").rpartition(".")
-    return f"--{place}{dot}{'no_' * negative}{last}"
+    """Return the flag that sets an option or turns it off, without the _ after a Python keyword."""
+    section, dot, last = name.rstrip("_").rpartition(".")
+    return f"--{section}{dot}{'no_' * negative}{last}"
 
 
 def options_of(
-    kind: type, default: Any = None, prefix: str = "", beside: Beside | None = None
+    kind: type, default: Any = None, prefix: str = "", overrides: Overrides | None = None
 ) -> Iterator[Option]:
-    """Yield the options of a dataclass and of those in it, its own before those of its bases.
+    """Yield the options of a dataclass and of its parts, its own fields before inherited ones.
 
-    Defaults are the values of an instance where one is given.
+    Where `default` is given, an instance of the dataclass, its values are the defaults.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = typing.get_type_hints(kind)
-    beside = beside or Beside()
-    words = descriptions(kind) | dict(beside.instead)
-    for entry in _fields(kind):
+    overrides = overrides or Overrides()
+    texts = descriptions(kind) | dict(overrides.descriptions)
+    for entry in _sorted_fields(kind):
         name, inner = prefix + entry.name, plain[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
         value = default_of(entry) if default is None else getattr(default, entry.name)
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
-            own = next((each for each in extras if isinstance(each, Beside)), Beside())
-            parts = ((said.partition("."), text) for said, text in beside.instead)
-            told = tuple((rest, text) for (part, _, rest), text in parts if part == entry.name)
-            own = Beside(own.seldom, own.instead + told)
+            own = next((extra for extra in extras if isinstance(extra, Overrides)), Overrides())
+            parts = ((dotted.partition("."), text) for dotted, text in overrides.descriptions)
+            inherited = tuple((rest, text) for (part, _, rest), text in parts if part == entry.name)
+            own = Overrides(own.rare, own.descriptions + inherited)
             yield from options_of(inner, value, f"{name}.", own)
             continue
-        group = next((each for each in extras if isinstance(each, Heading)), None)
-        group = None if entry.name in beside.seldom else group
-        yield Option(name, inner, words[entry.name], value, group)
+        group = next((extra for extra in extras if isinstance(extra, Heading)), None)
+        group = None if entry.name in overrides.rare else group
+        yield Option(name, inner, texts[entry.name], value, group)
 
 
 def sections_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of every part of a dataclass, and the first line said of it."""
+    """Yield the dotted name of every part of a dataclass, and the first sentences about it."""
     for name, inner in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
@@ -145,15 +147,15 @@ def sections_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def descriptions(kind: type) -> dict[str, str]:
-    """Return each field's description, the string below it in the source."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        found |= _strings(each.__module__).get(each.__name__, {})
-    return found
+    """Return the description of every field: the string below it in the source."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        texts |= _field_strings(base.__module__).get(base.__name__, {})
+    return texts
 
 
 @functools.cache
-def _strings(module: str) -> dict[str, dict[str, str]]:
+def _field_strings(module: str) -> dict[str, dict[str, str]]:
     """Return the strings below the fields of each class of a module."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
@@ -170,15 +172,15 @@ def _strings(module: str) -> dict[str, dict[str, str]]:
     }
 
 
-def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
+def _sorted_fields(kind: Any) -> list[dataclasses.Field[Any]]:
     def depth(entry: dataclasses.Field[Any]) -> int:
-        owners = (entry.name in vars(each).get("__annotations__", {}) for each in kind.__mro__)
+        owners = (entry.name in vars(base).get("__annotations__", {}) for base in kind.__mro__)
         return list(owners).index(True)
 
     return sorted(dataclasses.fields(kind), key=depth)
 
 
 def default_of(entry: dataclasses.Field[Any]) -> Any:
-    """Return the value of a field where none is given; `dataclasses.MISSING` where one must be."""
-    made = entry.default_factory
-    return entry.default if made is dataclasses.MISSING else made()
+    """Return a field's default; `dataclasses.MISSING` where a value is required."""
+    factory = entry.default_factory
+    return entry.default if factory is dataclasses.MISSING else factory()

@@ -1,46 +1,46 @@
-"""Options of verbs that read a text with a model."""
+"""Options of verbs that run a model on a text."""
 
 import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.refusals import Ruled
+from wakeful.config.rules import Ruled
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
 Bos = Literal["auto", "on", "off"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 Stored = Literal["auto", "float32", "bfloat16", "float16"]
-"""Type of the weights that are written; "auto": of the files they come from."""
+"""Type of the weights that are written; "auto": that of the files they come from."""
 FigureFormat = Literal["svg", "png", "pdf", "csv"]
-"""Format of a chart that is written; csv is the rows that it draws."""
+"""Format of a chart that is written; csv holds its data."""
 TableFormat = Literal["csv", "tex", "md"]
 """Format of a table of results."""
 REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
-"""Names of a model that others are made from."""
+"""Accepted names of a model that other models are derived from."""
 SOURCES = (
     "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
 )
-"""Names of any model."""
+"""Accepted names of any model."""
 
 
-DECODED = 32
-"""Tokens that are timed after each prompt and its first token."""
+DECODED_TOKENS = 32
+"""Tokens timed after each prompt and its first token."""
 LENGTH = 512
-"""Tokens a sequence where neither the user nor the model's context says otherwise."""
+"""Default number of tokens per sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Ruled):
+class FigureOptions(Ruled):
     """Options of verbs that draw charts."""
 
     figures: Where[tuple[FigureFormat, ...]] = ()
-    """Write the charts for a paper too, in these formats, into the folder figures."""
+    """Also write the charts for a paper, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Drawn):
+class ReadingOptions(FigureOptions):
     """A model and the text it reads."""
 
     text: What[str] = ""
@@ -66,22 +66,22 @@ class Reading(Drawn):
 
     @property
     def source(self) -> str:
-        """The text to read."""
+        """Source of the text."""
         return self.text or DataConfig.source
 
     @property
     def text_flags(self) -> str:
-        """The flags by which another command reads the same text."""
+        """Flags that make another command read the same text."""
         flags = ["--text", self.text] if self.text else []
         flags += [] if self.bos == "auto" else ["--bos", self.bos]
         flags += ["--trust_remote_code"] if self.trust_remote_code else []
         return shlex.join(flags)
 
     def length_for(self, context: int) -> int:
-        """Return the tokens a sequence for a model with this context."""
+        """Return the tokens per sequence for a model with this context."""
         return self.length or min(LENGTH, context)
 
 
 def longest_prompt(context: int) -> int:
     """Return the tokens of the longest prompt whose timed continuation fits into a context."""
-    return context - DECODED - 1
+    return context - DECODED_TOKENS - 1

@@ -1,4 +1,4 @@
-"""Rows of a table that differ on purpose, and changes that are meant for all of them."""
+"""Rows of a comparison, and changes that apply to all of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ from wakeful.errors import WakefulError
 
 @dataclass(frozen=True)
 class Rows:
-    """The variants of one comparison, and what the configurations that name them say of it."""
+    """Variants of one comparison, with the layouts and seeds that their files name."""
 
     name: str
-    """That of the first configuration."""
+    """Name of the first configuration."""
     variants: dict[str, Config]
     layouts: tuple[str, ...]
-    """The names of layouts that add to the page."""
-    asked: frozenset[tuple[int, ...]]
-    """The seeds that each configuration asks for."""
+    """Names of layouts that add sections to the page."""
+    seed_sets: frozenset[tuple[int, ...]]
+    """Seeds of each configuration."""
 
-    def seeds(self, given: Sequence[int]) -> tuple[int, ...]:
-        """Return the seeds that are given, or else those that the configurations ask for."""
-        if given:
-            return tuple(given)
-        if len(self.asked) > 1:
+    def seeds(self, seeds: Sequence[int]) -> tuple[int, ...]:
+        """Return these seeds, or those of the configurations where none are given."""
+        if seeds:
+            return tuple(seeds)
+        if len(self.seed_sets) > 1:
             raise WakefulError("the configurations ask for different seeds: use --seeds")
-        return next(iter(self.asked), ())
+        return next(iter(self.seed_sets), ())
 
 
 def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
@@ -44,21 +44,21 @@ def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
     stems: list[str] = []
     variants: dict[str, Config] = {}
     layouts: list[str] = []
-    asked: set[tuple[int, ...]] = set()
+    seed_sets: set[tuple[int, ...]] = set()
     for source in sources:
         table = table_of(source)
         stems.append(_stem(source, table))
-        asked.add(tuple(seeds_of(table)))
+        seed_sets.add(tuple(seeds_of(table)))
         layouts += [name for name in layouts_of(table) if name not in layouts]
         for name, entry in variants_of(stems[-1], table).items():
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = config_from_table(entry)
-    return Rows(stems[0] if stems else "", variants, tuple(layouts), frozenset(asked))
+    return Rows(stems[0] if stems else "", variants, tuple(layouts), frozenset(seed_sets))
 
 
 def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
-    """Return the name of a configuration's one variant: its file's, or its own."""
+    """Return the name of a configuration without a [variants] table: its file's, or its own."""
     if isinstance(source, str | Path):
         return Path(source).name.removesuffix(".toml")  # a preset's may have a point
     return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
@@ -67,11 +67,11 @@ def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, A
 def rescaled(
     rows: Mapping[str, Config], base: Config, to: Config, *, strict: bool = False
 ) -> dict[str, Config]:
-    """Return rows, each a variation of `base`, as the same variations of `to`.
+    """Return rows that differ from `to` as the given rows differ from `base`.
 
-    A field that a row has as `base` does becomes that of `to`. A number in which a row differs from
-    `base` keeps its ratio: a row of 8 times the steps trains for 8 times the new steps. Anything
-    else in which it differs stays the row's own.
+    A field that is equal in a row and in `base` takes the value of `to`. A number that differs from
+    `base` keeps its ratio: a row of 8 times the steps trains for 8 times the new steps. Any other
+    field that differs stays as it is in the row.
 
     Raises:
         WakefulError: a row's value is out of its range; with `strict` also where `to` changes a
@@ -79,38 +79,38 @@ def rescaled(
     """
     before, after = flat(base), flat(to)
     changed = [key for key in after if after[key] != before[key]]
-    found: dict[str, Config] = {}
+    variants: dict[str, Config] = {}
     for name, row in rows.items():
-        own = flat(row)
+        row_values = flat(row)
         table: Table = config_to_table(row)
         for key in changed:
             value = after[key]
-            if own[key] != before[key]:
-                ratio = _ratio(key, own[key], before[key])
+            if row_values[key] != before[key]:
+                ratio = _ratio(key, row_values[key], before[key])
                 if ratio is None and strict:
                     raise WakefulError(
-                        f"{key} differs between the rows on purpose ({own[key]!r} in {name}): name "
-                        f"the row that is to change, as --variants.NAME.{key}"
+                        f"{key} differs between the rows on purpose ({row_values[key]!r} in "
+                        f"{name}): name the row that is to change, as --variants.NAME.{key}"
                     )
-                value = own[key] if ratio is None else _times(value, ratio)
+                value = row_values[key] if ratio is None else _times(value, ratio)
             table = merged(table, nested(key, value))
-        found[name] = config_from_table(table)
-    return found
+        variants[name] = config_from_table(table)
+    return variants
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Return a configuration's fields by their dotted names; its own name is not among them."""
+    """Return a configuration's fields by dotted name, without its own name."""
     return {key: value for key, value in flattened(config_to_table(config)) if key != "name"}
 
 
 def config_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return both values of each field, by its dotted name, in which two configurations differ."""
-    one, other = ({"name": each.name, **flat(each)} for each in (before, after))
-    return {key: (one[key], other[key]) for key in one if one[key] != other[key]}
+    """Return the fields in which two configurations differ, by dotted name: both values."""
+    first, second = ({"name": config.name, **flat(config)} for config in (before, after))
+    return {key: (first[key], second[key]) for key in first if first[key] != second[key]}
 
 
 _WITHOUT_RATIO = ("seed", "beta1", "beta2")
-"""Numbers of which a multiple means nothing."""
+"""Numbers that are not scaled."""
 
 
 def _ratio(key: str, own: object, base: object) -> float | None:

@@ -10,7 +10,7 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import AtLeast, AtMost, Excludes, Ruled, Within
+from wakeful.config.rules import AtLeast, AtMost, Excludes, Ruled, Within
 from wakeful.config.tables import (
     Table,
     flattened,
@@ -23,26 +23,26 @@ from wakeful.config.tables import (
 from wakeful.errors import WakefulError, nearest
 
 _MOST_TOKENS = 2**28
-"""Of a step: a batch is made at once."""
+"""Largest number of tokens in a step, whose batch is allocated whole."""
 T = TypeVar("T")
-OWN_KEYS = ("variants", "seeds", "layouts")
-"""Keys of a table that are of a comparison and not of a run."""
+COMPARISON_KEYS = ("variants", "seeds", "layouts")
+"""Keys of a table that belong to a comparison, not to a run."""
 TRAINED = Excludes("vocab_size", "tokenizer", "the size is for a tokenizer that is trained")
-"""Of what is asked for: data that is prepared keeps its size beside a tokenizer that is its own."""
-_OWN_FILES = ("run.json", "report.html")
+"""Rule for options only: prepared data records the size of any tokenizer."""
+_COMPARISON_FILES = ("run.json", "report.html")
 """Files in a comparison's folder beside its variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(Ruled):
-    """How text becomes tokens."""
+    """Text and its tokenization."""
 
     validation_source: str = ""
     """Text to validate on. Empty: validation_fraction of the documents of the source."""
     validation_fraction: float = 0.02
     """Share of documents held out, chosen by a hash of their text."""
     keep_overlap: bool = False
-    """Validate even on documents that partly occur in the training text."""
+    """Keep held-out documents that partly occur in the training text."""
     tokenizer: What[str] = ""
     """A tokenizer.json, a folder with one, or hf:NAME. Empty: a byte-level BPE is trained."""
     vocab_size: HowMuch[int] = 4096
@@ -50,7 +50,7 @@ class TextConfig(Ruled):
     text_field: str = "text"
     """Field of JSONL and parquet rows that holds the text."""
     max_bytes: HowMuch[int] = 0
-    """Read no more text than this, in bytes. 0 means all."""
+    """Largest number of bytes of text to read. 0 means all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,12 @@ class DataConfig(TextConfig):
     bos: bool = False
     """Begin every window with BOS, or with the end of the text where the tokenizer has no BOS."""
     cross_documents: bool = True
-    """Let attention cross from a document into the next of its sequence, in training and losses."""
+    """Let attention cross document boundaries within a sequence, in training and validation."""
     max_tokens: int = 0
-    """Train on this many first tokens alone, repeated; validation is unchanged. 0 means all."""
+    """Train only on this many tokens, the first ones, repeated; validation is unchanged. 0 means
+    all."""
     first_batch: int = 0
-    """First batch to read in the seed's order, to go on where an earlier run's data ended."""
+    """First batch to read in the seed's order, to continue where an earlier run's data ended."""
 
     SECTION = "data"
     RULES = (
@@ -78,10 +79,10 @@ class DataConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How weights follow gradients."""
+    """Optimizer and learning rate."""
 
     name: How[str] = "adamw"
-    """adamw, orthoadam, muon, such as muon(ns_steps=3), or another package's: torch.optim:SGD."""
+    """adamw, orthoadam, muon, e.g. muon(ns_steps=3), or another package's: torch.optim:SGD."""
     lr: How[float] = 1e-3
     """Peak learning rate."""
     final_lr: float = 1e-4
@@ -89,7 +90,7 @@ class OptimizerConfig:
     initial_lr: float = 1e-7
     """Learning rate of the first step."""
     warmup_steps: HowMuch[int] = 20
-    """Steps from initial_lr to lr, in a straight line; at most all of the run's."""
+    """Steps of linear warmup from initial_lr to lr; at most those of the run."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -97,7 +98,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of matrices; norms, biases and scalars have none."""
+    """Decoupled weight decay of matrices; norms, biases and scalars are not decayed."""
     clip: float = 1.0
     """Largest gradient norm. 0 means no clipping."""
     rotation: str = "hadamard"
@@ -118,15 +119,16 @@ class DiagnoseConfig:
     every: int = 0
     """Steps between diagnoses. 0 means none."""
     num_sequences: int = 4
-    """Validation windows to look at, the first ones."""
+    """Validation windows to diagnose, the first ones."""
     heads: bool = False
-    """Log sinks, drains and peaks of every layer and head too, from before the first step on."""
+    """Also log sinks, drains and peaks of every layer and head, from before the first step on."""
     attention: int = 0
-    """Log every head's weights among this many first tokens of the first window too. 0: none."""
+    """Also log every head's attention weights among this many tokens, the first ones of the first
+    window. 0: none."""
 
     @property
     def from_the_start(self) -> bool:
-        """Whether heads are looked at before the first step too."""
+        """True where heads are diagnosed before the first step too."""
         return bool(self.every and (self.heads or self.attention))
 
 
@@ -149,51 +151,52 @@ class DistillConfig:
     alpha: float = 0.6
     """Share of the ordinary cross-entropy, between 0 and 1."""
     temperature: float = 1.0
-    """Divides both models' logits in the divergence KL."""
+    """Temperature of both models' logits in the KL divergence."""
     over: Literal["sum", "mean"] = "sum"
-    """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
+    """Reduction of KL over the vocabulary: sum, its definition, or mean (see the docs)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: each matrix of a block is frozen and learns a difference B A."""
+    """Low-rank adapters: a block's matrices are frozen, and differences B A are trained."""
 
     rank: int = 0
-    """Rank of every difference. 0: no adapters, all weights learn."""
+    """Rank of every difference. 0: no adapters, all weights are trained."""
     alpha: float = 32.0
-    """The difference is scaled by alpha / rank."""
+    """Scale of the differences: alpha / rank."""
     modules: Literal["all", "attention", "mlp"] = "all"
     """Linear layers that get an adapter: all, the attention's, or the feed-forward network's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeConfig:
-    """The closed-form map that stands for layers left out (ReplaceMe, arXiv 2505.02819)."""
+    """Closed-form map that replaces dropped layers (ReplaceMe, arXiv 2505.02819)."""
 
     map: How[Literal["none", "output", "down"]] = "down"
     """none; output: the paper's matrix on the feed-forward output; down: W_down solved again."""
     tokens: int = 65536
-    """Tokens that it is solved on, in sequences of train.length all over the training text."""
+    """Tokens of the least-squares fit, in sequences of train.length from all of the training
+    text."""
     ridge: float = 0.05
-    """λ of the penalty on the map, over the mean square of what it reads."""
+    """Ridge penalty λ on the map, relative to the mean square of its input."""
     weigh: Literal["relative", "equal"] = "relative"
-    """Each token's squared error over its squared length, or as it is."""
+    """Weights of the tokens' squared errors: relative to the squared norm, or equal."""
     first: Literal["apart", "out", "in"] = "apart"
-    """The first token of a sequence: left out, but held to the reference's direction where it would
-    be turned; left out; or counted as any other."""
+    """First token of a sequence: out of the fit but kept to the reference's direction (apart), out
+    of the fit (out), or a token like any other (in)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealConfig(Ruled):
-    """The loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
+    """Loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text", "none"]] = "reference"
-    """Learn from the reference's predictions (alpha adds the text), from the text alone, or not at
-    all: the heir is what its layers and their bridges make it."""
+    """Train on the reference's predictions (alpha adds the text), on the text alone, or not at all:
+    the heir keeps the reference's layers and their bridges as they are."""
     alpha: float = 0.0
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0
-    """Divides both models' logits in the divergence KL."""
+    """Temperature of both models' logits in the KL divergence."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     SECTION = "heal"
@@ -206,14 +209,14 @@ class HealConfig(Ruled):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop."""
+    """Training loop."""
 
     steps: HowMuch[int] = 500
     """Optimizer steps."""
     batch_size: HowMuch[int] = 16
     """Sequences per step."""
     micro_batch_size: int = 0
-    """Sequences at once; the rest of a step accumulates. 0 means batch_size."""
+    """Sequences per forward pass; their gradients accumulate over a step. 0 means batch_size."""
     length: HowMuch[int] = 256
     """Tokens per sequence."""
     seed: How[int] = 0
@@ -223,28 +226,29 @@ class TrainConfig:
     dtype: How[Literal["float32", "bfloat16", "float64"]] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
     parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
-    """Under torchrun, shard weights over all processes (fsdp), a machine's (hsdp) or none (ddp)."""
+    """Sharding of weights under torchrun: over all processes (fsdp), over those of a machine (hsdp)
+    or not at all (ddp)."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpoint_activations: bool = False
     """Recompute blocks in the backward pass: less memory, about a third more time."""
     log_every: int = 0
-    """Steps between readings of the loss, which wait for a GPU; each step has its row all the same.
-    0: every step on a CPU, every tenth elsewhere."""
+    """Steps between readings of the loss, each of which waits for the GPU; every step is logged.
+    0: every step on a CPU, every tenth on a GPU."""
     eval_every: HowMuch[int] = 100
     """Steps between evaluations of the full validation set. 0 means only at the end."""
     eval_batch_size: int = 16
-    """Sequences at once in an evaluation."""
+    """Sequences per forward pass in an evaluation."""
     checkpoint_every: int = 200
     """Steps between checkpoints. 0 means only at the end."""
     keep_checkpoints: int = 2
-    """Checkpoints kept, the newest."""
+    """Checkpoints to keep, the newest ones."""
     tensorboard: bool = False
-    """Write TensorBoard events too (needs the package tensorboard)."""
+    """Also write TensorBoard events (needs the package tensorboard)."""
     wandb: bool = False
-    """Log to Weights & Biases too (needs the package wandb), project $WANDB_PROJECT or wakeful."""
+    """Also log to Weights & Biases (needs the package wandb), project $WANDB_PROJECT or wakeful."""
     trackio: bool = False
-    """Log to trackio too (needs the package trackio), project $TRACKIO_PROJECT or wakeful."""
+    """Also log to trackio (needs the package trackio), project $TRACKIO_PROJECT or wakeful."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
@@ -256,20 +260,20 @@ class SampleConfig:
     """The continuations written at the end of a run."""
 
     prompts: tuple[str, ...] = ()
-    """Beginnings to continue. Empty: those of three windows of the validation text."""
+    """Prompts to continue. Empty: the beginnings of three windows of the validation text."""
     num_tokens: int = 64
-    """Tokens to add to each."""
+    """Tokens to generate for each prompt."""
     temperature: float = 0.8
-    """0 takes the likeliest token."""
+    """Temperature of sampling. 0 takes the likeliest token."""
     top_k: int = 50
     """Sample from this many of the likeliest tokens; 0 means all."""
     seed: int = 0
-    """Seed of the choice."""
+    """Seed of sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Ruled):
-    """One run."""
+    """Configuration of a run."""
 
     name: Where[str] = "vanilla"
     """Name of the run in reports."""
@@ -320,15 +324,15 @@ class Config(Ruled):
                 f"train.micro_batch_size = {train.micro_batch_size} does not divide "
                 f"train.batch_size = {train.batch_size}"
             )
-        asked, least = train.diagnose.attention, max(2, self.model.relaxed_prefix)
-        if 0 < asked < least:
+        num_tokens, minimum = train.diagnose.attention, max(2, self.model.relaxed_prefix)
+        if 0 < num_tokens < minimum:
             raise WakefulError(
-                f"train.diagnose.attention must be 0 or at least {least}, got {asked}"
+                f"train.diagnose.attention must be 0 or at least {minimum}, got {num_tokens}"
             )
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Return the configuration a table describes; what it leaves out has its default."""
+    """Return the configuration a table describes; missing fields have their defaults."""
     return from_table(Config, table)
 
 
@@ -345,7 +349,7 @@ def config_to_toml(config: Config) -> str:
 def config_from(source: "Config | Mapping[str, Any] | str | Path", **changes: Any) -> Config:
     """Return the configuration that a preset's name, a TOML file or a table describes.
 
-    `changes` are fields in place of its own, tables for its parts: `train={"steps": 50}`.
+    `changes` replace its fields; parts are given as tables: `train={"steps": 50}`.
 
     Raises:
         WakefulError: there is none, a field is unknown or out of its range, or it is a comparison.
@@ -353,7 +357,7 @@ def config_from(source: "Config | Mapping[str, Any] | str | Path", **changes: An
     table = table_of(source)
     if "variants" in table:
         raise WakefulError(f"{str(source)[:80]} has variants: use wakeful compare")
-    table = {key: value for key, value in table.items() if key not in OWN_KEYS}
+    table = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
     return config_from_table(merged(table, changes))
 
 
@@ -366,14 +370,14 @@ def table_of(source: "Config | Mapping[str, Any] | str | Path") -> Table:
 
 def variants_of(name: str, table: Table) -> dict[str, Table]:
     """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
-    rest = {key: value for key, value in table.items() if key not in OWN_KEYS}
+    rest = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
     entries = table.get("variants", {name: {}})
     if not isinstance(entries, Mapping) or not entries:
         raise WakefulError("variants must be a table with one table for each variant")
     for key, entry in entries.items():
         if not isinstance(entry, Mapping):
             raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
-        if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
+        if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _COMPARISON_FILES:
             raise WakefulError(
                 f"variants.{key!r}: a variant's name becomes its folder's: "
                 "choose one that can be a folder name"
@@ -393,11 +397,11 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
                 f"--only: no variant {name!r}{nearest(name, variants)}; the variants are "
                 f"{', '.join(variants)}"
             )
-    return {name: each for name, each in variants.items() if not names or name in names}
+    return {name: variant for name, variant in variants.items() if not names or name in names}
 
 
 def seeds_of(table: Table) -> list[int]:
-    """Return the seeds a table asks for, one if it says nothing."""
+    """Return a table's seeds; [0] where it names none."""
     seeds = table.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
@@ -405,7 +409,7 @@ def seeds_of(table: Table) -> list[int]:
 
 
 def layouts_of(table: Table) -> list[str]:
-    """Return the names of the layouts that a table asks the report to be laid out as too."""
+    """Return the names of the layouts that a table adds to the report."""
     layouts = table.get("layouts", [])
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")

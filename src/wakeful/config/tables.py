@@ -1,4 +1,4 @@
-"""Dataclasses as tables: what TOML and JSON hold, each value of its field's declared type."""
+"""Dataclasses from and to the tables of TOML and JSON; every value is checked against its type."""
 
 import contextlib
 import dataclasses
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from wakeful.config.options import Elsewhere
+from wakeful.config.options import Hint
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.terminal.plain_text import decoded
 from wakeful.variants.plugins import preset_folders
 
 Table = dict[str, Any]
 _LARGEST = 2**18
-"""Bytes of a TOML file; a configuration has some thousand."""
+"""Largest TOML file, in bytes; a configuration has a few thousand."""
 _MOST_DOTS = 200
-"""Of a line without an equals sign: a name of n parts takes the parser n² of everything."""
+"""Most dots in a name: the parser takes time and memory quadratic in its parts."""
 _LEAVES = frozenset({str, int, float, bool, types.NoneType})
 _LARGEST_NUMBER = 2**1000
-"""A whole number past it is not a float any more."""
+"""Bound of numbers: a larger whole number has no float."""
 
 
 def presets() -> list[str]:
-    """Return the names of the configurations that come with wakeful and what is installed."""
+    """Return the names of the presets of wakeful and of installed packages."""
     return sorted(_preset_files())
 
 
@@ -66,7 +66,7 @@ def read_table(source: str | Path) -> Table:
 
 
 def own_table(name: str) -> Table:
-    """Return a preset's own table, without the preset that it starts from."""
+    """Return a preset's own table, without that of the preset it extends."""
     return parse_toml(preset_text(name).encode(), f"preset {name}")
 
 
@@ -82,7 +82,7 @@ def preset_text(name: str) -> str:
 
 
 def on_preset(table: Mapping[str, Any], name: str) -> Table:
-    """Return a table on top of the preset that it names at its top, if it names one."""
+    """Return a table merged over the preset that it names, if it names one."""
     rest = {key: value for key, value in table.items() if key != "preset"}
     if "preset" not in table:
         return rest
@@ -93,7 +93,7 @@ def on_preset(table: Mapping[str, Any], name: str) -> Table:
 
 
 def parse_toml(content: bytes, name: str) -> Table:
-    """Return the table of a TOML text that is called `name`, in bounded time and memory.
+    """Return the table of a TOML text, in bounded time and memory; errors call it `name`.
 
     Raises:
         WakefulError: it is not TOML, or larger than any configuration is.
@@ -110,10 +110,10 @@ def parse_toml(content: bytes, name: str) -> Table:
 
 
 def from_table(kind: Any, table: object, *, record: str = "") -> Any:
-    """Return the value of this type, a dataclass as a rule, that a table describes.
+    """Return the value of this type, usually a dataclass, that a table describes.
 
-    `record` is the file that the table was read from where a program wrote it: fields that are not
-    known, of a later version, are ignored there, and numbers must be finite.
+    `record` is the name of the file where a program wrote the table: unknown fields, which a later
+    version may have written, are then ignored, and numbers must be finite.
 
     Raises:
         WakefulError: a field is missing, unknown or of another type.
@@ -122,31 +122,31 @@ def from_table(kind: Any, table: object, *, record: str = "") -> Any:
 
 
 def to_table(value: object) -> Table:
-    """Return every field of a dataclass, and of those in it, as a table."""
+    """Return a dataclass as a table of all its fields, nested dataclasses included."""
     return typing.cast(Table, _plain(value))
 
 
-def flattened(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of everything in a table and in those inside it."""
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every entry of a table, nested tables included."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{place}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
-            yield f"{place}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def nested(name: str, value: Any) -> Table:
-    """Return the table in which a dotted name has this value."""
+    """Return the nested table in which a dotted name has this value."""
     for part in reversed(name.split(".")):
         value = {part: value}
     return value
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
-    """Return `base` with the entries of `over` in place of its own, tables merged in turn.
+    """Return `base` updated with the entries of `over`, nested tables recursively.
 
-    Where `over` brings a tokenizer, the size of one to train that `base` has is left out, and where
-    it brings such a size, that of a model for another tokenizer.
+    A `tokenizer` in `over` removes the `vocab_size` of a tokenizer to train from `base`, and a
+    `data.vocab_size` in `over` removes `model.vocab_size`.
     """
     result = dict(base)
     data, model = over.get("data"), base.get("model")
@@ -166,78 +166,79 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
 class _Reader(NamedTuple):
     record: str
 
-    def value(self, expected: Any, value: Any, where: str) -> Any:
+    def value(self, expected: Any, value: Any, path: str) -> Any:
         origin, arguments = typing.get_origin(expected), typing.get_args(expected)
         if expected is Any or (origin is Literal and value in arguments):
             return value
         if dataclasses.is_dataclass(expected):
-            return self._dataclass(typing.cast(type, expected), value, where)
+            return self._dataclass(typing.cast(type, expected), value, path)
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(
-                self.value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)
+                self.value(arguments[0], item, f"{path}[{n}]") for n, item in enumerate(value)
             )
         if origin in (dict, Mapping) and isinstance(value, Mapping):
             return {
-                key: self.value(arguments[1], item, _join(where, key))
-                for key, item in value.items()
+                key: self.value(arguments[1], item, _join(path, key)) for key, item in value.items()
             }
         if origin in (typing.Union, types.UnionType):
-            return self._one_of(arguments, expected, value, where)
+            return self._one_of(arguments, expected, value, path)
         if expected in (int, float) and type(value) in (int, float):
             value = float(value) if expected is float and abs(value) < _LARGEST_NUMBER else value
             if self.record and not abs(value) < _LARGEST_NUMBER:
-                raise self._refused(f"{where} must be finite, got {_shown(value)}")
+                raise self._refused(f"{path} must be finite, got {_shorten(value)}")
         if expected is types.NoneType or type(value) is not expected:
             hint = nearest(str(value), map(str, arguments)) if origin is Literal else ""
-            raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}{hint}")
+            raise self._refused(
+                f"{path} must be {_name_type(expected)}, got {_shorten(value)}{hint}"
+            )
         return value
 
-    def _field(self, hint: Any, value: Any, where: str) -> Any:
-        """Return the value of a field; beside its type may stand how to come by others."""
-        kind, *beside = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    def _field(self, hint: Any, value: Any, path: str) -> Any:
+        """Return the value of a field; a `Hint` on its type is appended to the error."""
+        kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         try:
-            return self.value(kind, value, where)
+            return self.value(kind, value, path)
         except WakefulError as error:
-            told = "".join(f"; {each.words}" for each in beside if isinstance(each, Elsewhere))
-            raise WakefulError(f"{error}{told}") from None
+            hints = "".join(f"; {extra.description}" for extra in extras if isinstance(extra, Hint))
+            raise WakefulError(f"{error}{hints}") from None
 
-    def _dataclass(self, kind: type, table: object, place: str) -> Any:
+    def _dataclass(self, kind: type, table: object, path: str) -> Any:
         if not isinstance(table, Mapping):
-            raise self._refused(f"{place or 'it'} must be a table, got {_shown(table)}")
+            raise self._refused(f"{path or 'it'} must be a table, got {_shorten(table)}")
         fields, hints = dataclasses.fields(kind), _hints(kind)
         unknown = [key for key in table if key not in hints]
         if unknown and not self.record:
             raise WakefulError(
-                f"unknown key {_join(place, unknown[0])!r}{nearest(str(unknown[0]), hints)}; "
-                f"{place or 'the top level'} has {', '.join(sorted(hints))}"
+                f"unknown key {_join(path, unknown[0])!r}{nearest(str(unknown[0]), hints)}; "
+                f"{path or 'the top level'} has {', '.join(sorted(hints))}"
             )
         values = {
-            entry.name: self._field(hints[entry.name], table[entry.name], _join(place, entry.name))
+            entry.name: self._field(hints[entry.name], table[entry.name], _join(path, entry.name))
             for entry in fields
             if entry.name in table
         }
         for entry in fields:
             required = entry.default is dataclasses.MISSING is entry.default_factory
             if required and entry.name not in values:
-                raise self._refused(f"{_join(place, entry.name)} is missing")
+                raise self._refused(f"{_join(path, entry.name)} is missing")
         try:
             return kind(**values)
         except WakefulError as error:
             raise self._refused(str(error)) from None
 
-    def _one_of(self, arms: tuple[Any, ...], expected: Any, value: Any, where: str) -> Any:
+    def _one_of(self, arms: tuple[Any, ...], expected: Any, value: Any, path: str) -> Any:
         if value is None and types.NoneType in arms:
             return None
         arms = tuple(arm for arm in arms if arm is not types.NoneType)
         if len(arms) == 1:
-            return self.value(arms[0], value, where)
+            return self.value(arms[0], value, path)
         for arm in arms:
             with contextlib.suppress(WakefulError):
-                return self.value(arm, value, where)
-        raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}")
+                return self.value(arm, value, path)
+        raise self._refused(f"{path} must be {_name_type(expected)}, got {_shorten(value)}")
 
-    def _refused(self, what: str) -> WakefulError:
-        return WakefulError(f"{self.record}: {what}" if self.record else what)
+    def _refused(self, problem: str) -> WakefulError:
+        return WakefulError(f"{self.record}: {problem}" if self.record else problem)
 
 
 @functools.cache
@@ -246,30 +247,30 @@ def _hints(kind: type) -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
 
 
-def _join(place: str, key: object) -> str:
-    return f"{place}.{key}" if place else str(key)
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
-def _words(kind: Any) -> str:
+def _name_type(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_words, arguments))
+        return " or ".join(map(_name_type, arguments))
     return {
         int: "a whole number", float: "a number", str: "a string", bool: "true or false",
         tuple: "a list", dict: "a table", Mapping: "a table", types.NoneType: "null",
     }[origin or kind]  # fmt: skip
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    if kind in _LEAVES:  # most are, and a list of many tables asks half a million times
+    if kind in _LEAVES:  # the most common case, tested first: large files have 500,000 values
         return value
     if dataclasses.is_dataclass(kind):
         return {name: _plain(getattr(value, name)) for name in _hints(kind)}

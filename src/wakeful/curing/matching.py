@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.optim.build import warmup_cosine
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import distillation_in_rows
 
 MATCHING_PASSES = 4
@@ -54,7 +54,7 @@ def match(
     *,
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
 

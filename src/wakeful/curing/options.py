@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.reading import Reading, Stored
-from wakeful.config.refusals import AtLeast, Excludes, Needs, Within
+from wakeful.config.reading import ReadingOptions, Stored
+from wakeful.config.rules import AtLeast, Excludes, Needs, Within
 from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
-class CureOptions(Reading):
+class CureOptions(ReadingOptions):
     """Cures of a model, and the text to verify it on."""
 
     for_: How[tuple[str, ...]] = ()

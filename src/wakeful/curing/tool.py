@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from wakeful import surgery
 from wakeful.config.commands import command_of
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.curing.difference import Difference, difference, differences
 from wakeful.curing.options import CureOptions
@@ -225,7 +225,7 @@ _SHOWN = {
 }
 
 
-@takes(CureOptions)
+@accept_options(CureOptions)
 @ordinary_switches()
 def cure(
     model: Source,

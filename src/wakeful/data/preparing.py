@@ -39,7 +39,7 @@ from wakeful.data.tokens import (
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir, expanded, moved_in
-from wakeful.terminal.display import Silent
+from wakeful.terminal.display import Display
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
@@ -92,7 +92,7 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = expanded(folder).absolute(), progress or Silent().stage
+    folder, progress = expanded(folder).absolute(), progress or Display().stage
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
@@ -255,7 +255,7 @@ def mixed(
     if tokenizer is None and there:
         tokenizer = next(iter(there.values())).tokenizer
     if tokenizer is None:
-        tokenizer = _shared_tokenizer(domains, config, progress or Silent().stage)
+        tokenizer = _shared_tokenizer(domains, config, progress or Display().stage)
     for name, data in there.items():
         if not data.tokenizer.same_tokens(tokenizer):
             raise WakefulError(

@@ -31,7 +31,7 @@ from wakeful.data.tokens import (
 )
 from wakeful.errors import WakefulError
 from wakeful.paths import part_beside
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 Documents = list[list[int]]
 _SETTINGS = "settings.json"
@@ -101,7 +101,7 @@ def sampled(
     neutral: Mapping[str, Any] = MappingProxyType({}),
     ends: Container[int],
     common: int = 0,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> PreparedData:
     """Return the prepared data of what `write` gives, part for part, or what is there already.
 

@@ -19,7 +19,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import DisplayFactory, duration, usual
+from wakeful.terminal.display import DisplayFactory, default_display, duration
 from wakeful.training import ComparedRuns, check_run, compare, run_operations
 
 _CURE = "large-sink"
@@ -76,7 +76,7 @@ def demonstrate(
     Raises:
         WakefulError: `out` exists, or a run fails.
     """
-    display, run = display or usual, Run(out)
+    display, run = display or default_display, Run(out)
     if resume:
         Run.open(out).check_kind("demo", "holds no demonstration")
     else:

@@ -24,7 +24,7 @@ from wakeful.probes.rank import Ranks
 from wakeful.probes.running import first_target, num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, read_frame
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 TOKENS, ATTENTION = "tokens.json", "attention.parquet"
 """Files of a diagnosis."""
@@ -76,7 +76,7 @@ def diagnose_model(
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
     more: Iterable[Probe] = (),
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> ModelDiagnosis:
     """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`
     probes of other kinds.

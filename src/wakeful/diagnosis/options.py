@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch
-from wakeful.config.reading import Reading
-from wakeful.config.refusals import AtLeast, Within
+from wakeful.config.reading import ReadingOptions
+from wakeful.config.rules import AtLeast, Within
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(Reading):
+class DiagnoseOptions(ReadingOptions):
     """Metrics to measure, and the text."""
 
     num_sequences: HowMuch[int] = 4

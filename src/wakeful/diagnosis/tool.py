@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.diagnosis.advice import advise
 from wakeful.diagnosis.measure import DIAGNOSIS_PASSES, diagnose_model, metrics_table, token_files
@@ -63,7 +63,7 @@ class Diagnosis(Measured):
         )  # fmt: skip
 
 
-@takes(DiagnoseOptions)
+@accept_options(DiagnoseOptions)
 @ordinary_switches()
 def diagnose(
     *models: Source,

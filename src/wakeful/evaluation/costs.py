@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from wakeful.config.reading import DECODED, longest_prompt
+from wakeful.config.reading import DECODED_TOKENS, longest_prompt
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
 from wakeful.loading.model import Model
@@ -17,7 +17,7 @@ from wakeful.probes.running import as_decoder, held_bytes
 from wakeful.quantization import QuantizedLinear
 from wakeful.runs.run import Run
 from wakeful.scores import Score
-from wakeful.terminal.display import Passed
+from wakeful.terminal.display import OnProgress
 
 ROUNDS = 3
 OURS, THEIRS = "our decoder", "Transformers"
@@ -30,12 +30,12 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
     longest = max(lengths)
     if longest > longest_prompt(model.context):
         raise WakefulError(
-            f"speed = {longest}: the prompt, the first token and {DECODED} after it are more than "
-            f"{model.name}'s context of {model.context:,}"
+            f"speed = {longest}: the prompt, the first token and {DECODED_TOKENS} after it are "
+            f"more than {model.name}'s context of {model.context:,}"
         )
 
 
-def costs(model: Model, lengths: Sequence[int], *, progress: Passed) -> list[Score]:
+def costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
     """Return the model's size and its speed after prompts of these lengths, one sequence.
 
     Size: parameters, megabytes of weights in memory and in files, kilobytes of cache a token, and
@@ -63,7 +63,7 @@ def costs(model: Model, lengths: Sequence[int], *, progress: Passed) -> list[Sco
     for part, metric_name in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
         for length in lengths:
             weights = np.array([timing[part] for timing in seconds[length]])
-            tokens = np.full(ROUNDS, float((length, DECODED)[part]))
+            tokens = np.full(ROUNDS, float((length, DECODED_TOKENS)[part]))
             speed.append(Score(model=model.name, task="speed", metric=metric_name.format(length),
                                keys=keys, values=tokens, weights=weights, is_cost=True,
                                implementation=code))  # fmt: skip
@@ -84,8 +84,8 @@ def _prompt(model: Model, length: int) -> list[int]:
 
 
 def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
-    """Return the seconds until the first token, and those of the `DECODED` after it."""
-    tokens = model.tokens_after(prompt, num_tokens=DECODED + 1, temperature=0.0)
+    """Return the seconds until the first token, and those of the `DECODED_TOKENS` after it."""
+    tokens = model.tokens_after(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
     began = time.perf_counter()
     next(tokens)  # a token on the CPU: the device has finished it
     first = time.perf_counter()

@@ -32,7 +32,7 @@ from wakeful.model.finite import check_logits
 from wakeful.probes.running import as_decoder, logits_of
 from wakeful.quantization import quantized_layers
 from wakeful.scores import Score, can_combine, combined, same_shots
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LOWER = (*_PERPLEXITIES, "bits_per_byte")
@@ -48,7 +48,12 @@ class HarnessModel(_HFLM):
     """
 
     def __init__(
-        self, loaded: Model, *, bos: bool = False, batch_size: int = 4, progress: Passed = unseen
+        self,
+        loaded: Model,
+        *,
+        bos: bool = False,
+        batch_size: int = 4,
+        progress: OnProgress = ignore_progress,
     ) -> None:
         """Ask `batch_size` rows at a time, or one where padding would change an answer."""
         alone = any(layer.sees_padding for layer in quantized_layers(loaded.module).values())

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.config.options import HowMuch, What
-from wakeful.config.reading import Reading
-from wakeful.config.refusals import AtLeast, Excludes, Needs
+from wakeful.config.reading import ReadingOptions
+from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
@@ -25,7 +25,7 @@ def with_shots(task: str) -> tuple[str, int | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Reading):
+class EvaluateOptions(ReadingOptions):
     """Texts, tasks and costs to measure; with examples and no text, the examples alone."""
 
     texts: What[tuple[str, ...]] = ()

@@ -32,7 +32,7 @@ from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quantization import QuantizedLinear
 from wakeful.scores import Score
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 
 def perplexity(
@@ -44,7 +44,7 @@ def perplexity(
     num_sequences: int = 0,
     bos: bool = False,
     batch_size: int = 4,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
 

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.config.reading import DECODED
+from wakeful.config.reading import DECODED_TOKENS
 from wakeful.estimates import (
     INTERVAL,
     finite,
@@ -334,8 +334,8 @@ def method_of(
     if options.speed:
         method["Speed"] = (
             f"one sequence, after one round unmeasured {ROUNDS} rounds of all lengths in turn, one "
-            f"model after the other; prefill until the first token is known, then {DECODED} greedy "
-            "tokens with the cache; errors over rounds"
+            f"model after the other; prefill until the first token is known, then {DECODED_TOKENS} "
+            "greedy tokens with the cache; errors over rounds"
         )
         method["Implementation timed"] = timed
     method["Intervals"] = (

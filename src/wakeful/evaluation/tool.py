@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
@@ -73,7 +73,7 @@ class Evaluation(Measured):
         )  # fmt: skip
 
 
-@takes(EvaluateOptions)
+@accept_options(EvaluateOptions)
 @ordinary_switches()
 def evaluate(
     *models: Source,

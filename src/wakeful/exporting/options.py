@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from wakeful.config.options import Elsewhere, How, What
+from wakeful.config.options import Hint, How, What
 from wakeful.config.reading import Stored
-from wakeful.config.refusals import Forbids
+from wakeful.config.rules import Forbids
 
-LLAMA_CPP = Elsewhere(
+LLAMA_CPP = Hint(
     "llama.cpp makes other types, such as q4_k_m, of an f16 file: llama-quantize MODEL.gguf "
     "SMALLER.gguf q4_k_m"
 )

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from wakeful.config.commands import command_of
-from wakeful.config.keywords import options_from, takes
-from wakeful.config.refusals import check_rules
+from wakeful.config.keywords import accept_options, options_from
+from wakeful.config.rules import check_rules
 from wakeful.errors import WakefulError
 from wakeful.exporting.options import (
     COPIED_RULES,
@@ -29,10 +29,10 @@ from wakeful.loading.load import check_step, fetched, load, place_of, read_decod
 from wakeful.loading.model import AnyTokenizer
 from wakeful.loading.sources import Source, as_ours, name_of
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import DisplayFactory, usual
+from wakeful.terminal.display import DisplayFactory, default_display
 
 
-@takes(ExportOptions)
+@accept_options(ExportOptions)
 @ordinary_switches()
 def export(
     model: Source,
@@ -93,7 +93,7 @@ def export(
             f"{loaded.name} is quantized: export the model it was made from, or save this one by "
             "save_model"
         )
-    with (display or usual)("export") as show:
+    with (display or default_display)("export") as show:
         loaded = original = as_ours(loaded, show)
     if layers:
         of = loaded.decoder().config.num_layers

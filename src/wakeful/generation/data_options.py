@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.reading import LENGTH, Bos
-from wakeful.config.refusals import AtLeast, Ruled, Within
+from wakeful.config.rules import AtLeast, Ruled, Within
 from wakeful.config.schema import TRAINED, TextConfig
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.data.order import key64
 from wakeful.data.sampled import Documents, sampled
 from wakeful.data.tokens import PreparedData
@@ -22,7 +22,7 @@ from wakeful.loading.sources import Source, in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.paths import expanded
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import DisplayFactory, usual
+from wakeful.terminal.display import DisplayFactory, default_display
 from wakeful.terminal.plain_text import decoded
 
 _ROOM = 2
@@ -43,7 +43,7 @@ class _Beginnings:
     """Tokens that all of them begin with."""
 
 
-@takes(SampleOptions)
+@accept_options(SampleOptions)
 @ordinary_switches()
 def sample_data(
     model: Source,
@@ -74,7 +74,7 @@ def sample_data(
     options = options_from(SampleOptions, kwargs, options)
     folder = expanded(options.out).absolute()
     lines = _lines(Path(options.prompts)) if options.prompts else []
-    with evaluating(*in_memory([model])), (display or usual)("data generate") as show:
+    with evaluating(*in_memory([model])), (display or default_display)("data generate") as show:
         show.note(f"loading {name_of(model)}")
         # As it is stored: what it writes needs no more than the weights have.
         loaded = load(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.generation.options import GenerateOptions
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
@@ -12,7 +12,7 @@ from wakeful.loading.sources import Source
 from wakeful.switches import ordinary_switches
 
 
-@takes(GenerateOptions)
+@accept_options(GenerateOptions)
 def generate(
     model: Source,
     prompt: str,

@@ -48,7 +48,7 @@ from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
 from wakeful.paged import put
 from wakeful.runs.records import Bridged, Gap
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import AS_IT_IS
 
 _HELD = 3**0.5 / 2
@@ -107,7 +107,7 @@ def bridge(
     documents: Int[Tensor, "B L"] | None = None,
     only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
 

@@ -19,7 +19,7 @@ from wakeful.inheritance.bridge import carriers, check_bridge, solve
 from wakeful.inheritance.stream import TextStream
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.runs.records import Gap
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import AS_IT_IS
 
 _STRIDE = 2
@@ -37,7 +37,7 @@ def bridged_losses(
     held_out: int = 4,
     documents: Int[Tensor, "B L"] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> dict[int, float]:
     """Return the loss, in nats a token, without the run of layers from each start that was tried.
 

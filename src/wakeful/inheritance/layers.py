@@ -35,7 +35,7 @@ from wakeful.probes.base import SCHEMA, Frame, HiddenEvent, Probe
 from wakeful.probes.hidden import BlockInfluence
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Angles(Probe):
 
 
 def diagnose_layers(
-    decoder: Decoder, sequences: Sequence[Sequence[int]], progress: Passed = unseen
+    decoder: Decoder, sequences: Sequence[Sequence[int]], progress: OnProgress = ignore_progress
 ) -> Diagnosed:
     """Run a decoder over sequences of one length and measure every layer."""
     progress(0, len(sequences))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from wakeful.config.options import Beside, How, HowMuch, What, Where
-from wakeful.config.reading import Bos, Drawn
-from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within
+from wakeful.config.options import How, HowMuch, Overrides, What, Where
+from wakeful.config.reading import Bos, FigureOptions
+from wakeful.config.rules import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -55,7 +55,7 @@ _AUTOMATIC = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InheritOptions(Drawn):
+class InheritOptions(FigureOptions):
     """Layers to inherit, their training, and starts to compare with.
 
     By default length is 256 or the reference's context, and eval_every a fifth of the steps.
@@ -117,13 +117,13 @@ class InheritOptions(Drawn):
     """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from all over the training text."""
-    data: Annotated[DataConfig, Beside(("tokenizer", "vocab_size", "max_bytes"))] = field(
+    data: Annotated[DataConfig, Overrides(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )
-    optimizer: Annotated[OptimizerConfig, Beside(("name", "warmup_steps"))] = field(
+    optimizer: Annotated[OptimizerConfig, Overrides(("name", "warmup_steps"))] = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: Annotated[TrainConfig, Beside(("dtype", "eval_every"), _AUTOMATIC)] = field(
+    train: Annotated[TrainConfig, Overrides(("dtype", "eval_every"), _AUTOMATIC)] = field(
         default_factory=lambda: TrainConfig(
             steps=500, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,

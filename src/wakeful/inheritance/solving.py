@@ -16,7 +16,7 @@ from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.recipe import Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.runs.records import Bridged
-from wakeful.terminal.display import Passed
+from wakeful.terminal.display import OnProgress
 from wakeful.training import autocast
 
 
@@ -49,7 +49,7 @@ def bridges(
     had: LayerMap | None,
     kept: Sequence[Bridged],
     heir: Decoder,
-    progress: Passed,
+    progress: OnProgress,
 ) -> list[Bridged]:
     """Bridge an heir's gaps on the training text, in place.
 

@@ -10,7 +10,7 @@ from wakeful.inheritance.recipe import FROM_TEXT
 from wakeful.model.decoder import Decoder
 from wakeful.runs.records import Bridged, Summary
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Passed
+from wakeful.terminal.display import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TrainingStage:
     """The reference's layers that an heir took."""
     lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
     """The loss and the adapters it learns by."""
-    bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
+    bridge: Callable[[Decoder, OnProgress], list[Bridged]] | None = None
     """Bridges the layers that an heir leaves out, once it has started."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """What else its run.json says of its start."""

@@ -16,7 +16,7 @@ import tomli_w
 import torch
 
 from wakeful.config.commands import command_of
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH, REFERENCES, FigureFormat
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
@@ -70,7 +70,7 @@ class InheritancePlan:
     """Those of every layer that were looked at."""
 
 
-@takes(InheritOptions)
+@accept_options(InheritOptions)
 @ordinary_switches()
 def inherit(
     reference: Source | None = None,

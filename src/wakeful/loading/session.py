@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from wakeful.config.reading import SOURCES, Reading
+from wakeful.config.reading import SOURCES, ReadingOptions
 from wakeful.device import choose_device, rough_seconds
 from wakeful.errors import WakefulError
 from wakeful.hf.whole import unbarred
@@ -19,14 +19,20 @@ from wakeful.loading.sources import Source, dtype_of, in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.result import Result, same_or_each
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.terminal.display import LONG, Display, DisplayFactory, duration, usual
+from wakeful.terminal.display import (
+    LONG_SECONDS,
+    Display,
+    DisplayFactory,
+    default_display,
+    duration,
+)
 
 
 @dataclass
 class Session:
     """One call of a verb."""
 
-    wanted: Reading
+    wanted: ReadingOptions
     sources: Sequence[Source]
     tokenizer: AnyTokenizer | str | Path | None
     show: Display
@@ -92,14 +98,14 @@ class Session:
 @contextlib.contextmanager
 def session(
     verb: str,
-    options: Reading,
+    options: ReadingOptions,
     sources: Sequence[Source],
     tokenizer: AnyTokenizer | str | Path | None,
     display: DisplayFactory | None,
 ) -> Iterator[Session]:
     """Give the session of a verb, whose folder must not exist and whose device must."""
     modules = in_memory(sources)
-    with evaluating(*modules), unbarred(), (display or usual)(verb) as show:
+    with evaluating(*modules), unbarred(), (display or default_display)(verb) as show:
         if options.out:
             Run(options.out).refuse_existing(verb)
         yield Session(options, sources, tokenizer, show, choose_device(options.device))
@@ -130,14 +136,14 @@ def foretell(
     size = sum(parameter.numel() for parameter in model.module.parameters())
     # A forward pass takes about two operations a parameter and token.
     seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
-    if seconds >= LONG:
+    if seconds >= LONG_SECONDS:
         show.note(
             f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
             f"roughly {duration(seconds)} on this machine"
         )
 
 
-def own_words(model: Model, options: Reading, words: Words) -> Words:
+def own_words(model: Model, options: ReadingOptions, words: Words) -> Words:
     """Return a model's words: the task that it was trained on, if any, where none is named."""
     if options.text or not options.source:
         return words

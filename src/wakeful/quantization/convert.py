@@ -23,7 +23,7 @@ from wakeful.quantization.linear import QuantizedLinear, by_sequence, matrix
 from wakeful.quantization.observing import plain_linear
 from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.variants.roles import role_of
 
 
@@ -36,7 +36,7 @@ def quantize_module(
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
     others: Mapping[str, Scheme | str] | None = None,
-    passed: Passed = unseen,
+    passed: OnProgress = ignore_progress,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 

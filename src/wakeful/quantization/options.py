@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.reading import Reading
-from wakeful.config.refusals import AtLeast, Excludes, Needs
+from wakeful.config.reading import ReadingOptions
+from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
@@ -13,7 +13,7 @@ ArithmeticName = Literal["reference", "integer", "torchao"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeOptions(Reading):
+class QuantizeOptions(ReadingOptions):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: How[tuple[str, ...]] = ()

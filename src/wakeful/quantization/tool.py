@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from wakeful.config.keywords import options_from, takes
+from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import wait_for
@@ -54,7 +54,7 @@ def quantize(model: Source, *schemes: str | Scheme, **kwargs: Any) -> Quantizati
 def quantize(
     model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **kwargs: Any
 ) -> QuantizationMatrix: ...
-@takes(QuantizeOptions)
+@accept_options(QuantizeOptions)
 @ordinary_switches()
 def quantize(
     model: Source | list[Any] | tuple[Any, ...],

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import What, Where
-from wakeful.config.reading import Drawn, TableFormat
+from wakeful.config.reading import FigureOptions, TableFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Drawn):
+class ReportOptions(FigureOptions):
     """Destination, title and tables of a report."""
 
     out: Where[str] = ""

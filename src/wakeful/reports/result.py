@@ -19,7 +19,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Environment, Run, disk_errors
-from wakeful.terminal.display import Display, DisplayFactory, Silent, usual
+from wakeful.terminal.display import Display, DisplayFactory, default_display
 
 
 class Result(ABC):
@@ -109,9 +109,9 @@ class Measured(Result):
 def showing(display: DisplayFactory | None, name: str, world: World) -> Iterator[Display]:
     """Give the display of a verb: of several processes the first one's alone says anything."""
     if not world.first:
-        yield Silent()
+        yield Display()
         return
-    with (display or usual)(name) as show:
+    with (display or default_display)(name) as show:
         yield show
 
 

@@ -1,6 +1,6 @@
-"""Progress on the terminal: bars where there is one, a line now and then where there is none.
+"""Progress on the terminal: bars where there is one, a line every ten seconds where there is none.
 
-What is said may come from a folder: its control characters are drawn, not sent.
+Text may come from a file: control characters are printed as symbols.
 """
 
 import contextlib
@@ -22,44 +22,41 @@ from rich.progress import (
 from wakeful.terminal.plain_text import visible
 
 _SECONDS_BETWEEN_LINES = 10.0
-LONG = 30.0
-"""Seconds of work before which it is said how long it may take."""
+LONG_SECONDS = 30.0
+"""Seconds of estimated work from which the estimate is shown."""
 
 
 class Display:
-    """The progress of a verb; this one says nothing."""
+    """Progress of a verb; this base class shows nothing."""
 
-    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
-        """Announce `total` training steps, `done` of which are there, before the next begins; and
-        what the loss of each is.
-        """
+    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
+        """Announce `total` training steps, `done` of them finished; `loss` is the loss's name."""
 
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
-        """Report a finished training step; `mfu` is the share of the devices' peak that it took."""
+        """Report a finished training step; `mfu` is its share of the devices' peak FLOP/s."""
 
     def note(self, text: str) -> None:
-        """Say one line."""
+        """Print one line."""
 
     def stage(self, name: str, done: int, total: int | None) -> None:
-        """Report work on bytes of text, such as preparing data."""
+        """Report progress in bytes of text, such as of preparing data."""
 
     def count(self, name: str, done: int, total: int) -> None:
-        """Report work on things that are counted, such as sequences; `total` 0 is unknown."""
+        """Report progress in units such as sequences; a `total` of 0 is unknown."""
 
 
-Silent = Display
-Passed = Callable[[int, int], None]
-"""Is told how many of how many are done."""
+OnProgress = Callable[[int, int], None]
+"""Progress callback, called with the units done and their total."""
 
 
-def unseen(done: int, total: int) -> None:
-    """Show no progress."""
+def ignore_progress(done: int, total: int) -> None:
+    """Ignore progress: the default callback."""
 
 
 DisplayFactory = Callable[[str], AbstractContextManager[Display]]
-"""Gives the display for the work that is called so."""
+"""Function that returns the display of the work with this name."""
 
 
 def _share(mfu: float | None) -> str:
@@ -67,15 +64,15 @@ def _share(mfu: float | None) -> str:
 
 
 class Bars(Display):
-    """A rich progress bar a kind of work, each with its figures and the time left."""
+    """A progress bar for each kind of work, with its figures and the time left."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress, self._name, self._loss = progress, name, "loss"
         self._tasks: dict[str, TaskID] = {}
 
-    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
+    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
         self._loss = loss
-        self.note(f"{self._name}: {what}")
+        self.note(f"{self._name}: {description}")
         self._update(self._name, done, total, f"{done}/{total}")
 
     def step(
@@ -102,26 +99,26 @@ class Bars(Display):
 
 
 class Lines(Display):
-    """One line every few seconds, for logs."""
+    """A line every few seconds, for logs."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console, self._name, self._loss = console, name, "loss"
         self._last: dict[str, float] = {}
         self._began: dict[str, tuple[float, int]] = {}
 
-    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
+    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
         self._loss = loss
         self._began[self._name] = (time.monotonic(), done)
-        self.note(f"{self._name}: {what}")
+        self.note(f"{self._name}: {description}")
 
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
         if self._due(self._name, done, total):
-            left = self._left(self._name, done, total)
+            time_left = self._time_left(self._name, done, total)
             self.note(
                 f"{self._name}: step {done}/{total}  {self._loss} {loss:.3f}  "
-                f"{tokens_per_second:,.0f} tokens/s{_share(mfu)}{left}"
+                f"{tokens_per_second:,.0f} tokens/s{_share(mfu)}{time_left}"
             )
 
     def note(self, text: str) -> None:
@@ -137,7 +134,7 @@ class Lines(Display):
             self.note(f"{name} {done}{of}{self._left(name, done, total)}")
 
     def _due(self, name: str, done: int, total: int | None) -> bool:
-        """Tell whether to speak: at the first, the last, and in between every few seconds."""
+        """Return True for the first and the last report, and in between every few seconds."""
         now = time.monotonic()
         self._began.setdefault(name, (now, done))
         last = self._last.get(name)
@@ -146,8 +143,8 @@ class Lines(Display):
         self._last[name] = now
         return True
 
-    def _left(self, name: str, done: int, total: int) -> str:
-        """Return the time that is left, where anything was done to estimate it by."""
+    def _time_left(self, name: str, done: int, total: int) -> str:
+        """Return the estimated time left; "" before any progress and at the end."""
         since, first = self._began[name]
         if done <= first or not total or done == total:
             return ""
@@ -155,16 +152,16 @@ class Lines(Display):
 
 
 def size_of(done: int, total: int | None) -> str:
-    """Return bytes done, and of how many, in the unit that shows them: "1.2 of 3.0 MB"."""
+    """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"."""
     largest = max(done, total or 0)
     units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))
-    unit, scale, places = next((each for each in units if largest >= each[1]), units[-1])
+    unit, scale, places = next((entry for entry in units if largest >= entry[1]), units[-1])
     of = f" of {total / scale:.{places}f}" if total and total != done else ""
     return f"{done / scale:.{places}f}{of} {unit}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that shows it: "40 s", "4 min", "2.5 h", "3.1 days"."""
+    """Format a time in a fitting unit: "40 s", "4 min", "2.5 h", "3.1 days"."""
     if seconds < 99.5:
         return f"{max(1, round(seconds))} s"
     if seconds < 5_700:
@@ -174,7 +171,7 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def display(console: Console, name: str) -> Iterator[Display]:
-    """Show the progress of the work called `name`, as the console allows."""
+    """Give the display of the work called `name`: bars on a terminal, else lines."""
     if not console.is_terminal:
         yield Lines(console, name)
         return
@@ -189,7 +186,7 @@ def display(console: Console, name: str) -> Iterator[Display]:
         yield Bars(progress, name)
 
 
-def usual(name: str) -> AbstractContextManager[Display]:
-    """Show progress to who calls from Python: bars on a terminal, nothing elsewhere."""
+def default_display(name: str) -> AbstractContextManager[Display]:
+    """Return the display of calls from Python: bars on a terminal, else none."""
     console = Console(stderr=True)
-    return display(console, name) if console.is_terminal else contextlib.nullcontext(Silent())
+    return display(console, name) if console.is_terminal else contextlib.nullcontext(Display())

@@ -1,5 +1,6 @@
-"""Bytes as text: UTF-8 is read; a packed file, or text in another encoding, is refused with the
-command that mends it. And text from elsewhere as a terminal and a page may have it.
+"""UTF-8 text from bytes, and text that is safe for a terminal or a page.
+
+Compressed files and other encodings are refused with the command that converts them.
 """
 
 import re
@@ -17,40 +18,41 @@ _PACKED = (
     (0, b"PK\3\4", "", "python -m zipfile -e {0} {0}.files"),
     (257, b"ustar", "", "python -m tarfile -e {0} {0}.files"),
 )
-"""Where a packed file has which bytes, the ending that its program asks for, and the command."""
+"""Compressed formats: offset and bytes of the signature, the ending that the program requires, and
+the command that unpacks."""
 _HEAD = 4096
 
 _STEERING = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters (C0, DEL, C1), line ends, marks of writing direction and half characters."""
+"""Control characters (C0, DEL, C1), line ends, marks of writing direction and surrogates."""
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return a text without what steers a terminal: a control character is drawn as its symbol (␛),
-    any other as �. Those in `keep` stay.
+    """Replace the characters that control a terminal: a C0 character by its symbol (␛), any other
+    by �. Those in `keep` stay.
     """
 
-    def drawn(match: re.Match[str]) -> str:
+    def draw(match: re.Match[str]) -> str:
         letter = match[0]
         if letter in keep:
             return letter
         return "␡" if letter == "\x7f" else chr(0x2400 + ord(letter)) if letter < " " else "�"
 
-    return _STEERING.sub(drawn, text)
+    return _STEERING.sub(draw, text)
 
 
 def markdown(text: object) -> str:
-    """Return text within one line of Markdown, where it begins no link, element, code or block."""
+    """Escape text for one line of Markdown: it begins no link, element, code or block."""
     line = re.sub(r"([\\`*\[\]<>|])", r"\\\1", visible(str(text)).strip())
     return re.sub("^([#+=~-])", r"\\\1", line)
 
 
 def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:
-    """Return UTF-8 as text, without a byte order mark; `data` begins at `offset` of what is named.
+    """Decode UTF-8 without a byte order mark; `data` begins at byte `offset` of the file `name`.
 
     Raises:
-        WakefulError: it is packed or in another encoding.
+        WakefulError: the data is compressed or in another encoding.
     """
     if offset == 0:
         _check_head(data[:_HEAD], name)
@@ -66,13 +68,13 @@ def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:
 
 def _check_head(head: bytes, name: str | Path) -> None:
     path = str(name)
-    for place, signature, ending, command in _PACKED:
-        if head[place:].startswith(signature):
+    for offset, signature, ending, command in _PACKED:
+        if head[offset:].startswith(signature):
             right = path if path.lower().endswith(ending) else path + ending
             rename = "" if right == path else f"mv {shlex.quote(path)} {shlex.quote(right)} && "
             unpack = command.format(shlex.quote(right))
             raise WakefulError(f"{path} is packed: unpack it: {rename}{unpack}")
-    if 4 * head.count(0) > len(head):  # most of which would be characters all the same
+    if 4 * head.count(0) > len(head):  # zero bytes are valid UTF-8, so decoding would not fail
         raise WakefulError(f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion(path)}")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.refusals import AtLeast, check_rules
+from wakeful.config.rules import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from wakeful.config.reading import FigureFormat, TableFormat
-from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rows_of
+from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, chosen_variants
 from wakeful.errors import WakefulError, nearest
 from wakeful.reports.html import write
@@ -17,7 +17,7 @@ from wakeful.reports.result import Paged
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import DisplayFactory, usual
+from wakeful.terminal.display import DisplayFactory, default_display
 from wakeful.training.compared import ComparedRuns as Compared
 from wakeful.training.compared import read_comparison
 from wakeful.training.layouts import layout_of
@@ -123,8 +123,8 @@ def compare(
     if baseline:
         variants = {baseline: variants[baseline], **variants}
     run = train_variants(
-        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds, display=display or usual,
-        layouts=layouts, resume=resume, cluster=cluster,
+        variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds,
+        display=display or default_display, layouts=layouts, resume=resume, cluster=cluster,
     )  # fmt: skip
     page = run.path / "report.html"
     return reported([run.path], page, title, baseline=baseline, figures=figures)

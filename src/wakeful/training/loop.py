@@ -30,7 +30,7 @@ from wakeful.runs.distributed import World, is_lost, joined, lost, on_signal, st
 from wakeful.runs.records import check_rows, check_same_data, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
-from wakeful.terminal.display import Display, Silent, duration
+from wakeful.terminal.display import Display, duration
 from wakeful.training.deferred import Fault, Unread, read_ahead
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
@@ -84,7 +84,7 @@ def train_run(
             there before is kept.
     """
     with joined() as world:
-        show = show if show and world.first else Silent()
+        show = show if show and world.first else Display()
         named = Run.open(path).naming_modules() if resume else contextlib.nullcontext()
         with named:
             return _train(config, path, resume, steps, initial, show, world)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wakeful.config.reading import FigureFormat
-from wakeful.config.refusals import check_rules
+from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, config_from
 from wakeful.errors import WakefulError
 from wakeful.reports.result import Stored, showing

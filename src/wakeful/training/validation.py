@@ -14,7 +14,7 @@ from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.runs.records import Evaluation
-from wakeful.terminal.display import Passed, unseen
+from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import Training
 
@@ -26,7 +26,7 @@ def window_losses(
     autocast: contextlib.AbstractContextManager[object],
     *,
     cross_documents: bool = True,
-    progress: Passed = unseen,
+    progress: OnProgress = ignore_progress,
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
 

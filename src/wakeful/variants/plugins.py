@@ -1,4 +1,4 @@
-"""Verbs of the command line, and what installed packages add by their entry points.
+"""Verbs of the command line, and entry points by which installed packages extend wakeful.
 
 wakeful.verbs     a `Verb`, by the verb's name
 wakeful.layouts   a mapping of names to `reports.layouts.Layout`s

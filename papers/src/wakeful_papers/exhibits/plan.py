@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wakeful.config.reading import LENGTH
-from wakeful.config.refusals import check_rules
 from wakeful.config.rows import rescaled
+from wakeful.config.rules import check_rules
 from wakeful.config.schema import (
-    OWN_KEYS,
+    COMPARISON_KEYS,
     TRAINED,
     Config,
     config_from_table,
@@ -310,7 +310,7 @@ def plan_of(
         )
     own = exhibit.compare or {}
     own = own_table(own) if isinstance(own, str) else own
-    common = {key: value for key, value in own.items() if key not in (*OWN_KEYS, "preset")}
+    common = {key: value for key, value in own.items() if key not in (*COMPARISON_KEYS, "preset")}
     settings: Table = dict(exhibit.scales[scale])
     by_group, by_row = settings.pop("groups", {}), settings.pop("variants", {})
     existing = from_table(dict[str, Existing], settings.pop("models", {}))
@@ -493,4 +493,4 @@ def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
 def _plain(table: Table, name: str) -> Table:
     """Return a table on top of its preset, without what is said of a comparison."""
     whole = on_preset(table, name)
-    return {key: value for key, value in whole.items() if key not in OWN_KEYS}
+    return {key: value for key, value in whole.items() if key not in COMPARISON_KEYS}

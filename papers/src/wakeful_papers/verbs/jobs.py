@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.runs.run import is_done
-from wakeful.terminal.display import DisplayFactory, usual
+from wakeful.terminal.display import DisplayFactory, default_display
 from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
@@ -22,7 +22,9 @@ def inherit_all(
     """Carry an inheritance out, or go on with it; a reference that diverged has no heirs."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
         return Ended()
-    return ended_of(lambda: inherit_with_baselines(source, table, baselines, Path(place), usual))
+    return ended_of(
+        lambda: inherit_with_baselines(source, table, baselines, Path(place), default_display)
+    )
 
 
 def judge_one(judge: Judge, name: str, place: str) -> Ended:

@@ -29,7 +29,7 @@ from wakeful.reports.html import write
 from wakeful.reports.result import Stored
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
-from wakeful.terminal.display import Display, DisplayFactory, duration, usual
+from wakeful.terminal.display import Display, DisplayFactory, default_display, duration
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful_papers.exhibits.derived import check_figure, tidy
@@ -137,7 +137,7 @@ def reproduce(
     """
     options = options_from(ReproduceOptions, kwargs, options)
     names = _asked_for(names, options)
-    display = display or usual
+    display = display or default_display
     runs = Path(options.runs or exhibit_folder(names[0], options).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
     plans, left_out = _chosen(names, options, runs, finished)
@@ -396,8 +396,8 @@ def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
 
 def _judge(options: ReproduceOptions, runs: str, name: str, place: Path) -> None:
     """Look at an exhibit's runs and judge it, as the work of a cluster."""
-    plan = _tuned(planned(exhibit(name), options), place, Path(runs), options, usual)
-    _work(plan, place, Path(runs), options, usual)
+    plan = _tuned(planned(exhibit(name), options), place, Path(runs), options, default_display)
+    _work(plan, place, Path(runs), options, default_display)
 
 
 def _tuned(

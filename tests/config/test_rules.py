@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from wakeful.config.refusals import (
+from wakeful.config.rules import (
     AtLeast,
     AtMost,
     Excludes,
@@ -106,7 +106,8 @@ def test_tables_name_the_options_of_their_class(kind: type) -> None:
     made = kind(**given)
     for rule in kind.RULES:  # pyright: ignore[reportAttributeAccessIssue]
         rule.check(made)  # every name on the left is read
-        for condition in f"{rule.one} {getattr(rule, 'other', '')}".split():
+        others = getattr(rule, "counterparts", getattr(rule, "limit", ""))
+        for condition in f"{rule.conditions} {others}".split():
             operator.attrgetter(re.split(r"!?=", condition)[0])(made)
 
 

@@ -1,8 +1,8 @@
-"""Tables of options' ranges, and of those that exclude, need or forbid others, with reasons.
+"""Rules of options: ranges, and options that exclude, need or forbid others, with reasons.
 
-A class of options (`Ruled`) checks its table when it is made. A condition is a dotted name, which
-holds where the field is not at its default; `name=value`, also of one of several values; or
-`name!=value`.
+A class of options (`Ruled`) checks its rules when an instance is created. A condition is a dotted
+name, which holds where the field is not at its default; `name=value`, also where the field has
+several values and this is one of them; or `name!=value`.
 """
 
 import functools
@@ -16,9 +16,9 @@ from wakeful.errors import WakefulError
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on some options, whose names are parted by spaces."""
+    """A rule about the options that `conditions` lists, separated by spaces."""
 
-    one: str
+    conditions: str
 
     def check(self, options: Any) -> None:
         """Raise `WakefulError` where the options break it."""
@@ -27,13 +27,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Within(Rule):
-    """Each is a finite number in an interval, such as `(0, 1]` or `[0, 2**63)`."""
+    """Finite numbers in an interval, such as `(0, 1]` or `[0, 2**63)`."""
 
     span: str
 
     def check(self, options: Any) -> None:
         low, high = map(_bound, self.span[1:-1].split(","))
-        for name, value in _values(options, self.one):
+        for name, value in _values(options, self.conditions):
             above = low <= value if self.span[0] == "[" else low < value
             if not (above and (value <= high if self.span[-1] == "]" else value < high)):
                 raise WakefulError(f"{name} must be in {self.span}, got {value}")
@@ -41,68 +41,72 @@ class Within(Rule):
 
 @dataclass(frozen=True)
 class AtLeast(Rule):
-    """None is below a number."""
+    """Numbers not below a minimum."""
 
-    least: int
+    minimum: int
 
     def check(self, options: Any) -> None:
-        for name, value in _values(options, self.one):
-            if not value >= self.least:
-                allowed = f"be at least {self.least}" if self.least else "not be negative"
+        for name, value in _values(options, self.conditions):
+            if not value >= self.minimum:
+                allowed = f"be at least {self.minimum}" if self.minimum else "not be negative"
                 raise WakefulError(f"{name} must {allowed}, got {value}")
 
 
 @dataclass(frozen=True)
 class AtMost(Rule):
-    """None is above another, which `why` names in words."""
+    """Numbers not above the option `limit`, which `why` names in words."""
 
-    other: str
+    limit: str
     why: str = ""
 
     def check(self, options: Any) -> None:
-        ((other, most),) = _values(options, self.other)
-        for name, value in _values(options, self.one):
-            if value > most:
-                words = f"{self.why}, " if self.why else ""
-                raise WakefulError(f"{name} = {value} is longer than {words}{other} = {most}")
+        ((limit_name, limit),) = _values(options, self.limit)
+        for name, value in _values(options, self.conditions):
+            if value > limit:
+                reason = f"{self.why}, " if self.why else ""
+                raise WakefulError(
+                    f"{name} = {value} is longer than {reason}{limit_name} = {limit}"
+                )
 
 
 @dataclass(frozen=True)
 class Pair(Rule):
-    """A relation of the options of `one` to those of `other`, each a list of conditions."""
+    """A rule about `conditions` and `counterparts`, both lists of conditions."""
 
-    other: str
+    counterparts: str
     why: str
 
 
 class Excludes(Pair):
-    """None of one goes with any of the other."""
+    """No condition holds together with any of the counterparts."""
 
     def check(self, options: Any) -> None:
-        for one in _holding(options, self.one):
-            for other in _holding(options, self.other):
-                raise WakefulError(f"{one} and {other}: {self.why}; leave out one of the two")
+        for condition in _holding(options, self.conditions):
+            for excluded in _holding(options, self.counterparts):
+                raise WakefulError(
+                    f"{condition} and {excluded}: {self.why}; leave out one of the two"
+                )
 
 
 class Needs(Pair):
-    """Each of one does something only with some of the other."""
+    """Every condition needs at least one of the counterparts."""
 
     def check(self, options: Any) -> None:
-        for one in _holding(options, self.one):
-            if not _holding(options, self.other):
-                wanted = " or ".join(map(_flag, self.other.split()))
-                raise WakefulError(f"{one} needs {wanted}: {self.why}; give that too")
+        for condition in _holding(options, self.conditions):
+            if not _holding(options, self.counterparts):
+                needed = " or ".join(map(_flag, self.counterparts.split()))
+                raise WakefulError(f"{condition} needs {needed}: {self.why}; give that too")
 
 
 @dataclass(frozen=True)
 class Forbids(Rule):
-    """None of one goes with these options at all."""
+    """No condition may hold."""
 
     why: str
 
     def check(self, options: Any) -> None:
-        for one in _holding(options, self.one):
-            raise WakefulError(f"{one}: {self.why}; leave it out")
+        for condition in _holding(options, self.conditions):
+            raise WakefulError(f"{condition}: {self.why}; leave it out")
 
 
 def check_rules(options: Any, *rules: Rule) -> None:
@@ -112,26 +116,26 @@ def check_rules(options: Any, *rules: Rule) -> None:
 
 
 class Ruled:
-    """Options that keep to rules."""
+    """Options that check their rules."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     SECTION: ClassVar[str] = ""
-    """The part of other options that they are, if any."""
+    """Name of the part of other options that these are; "" for none."""
 
     def __post_init__(self) -> None:
         check_rules(self, *self.RULES)
 
 
 def forbidden(kind: type) -> frozenset[str]:
-    """Return the dotted names of the options that a class has, and its rules forbid."""
+    """Return the dotted names of the options of a class that its rules forbid."""
     rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
-    return frozenset(name for rule in rules for name in rule.one.split())
+    return frozenset(name for rule in rules for name in rule.conditions.split())
 
 
 def _values(options: Any, names: str) -> list[tuple[str, Any]]:
-    place = getattr(options, "SECTION", "")
-    place += "." if place else ""
-    return [(f"{place}{name}", operator.attrgetter(name)(options)) for name in names.split()]
+    section = getattr(options, "SECTION", "")
+    section += "." if section else ""
+    return [(f"{section}{name}", operator.attrgetter(name)(options)) for name in names.split()]
 
 
 def _bound(text: str) -> float:
@@ -140,19 +144,19 @@ def _bound(text: str) -> float:
 
 
 def _holding(options: Any, conditions: str) -> list[str]:
-    """Return the conditions that hold, as the flags that would make them."""
-    found: list[str] = []
+    """Return the conditions that hold, as the flags that set them."""
+    held: list[str] = []
     for condition in conditions.split():
-        name, sign, wanted = _parts(condition)
+        name, sign, expected = _parts(condition)
         value = operator.attrgetter(name)(options)
         if not sign:
             holds = value != _default(type(options), name)
         else:
             values = value if isinstance(value, tuple) else (value,)
-            holds = (wanted in map(str, values)) == (sign == "=")
+            holds = (expected in map(str, values)) == (sign == "=")
         if holds:
-            found.append(_flag(condition if sign == "=" else f"{name}={_written(value)}"))
-    return found
+            held.append(_flag(condition if sign == "=" else f"{name}={_written(value)}"))
+    return held
 
 
 def _parts(condition: str) -> tuple[str, str, str]:
