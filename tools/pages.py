@@ -85,6 +85,7 @@ def settings() -> Path:
         "docs_dir: docs\n": "docs_dir: pages\n",
         "site_dir: build/docs\n": "site_dir: docs\n",
         "paths: [src, papers/src]\n": "paths: [../src, ../papers/src]\n",
+        "[tools/overloads.py]": f"[{ROOT}/tools/overloads.py]",
     }.items():
         assert text.count(old) == 1, f"mkdocs.yml has no line {old!r}"
         text = text.replace(old, new)

@@ -531,7 +531,7 @@ def inherit(
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 ...
         dtype: Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights.
         lr: Peak learning rate.
-        given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+        kwargs: those fields; `resume` names a folder to go on with, beside which `figures` may be.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,

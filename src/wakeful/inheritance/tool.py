@@ -90,7 +90,7 @@ def inherit(
         tokenizer: in place of the reference's own, or a module's; a path of one, too.
         display: shows progress; None is a bar where there is a terminal.
         options: `InheritOptions`, whose fields and short names are keyword arguments too.
-        given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+        kwargs: those fields; `resume` names a folder to go on with, beside which `figures` may be.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
