@@ -278,8 +278,9 @@ def quantize(
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
     sensitivity: bool = False,
-    budget: int = 0,
-    better: str = "",
+    bits: float = 0.0,
+    bytes: int = 0,
+    loss: float = 0.0,
 ) -> Quantization:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -322,9 +323,10 @@ def quantize(
         others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
         sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
             one scheme.
-        budget: Bytes that the model may take: the layers that cost most take --better. 0: none
-            do.
-        better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
+        bits: Choose a format for each layer, within so many bits per weight with their scales;
+            embeddings and the head are counted apart. 0: every layer takes the scheme.
+        bytes: The same, within so many bytes of the whole file.
+        loss: The same, with the fewest bytes that raise the loss by so many nats per token.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.
@@ -361,8 +363,9 @@ def quantize(
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
     sensitivity: bool = False,
-    budget: int = 0,
-    better: str = "",
+    bits: float = 0.0,
+    bytes: int = 0,
+    loss: float = 0.0,
 ) -> QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -405,9 +408,10 @@ def quantize(
         others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
         sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
             one scheme.
-        budget: Bytes that the model may take: the layers that cost most take --better. 0: none
-            do.
-        better: The scheme that they take. Empty: 8 bits, a scale for each channel and token.
+        bits: Choose a format for each layer, within so many bits per weight with their scales;
+            embeddings and the head are counted apart. 0: every layer takes the scheme.
+        bytes: The same, within so many bytes of the whole file.
+        loss: The same, with the fewest bytes that raise the loss by so many nats per token.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.

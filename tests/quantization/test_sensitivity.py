@@ -8,10 +8,9 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.probes.running import logits_of
-from wakeful.quantization import Scheme, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization import layerwise as walking
-from wakeful.quantization.compressed import state_bytes
-from wakeful.quantization.sensitivity import better_than, costs, growth, mixed, size_of
+from wakeful.quantization import quantize_module, quantized_layers
+from wakeful.quantization.sensitivity import costs
 
 W4 = "w4"
 TEXT = [some_tokens(1, 14, seed=n) for n in range(3)]
@@ -74,47 +73,9 @@ def test_layers_with_a_scheme_of_their_own() -> None:
     assert kinds["model.layers.0.mlp.down_proj"] == "fine"
     assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
     assert kinds["model.layers.1.mlp.up_proj"] == "w4"
+    # A pattern all of whose layers an earlier one takes is no mistake.
+    made = quantize_module(model, W4, others={"lm_head": "fp8", "*head": "fine"})
+    assert str(quantized_layers(made)["lm_head"].scheme) == "fp8"
     for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
         with pytest.raises(WakefulError, match=words):
             quantize_module(model, W4, others=others)
-
-
-@pytest.mark.slow
-def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
-    model = tiny_decoder(dtype=torch.float32).eval()
-    small, scheme = quantize_module(model, W4), better_than(parse_scheme(W4))
-    found = costs(model, small, TEXT)
-    every = quantize_module(model, scheme)
-    room = (state_bytes(every) - state_bytes(small)) // 3
-    grows = growth(model, small, scheme)
-    chosen = mixed(found, grows, room)
-    made = quantize_module(model, W4, others=dict.fromkeys(chosen, scheme))
-    assert 0 < len(chosen) < len(found)
-    assert state_bytes(small) < state_bytes(made) <= state_bytes(small) + room
-    assert sum(map(size_of, quantized_layers(made).values())) <= sum(
-        each.size for each in found
-    ) + room  # fmt: skip
-    first = max(found, key=lambda each: each.kl[0])
-    assert first.name in chosen
-    assert mixed(found, grows, 0) == []
-    assert set(mixed(found, grows, 10**9)) == set(quantized_layers(small))
-
-
-def test_what_is_better_touches_no_cache_and_no_layer_that_has_it() -> None:
-    model = tiny_decoder(dtype=torch.float32).eval()
-    plain = parse_scheme("w4(cache=absmax(bits=8, per='token'))")
-    scheme = better_than(plain)
-    small = quantize_module(model, plain, others={"*.key": scheme})
-    grows = growth(model, small, scheme)
-    assert set(grows) == {name for name in quantized_layers(small) if not name.endswith(".key")}
-    made = quantize_module(model, plain, others={next(iter(grows)): scheme})
-    assert str(quantized_layers(made)[next(iter(grows))].scheme) == str(scheme)
-
-    class Ours(Scheme):  # whose constructor takes none of a scheme's fields
-        def __init__(self) -> None:
-            super().__init__(weights=scheme.weights)
-
-    assert not growth(model, quantize_module(model, Ours()), scheme)
-    # A pattern all of whose layers an earlier one takes is no mistake.
-    made = quantize_module(model, W4, others={"head": scheme, "*head": "fine"})
-    assert quantized_layers(made)["head"].scheme == scheme

@@ -5,7 +5,7 @@ from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.reading import ReadingOptions
-from wakeful.config.rules import AtLeast, Excludes, Needs
+from wakeful.config.rules import AtLeast, Excludes
 from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
@@ -39,17 +39,26 @@ class QuantizeOptions(ReadingOptions):
     """Layers that take another scheme, by name or pattern: lm_head=w8a8."""
     sensitivity: How[bool] = False
     """Rank layers by the loss that each costs, alone and beside all others. Takes one scheme."""
-    budget: HowMuch[int] = 0
-    """Bytes that the model may take: the layers that cost most take --better. 0: none do."""
-    better: How[str] = ""
-    """The scheme that they take. Empty: 8 bits, a scale for each channel and token."""
+    bits: HowMuch[float] = 0.0
+    """Choose a format for each layer, within so many bits per weight with their scales; embeddings
+    and the head are counted apart. 0: every layer takes the scheme."""
+    bytes: HowMuch[int] = 0
+    """The same, within so many bytes of the whole file."""
+    loss: HowMuch[float] = 0.0
+    """The same, with the fewest bytes that raise the loss by so many nats per token."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
-        Needs("budget", "sensitivity", "it tells which layers cost most"),
-        Needs("better", "budget", "it is what the dearest layers take"),
-        Excludes("save", "budget", "the layers that it chooses are measured, not saved"),
+        AtLeast("bits bytes loss", 0),
+        Excludes("bits", "bytes loss", "each says how small the file is to be"),
+        Excludes("bytes", "loss", "each says how small the file is to be"),
+        Excludes("bits bytes loss", "scheme scales others sensitivity", "they choose the formats"),
     )
+
+    @property
+    def chooses(self) -> bool:
+        """Whether each layer's format is to be chosen."""
+        return bool(self.bits or self.bytes or self.loss)
 
     def __post_init__(self) -> None:
         super().__post_init__()

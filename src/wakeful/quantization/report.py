@@ -33,6 +33,8 @@ from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import NAMED, Scheme
 from wakeful.quantization.schemes.methods import Gptq
 from wakeful.quantization.sensitivity import LayerCost
+from wakeful.quantization.smallest import Smallest
+from wakeful.quantization.smallest_report import proof_words, smallest_section
 from wakeful.reports import charts
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -65,10 +67,11 @@ _ALIKE = 0.05
 """Errors of layers that differ by less, in the median, are nearly the same."""
 
 
-def before_and_after(damage: Damage) -> Iterator[str]:
-    """Yield the last scheme's figures, which is the model's, as rows of a model card's table."""
+def before_and_after(damage: Damage, scheme: str = "") -> Iterator[str]:
+    """Yield a scheme's figures, by default the last one's, as rows of a model card's table."""
     full = summary(damage)
-    figures = full["schemes"][-1]
+    names = [*damage.schemes]
+    figures = full["schemes"][names.index(scheme or names[-1])]
     count = full["sequences"]
     before, after = perplexity_words(full, count), perplexity_words(figures, count)
     text = f"{count} windows of a text, {full['tokens']:,} tokens, {INTERVAL}"
@@ -261,7 +264,7 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
     if "unsure" in levels.values():
         asked = [each.expression for each in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
-        command = again(asked, mixed=True, num_sequences=more)
+        command = again(asked, costs=True, num_sequences=more)
         return Step("too little text to tell: measure on more", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
@@ -305,13 +308,13 @@ def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
 
 
 def _command(
-    source: str, options: QuantizeOptions, schemes: Iterable[str], *, mixed: bool = False,
+    source: str, options: QuantizeOptions, schemes: Iterable[str], *, costs: bool = False,
     **changes: Any,
 ) -> str:  # fmt: skip
-    """Return the command line that quantizes by schemes and asks for all else again; without the
-    better scheme of single layers where it is not `mixed`.
+    """Return the command line that quantizes by schemes and asks for all else again; without
+    the `costs` of layers where they are not asked for.
     """
-    alone = {} if mixed else {"sensitivity": False, "budget": 0, "better": ""}
+    alone = {} if costs else {"sensitivity": False}
     # In double quotes, an expression stays readable in a shell's single ones.
     asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
     again = {"scheme": asked, "scales": ("dynamic",), "save": ""}
@@ -344,18 +347,24 @@ def quantization_report(
     options: QuantizeOptions | None = None,
     context: int = LENGTH,
     costs: Sequence[LayerCost] = (),
-    upgraded: Sequence[str] = (),
+    smallest: Smallest | None = None,
 ) -> Report:
     """Return what is told of the damage that schemes do to a model.
 
-    Of `costs`, what single layers cost, those that are `upgraded` have the better scheme.
+    `costs` are those of single layers, and `smallest` is the model of chosen formats.
 
     `source` is what the model was asked for as, and `options` how, for a command to type; `context`
     is most tokens that it was made for.
     """
     full, names = summary(damage), [*damage.schemes]
     source = source or damage.measurement.name
-    steps = [next_step(damage, source, options)]
+    steps = []
+    if smallest is None:
+        steps = [next_step(damage, source, options)]
+    elif options is not None and not saved:
+        folder = str(free_folder(f"{source.rstrip('/')}-quantized"))
+        command = command_of("quantize", replace(options, save=folder), source)
+        steps = [Step("save it", command)]
     if saved:
         reading = options.text_flags if options else ""
         steps = after_saving(source, saved["folder"], context, reading=reading)
@@ -368,7 +377,12 @@ def quantization_report(
         share = saved["bytes"] / full["bytes"]
         file = f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
     title = f"Quantization of {damage.measurement.name}"
-    return Report(title, [headline(damage)], steps, [
+    first, lead = list[Section](), [headline(damage)]
+    if smallest is not None:
+        first = [smallest_section(damage, smallest)]
+        lead = [proof_words(damage), *lead]
+    return Report(title, lead, steps, [
+        *first,
         Section("", [
             Findings({"": findings(damage)}, GRADES),
             Text(f"Harmless: the loss rises by at most {HARMLESS} nats a token (perplexity by 2%). "
@@ -383,7 +397,7 @@ def quantization_report(
                  f"stays in full precision too{file}. Seconds: to quantize, "
                  "calibration included, and to read the text.", "note"),
         ], brief=True),
-        *([_costs(costs, upgraded, full["sequences"])] if costs else []),
+        *([_costs(costs, full["sequences"])] if costs else []),
         Section("Each layer alone", [
             Text("The error of a layer's output when only that layer is quantized and its input is "
                  "the full-precision one, beside how far the channels of its input stand apart. "
@@ -437,11 +451,11 @@ def quantization_report(
     ])  # fmt: skip
 
 
-def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str], count: int) -> Section:
+def _costs(costs: Sequence[LayerCost], count: int) -> Section:
     """Return the dearest layers, and in sentences what they say."""
     rows = [
         [
-            f"{each.name} (better scheme)" if each.name in upgraded else each.name,
+            each.name,
             *(with_interval(*x, count, "+") for x in (each.alone, each.together, each.kl)),
             f"{each.kurtosis:.3g}", f"{each.size:,}",
         ]

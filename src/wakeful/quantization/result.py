@@ -22,6 +22,8 @@ from wakeful.quantization.matrix_report import correlations, matrix_report
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import before_and_after, quantization_report
 from wakeful.quantization.sensitivity import LayerCost
+from wakeful.quantization.smallest import MIXED, Smallest
+from wakeful.quantization.smallest_report import format_words, proof_words, smallest_summary
 from wakeful.reports.result import Measured, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
@@ -44,8 +46,8 @@ class Quantization(Measured):
     machine: Environment
     costs: tuple[LayerCost, ...] = ()
     """What each layer costs, where that was asked for."""
-    upgraded: tuple[str, ...] = ()
-    """The layers that take the better scheme of mixed precision."""
+    smallest: Smallest | None = None
+    """The formats that were chosen, where that was asked for."""
     saved: Mapping[str, Any] | None = None
     """The folder that the quantized model was written to, and its bytes."""
 
@@ -70,7 +72,7 @@ class Quantization(Measured):
         """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
         figures = summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
-            "costs": cost_frame(self.costs).to_dicts(), "upgraded": list(self.upgraded),
+            "costs": cost_frame(self.costs).to_dicts(), "smallest": self._formats,
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
@@ -86,7 +88,7 @@ class Quantization(Measured):
         context = min((each.context for each in self.models.values()), default=LENGTH)
         return quantization_report(
             self.damage, method=self.method, saved=self.saved, source=self.source,
-            options=self.options, context=context, costs=self.costs, upgraded=self.upgraded,
+            options=self.options, context=context, costs=self.costs, smallest=self.smallest,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -120,11 +122,21 @@ class Quantization(Measured):
         scheme = scheme_of(self.model.module)
         assert scheme is not None
         scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
+        done = [f"Quantized by {scheme.definition}{scales}", self._layers]
         figures = () if self.damage is None else before_and_after(self.damage)
+        if self.smallest is not None:
+            done = [proof_words(self._measured), format_words(self.smallest)]
+            figures = before_and_after(self._measured, MIXED)
         return quantized_card(
             self.model.name, self.source, command_of("quantize", self.options, self.source),
-            done=[f"Quantized by {scheme.definition}{scales}", self._layers], figures=figures,
+            done=done, figures=figures,
         )  # fmt: skip
+
+    @property
+    def _formats(self) -> dict[str, Any] | None:
+        if self.smallest is None:
+            return None
+        return smallest_summary(self.smallest, self._measured)
 
     @property
     def _layers(self) -> str:

@@ -3,13 +3,12 @@
 With ℓ the loss, q(S) the model whose layers S are quantized and A all of them, layer i costs
 ℓ(q({i})) − ℓ(q(∅)) alone and ℓ(q(A)) − ℓ(q(A ∖ {i})) together. Both are paired over sequences.
 KL from the full-precision model is the loss that its own words would rise by: it tells layers apart
-on less text, so that mixed precision goes by it.
+on less text. `wakeful.quantization.scores` estimates it from one backward pass.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,9 +23,7 @@ from wakeful.probes.experts import put
 from wakeful.probes.running import logits_of
 from wakeful.quantization.convert import prepared_as, quantized_layers
 from wakeful.quantization.layerwise import onward
-from wakeful.quantization.linear import empty
 from wakeful.quantization.measure import divergence, nll, predicted
-from wakeful.quantization.schemes import Absmax, Scheme
 
 
 @dataclass(frozen=True)
@@ -80,45 +77,6 @@ def costs(
         size = size_of(layers[name])
         found.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
     return sorted(found, key=lambda each: -each.alone[0])
-
-
-_OF_LAYERS = attrgetter("weights", "inputs", "outputs", "scales", "method")
-"""All of a scheme that a linear layer reads."""
-
-
-def growth(model: nn.Module, small: nn.Module, better: Scheme) -> dict[str, int]:
-    """Return the bytes that each quantized layer of `small`, made of `model`, takes more under the
-    `better` scheme; a layer that has it already is left out.
-    """
-    layers = quantized_layers(small)
-    plain = prepared_as(model, layers)
-    return {
-        name: size_of(empty(plain.get_submodule(name), better, "reference")) - size_of(layer)
-        for name, layer in layers.items()
-        if _OF_LAYERS(layer.scheme) != _OF_LAYERS(better)
-    }
-
-
-def mixed(found: Iterable[LayerCost], grows: Mapping[str, int], budget: int) -> list[str]:
-    """Return the layers that take a better scheme, most KL a byte first, within a budget.
-
-    `budget` is how many bytes the quantized model may grow by, `grows` what each layer does.
-    """
-    rows = sorted(
-        (each.kl[0] / max(grows[each.name], 1), each.name) for each in found if each.name in grows
-    )
-    chosen: list[str] = []
-    for _, name in reversed(rows):
-        if grows[name] <= budget:
-            chosen.append(name)
-            budget -= grows[name]
-    return chosen
-
-
-def better_than(scheme: Scheme) -> Scheme:
-    """Return a layer's scheme with weights and inputs in 8 bits, of a channel and a token each."""
-    inputs = None if scheme.inputs is None else Absmax(bits=8, per="token")
-    return Scheme(weights=Absmax(bits=8, per="channel"), inputs=inputs)
 
 
 def size_of(layer: nn.Module) -> int:

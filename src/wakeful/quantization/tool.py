@@ -35,14 +35,17 @@ from wakeful.quantization.convert import (
     linear_layers,
     prepared,
     quantize_module,
-    quantized_layers,
+    scheme_of,
 )
 from wakeful.quantization.damage import Damage
+from wakeful.quantization.formats import VLLM
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, parse_scheme
-from wakeful.quantization.sensitivity import LayerCost, better_than, costs, growth, mixed
+from wakeful.quantization.sensitivity import LayerCost, costs
+from wakeful.quantization.smallest import MIXED, Budget, Smallest, SmallestSearch, split_text
+from wakeful.quantization.smallest_report import method_words
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import Display, DisplayFactory
@@ -99,28 +102,27 @@ def quantize(
     models = list(model) if isinstance(model, list | tuple) else [model]
     wanted = options_from(QuantizeOptions, kwargs, options)
     several = isinstance(model, list | tuple)
-    found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
+    found = list(VLLM.values())
+    if not wanted.chooses:
+        found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
     pairs = (each.partition("=") for each in wanted.others)
     others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
-    better = parse_scheme(wanted.better, imports=True) if wanted.better else better_than(found[0])
-    measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
-    looks = any(each.calibrated for each in (*found, *others.values(), better))
+    measures = bool(wanted.text or wanted.out or several or wanted.sensitivity or wanted.chooses)
+    looks = any(each.calibrated for each in (*found, *others.values()))
     texts = wanted.calibration_text
     if texts and not looks:
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
     extra = wanted.calibration_sequences if looks else 0
     count = wanted.num_sequences if measures else 0
     with session("quantize", wanted, models, tokenizer, display) as at:
-        _check(wanted, found, better, len(models))
+        _check(wanted, found, len(models))
         length = wanted.length or LENGTH
         follow = 0 if texts else extra
         words = words_in("")
         if count + follow:
             words = words_of(wanted.source, length * (count + follow))
         calibration = [words_of(one, length * extra) for one in texts]
-        each = _Each(
-            at.models(), wanted, found, others, better, words, count, extra, calibration, at
-        )
+        each = _Each(at.models(), wanted, found, others, words, count, extra, calibration, at)
         if several:
             return _matrix(each.next, models or [""], wanted)
         result = each.next(models[0])
@@ -167,8 +169,6 @@ class _Each:
     schemes: Sequence[Scheme]
     others: Mapping[str, Scheme]
     """The schemes of layers that have one of their own, by pattern."""
-    better: Scheme
-    """What the dearest layers take within a budget."""
     words: Words
     count: int
     """Sequences to measure on."""
@@ -189,6 +189,9 @@ class _Each:
         layers: dict[str, nn.Module] = {}
         if any(each.weights is not None for each in schemes):
             layers = linear_layers(whole, wanted.skip)
+        if wanted.bits:  # they are of the layers, and the head is counted apart
+            head = _head(whole)
+            layers = {name: layer for name, layer in layers.items() if layer is not head}
         if any(each.cache is not None for each in schemes):
             check_cache(loaded.module)
         if wanted.save:
@@ -201,59 +204,71 @@ class _Each:
         forms: dict[str, Model] = {}
         seconds: dict[str, float] = {}
         named = {str(each): each for each in schemes}
-
-        def add(name: str, scheme: Scheme, upgraded: Mapping[str, Scheme]) -> None:
-            begun = time.perf_counter()
-            forms[name] = self._quantized(loaded, name, scheme, given, upgraded)
-            wait_for(loaded.device)
-            named[name], seconds[name] = scheme, time.perf_counter() - begun
-
-        for name, each in [*named.items()]:
-            add(name, each, {})
-        layer_costs, upgraded = list[LayerCost](), list[str]()
-        name, scheme = next(iter(named.items()))
+        smallest, layer_costs = None, list[LayerCost]()
+        if wanted.chooses:
+            smallest = self._smallest(loaded, whole, layers, given, forms, named, seconds)
+        else:
+            for name, scheme in named.items():
+                begun = time.perf_counter()
+                forms[name] = self._quantized(loaded, name, scheme, given)
+                wait_for(loaded.device)
+                seconds[name] = time.perf_counter() - begun
         if wanted.sensitivity:
-            small, budget = forms[name].module, wanted.budget
-            size = state_bytes(small)
-            grows = growth(loaded.module, small, self.better) if budget else {}
-            if budget and not any(size + more <= budget for more in grows.values()):
-                raise WakefulError(
-                    f"budget = {budget:,}: {scheme} alone takes {size:,} bytes, embeddings and "
-                    f"what else stays included, and no layer fits besides under {self.better}"
-                )
-            told = f"{loaded.name}: layers, alone and together"
-            count = 2 * len(quantized_layers(small))
+            small = next(iter(forms.values())).module
+            label, count = f"{loaded.name}: layers, alone and together", 2 * len(layers)
             layer_costs = costs(
                 loaded.module, small, measured,
-                progress=lambda done: self.at.show.count(told, done, count),
+                progress=lambda done: self.at.show.count(label, done, count),
             )  # fmt: skip
-            if budget:
-                upgraded = mixed(layer_costs, grows, budget - size)
-                name = f"{name} mixed"
-                add(name, scheme, dict.fromkeys(upgraded, self.better))
         damage = None
         if self.count:
             damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
             damage = replace(damage, savable=self._savable(loaded, whole, layers))
         machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
         method = _method(loaded, wanted, text, len(layers), length, self.extra, machine)
-        if upgraded:
-            method["Mixed"] = (
-                f"{len(upgraded)} layers by {self.better}, those with the most KL a byte that fit "
-                f"into {wanted.budget:,} bytes"
-            )
+        if smallest is not None:
+            method["Formats"] = method_words(smallest, len(given))
         return Quantization(
-            models={name: forms[name]} if upgraded else forms,
+            models=forms if smallest is None else {MIXED: forms[MIXED]},
             source=name_of(source), damage=damage, method=method,
             layers=tuple(layers), options=wanted,
             head=any(layer is head for layer in layers.values()), machine=machine,
-            figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
+            figures=wanted.figures, costs=tuple(layer_costs), smallest=smallest,
         )  # fmt: skip
 
+    def _smallest(
+        self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module],
+        text: Sequence[Tensor], forms: dict[str, Model], schemes: dict[str, Scheme],
+        seconds: dict[str, float],
+    ) -> Smallest:  # fmt: skip
+        """Find the smallest model, and put it and uniform ones into `forms`."""
+        begun, wanted = time.perf_counter(), self.wanted
+        search = SmallestSearch(
+            whole, layers, Budget(wanted.bits, wanted.bytes, wanted.loss),
+            *split_text(text), all_bytes=state_bytes(whole, loaded.stored), stored=loaded.stored,
+            arithmetic=wanted.arithmetic,
+            on_progress=partial(self.at.show.count, f"{loaded.name}: layers in all formats"),
+        )  # fmt: skip
+        smallest = search.find()
+        wait_for(loaded.device)
+        most = scheme_of(smallest.module)
+        assert most is not None
+        schemes.clear()
+        schemes |= {MIXED: most} | {name: VLLM[name] for name in smallest.uniform}
+        for name, module in {MIXED: smallest.module, **smallest.uniform}.items():
+            seconds[name] = time.perf_counter() - begun
+            forms[name] = replace(
+                loaded, name=f"{loaded.name} {name}", module=module, path=None,
+                architecture=f"{loaded.architecture}, {name}",
+            )  # fmt: skip
+        return smallest
+
     def _schemes_of(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
-        """Return the scheme of each layer to save."""
+        """Return the scheme of each layer to save; any of the formats where they are chosen."""
         if not layers:
             return {}
+        if self.wanted.chooses:
+            return dict.fromkeys(layers, VLLM["W8A16"])
         parts = by_scheme(layers, self.schemes[0], self.others)
         return {name: scheme for scheme, part in parts.items() for name in part}
 
@@ -295,11 +310,10 @@ class _Each:
         return [torch.tensor([tokens], device=loaded.device) for tokens in found]
 
     def _quantized(
-        self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor],
-        upgraded: Mapping[str, Scheme],
-    ) -> Model:  # fmt: skip
+        self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor]
+    ) -> Model:
         self.at.show.note(f"quantizing {loaded.name}: {name}")
-        others = {**upgraded, **self.others, **upgraded}  # the upgraded first, whatever is named
+        others = self.others
         looks = any(each.calibrated for each in (scheme, *others.values()))
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.wanted.arithmetic,
@@ -347,14 +361,14 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     return found
 
 
-def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, models: int) -> None:
+def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
+    if wanted.chooses and models > 1:
+        raise WakefulError(f"--bits, --bytes and --loss are of one model, and {models} are named")
     if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
         raise WakefulError(
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
             "--scheme w4a16"
         )
-    if better.weights is None or better.cache is not None:
-        raise WakefulError(f"better = {wanted.better!r}: a layer has weights, and no cache")
     if wanted.skip and all(each.weights is None for each in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
@@ -364,7 +378,7 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], better: Scheme, m
         return
     if models > 1:
         raise WakefulError(f"--save writes one model, and {models} are named")
-    if len(schemes) > 1:
+    if len(schemes) > 1 and not wanted.chooses:
         raise WakefulError(
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"

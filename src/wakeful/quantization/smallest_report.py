@@ -1,0 +1,133 @@
+"""Sentences, figures and the page's section about a model of chosen formats."""
+
+from functools import partial
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.estimates import finite, paired_ratio, reach, with_interval
+from wakeful.quantization.damage import Damage, named
+from wakeful.quantization.smallest import MIXED, Smallest
+from wakeful.reports import charts
+from wakeful.reports.value import Chart, Section, Table, Text
+
+
+def reference(damage: Damage) -> str | None:
+    """Return the smallest uniform format that takes no fewer bytes than the chosen ones."""
+    size = damage.bytes[MIXED]
+    larger = [name for name in damage.schemes if name != MIXED and damage.bytes[name] >= size]
+    return min(larger, key=lambda name: damage.bytes[name], default=None)
+
+
+def proof(damage: Damage) -> dict[str, Any]:
+    """Return the loss of the chosen formats less that of uniform ones in no fewer bytes, paired
+    over sequences that chose nothing, and the verdict.
+    """
+    against, count = reference(damage), len(damage.measurement.counts)
+    found: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
+    if against is None:
+        return found
+    counts = damage.measurement.counts
+    mixed, uniform = (
+        [nll / tokens for nll, tokens in zip(damage.measurement.schemes[name].nll, counts,
+                                             strict=True)]
+        for name in (MIXED, against)
+    )  # fmt: skip
+    value, error = paired_ratio(mixed, uniform, counts)
+    verdict = "not better than uniform"
+    far = reach(error, count)
+    if value + far < 0:
+        verdict = "better than uniform"
+    elif value - far > 0:
+        verdict = "worse than uniform"
+    return found | {"verdict": verdict, **named("difference", (value, error))}
+
+
+def proof_words(damage: Damage) -> str:
+    """Return the proof in a sentence."""
+    found, count = proof(damage), len(damage.measurement.counts)
+    against = found["against"]
+    rise = with_interval(*damage.measurement.loss_increase(MIXED), count, "+")
+    if against is None:
+        return f"The chosen formats raise the loss by {rise} nats per token."
+    other = with_interval(*damage.measurement.loss_increase(against), count, "+")
+    gap = with_interval(found["difference"], found["difference_standard_error"], count, "+")
+    said = (
+        f"{found['verdict'].capitalize()}: the chosen formats raise the loss by {rise} nats per "
+        f"token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {other} in "
+        f"{damage.bytes[against] / 1e6:,.1f} MB; paired, {gap} (± its 95% interval, on {count} "
+        "sequences that chose nothing)."
+    )
+    return said.replace("-", "−")
+
+
+def format_words(smallest: Smallest) -> str:
+    """Return how many layers have each format."""
+    counts = ", ".join(f"{count} {name}" for name, count in smallest.counts.items())
+    return (
+        f"{smallest.bits:.3f} bits per weight of {len(smallest.formats)} layers, scales included: "
+        f"{counts}; embeddings and what else stays take {smallest.other_bytes / 1e6:,.1f} MB"
+    )
+
+
+def method_words(smallest: Smallest, sequences: int) -> str:
+    """Return how the formats were chosen."""
+    chosen = smallest.allocation
+    return (
+        f"{format_words(smallest)}. Of {sequences} calibration sequences every fourth scored the "
+        "formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
+        f"engine fuses take one. Predicted cost {chosen.cost:.4f} nats per token; no allocation "
+        f"of as many bytes has a predicted cost below {chosen.bound:.4f}"
+    )
+
+
+def smallest_summary(smallest: Smallest, damage: Damage) -> dict[str, Any]:
+    """Return the figures of the choice."""
+    chosen = smallest.allocation
+    return {
+        "bits": smallest.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
+        "other_bytes": smallest.other_bytes, "predicted_cost": finite(chosen.cost),
+        "bound": finite(chosen.bound), "formats": dict(smallest.formats),
+        "proof": proof(damage),
+        "curve": [{"bytes": size, "cost": cost} for size, cost in smallest.curve],
+    }  # fmt: skip
+
+
+def smallest_section(damage: Damage, smallest: Smallest) -> Section:
+    """Return the page's section about the chosen formats."""
+    rows = [[name, f"{count}"] for name, count in smallest.counts.items()]
+    return Section("The smallest file", [
+        Text(proof_words(damage)),
+        Text(f"{format_words(smallest)}."),
+        Table(["format", "layers"], rows, "Layers of each format"),
+        Chart("Loss increase against bytes", partial(_curve, damage, smallest)),
+        Text("The line is what scores predict of the best choice within each number of bytes; "
+             "points are measured, with their 95% intervals, on text that chose nothing.", "note"),
+    ])  # fmt: skip
+
+
+def _curve(damage: Damage, smallest: Smallest) -> charts.Drawing:
+    """Draw the predicted frontier, and what was measured of the chosen and of uniform formats."""
+    count = len(damage.measurement.counts)
+    rows = []
+    for name in damage.schemes:
+        value, error = damage.measurement.loss_increase(name)
+        far = reach(error, count)
+        rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": value,
+                     "low": value - far, "high": value + far})  # fmt: skip
+    most = 1.1 * max(row["MB"] for row in rows)
+    line = pl.DataFrame(
+        [{"MB": (size + smallest.other_bytes) / 1e6, "loss": cost}
+         for size, cost in smallest.curve]
+    ).filter(pl.col("MB") <= most)  # fmt: skip
+    x = alt.X("MB:Q", title="MB of weights", scale=alt.Scale(zero=False))
+    y = alt.Y("loss:Q", title="loss increase, nats per token")
+    frontier = alt.Chart(charts.rounded(line)).mark_line().encode(x=x, y=y)
+    base = alt.Chart(charts.rounded(pl.DataFrame(rows)))
+    color = charts.colored("format", [*damage.schemes])
+    bars = base.mark_rule().encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color)
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=x, y=y, color=color, tooltip=["format:N", "MB:Q", "loss:Q"]
+    )
+    return charts.wide(alt.layer(frontier, bars, points), 300)

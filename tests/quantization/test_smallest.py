@@ -1,0 +1,133 @@
+"""`quantize --bits`, `--bytes` and `--loss`: the formats that are chosen, written and proven."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import wakeful
+from evaluation.models import save_llama
+from helpers import some_tokens
+from wakeful.errors import WakefulError
+from wakeful.probes.running import logits_of
+from wakeful.quantization import quantized_layers
+from wakeful.quantization.compressed import state_bytes
+from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.smallest import FULL, Budget, SmallestSearch, split_text
+
+
+def llama(**over: object) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3, tie_word_embeddings=True, **{"vocab_size": 61} | over,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+TEXT = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(8)]
+
+
+def search(**budget: float) -> SmallestSearch:
+    model = llama()
+    return SmallestSearch(
+        model, linear_layers(model), Budget(**budget), *split_text(TEXT),
+        all_bytes=state_bytes(model), stored=torch.float32,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", [{"bits": 4.4}, {"bits": 6.0}, {"bytes": 80_000}])
+def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) -> None:
+    found = search(**budget).find()
+    size = state_bytes(found.module)
+    assert size == found.allocation.bytes + found.other_bytes
+    if "bits" in budget:
+        assert budget["bits"] - 0.3 < found.bits <= budget["bits"]
+    else:
+        assert size <= budget["bytes"]
+    layers = quantized_layers(found.module)
+    assert set(layers) == {name for name, chosen in found.formats.items() if chosen != FULL}
+    for block in range(2):
+        place = f"model.layers.{block}"
+        for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
+            assert len({found.formats[f"{place}.{name}_proj"] for name in names}) == 1
+    assert found.allocation.bound <= found.allocation.cost + 1e-12
+    assert {"W4A16 in groups of 32", "W4A16 in groups of 64", "W8A16"} == set(found.uniform)
+    costs = [cost for _, cost in found.curve]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
+    tried = search(loss=0.01)
+    found = tried.find()
+    assert tried._loss(found.module) - tried._loss(tried.model) <= 0.01
+    smaller = search(loss=0.2).find()
+    assert smaller.allocation.bytes < found.allocation.bytes
+
+
+def test_budgets_that_nothing_meets_are_refused() -> None:
+    with pytest.raises(WakefulError, match="bytes are too few"):
+        search(bits=3.0).find()
+    with pytest.raises(WakefulError, match="the model fits as it is"):
+        search(bits=40.0).find()
+    with pytest.raises(WakefulError, match="give 2 or more"):
+        split_text(TEXT[:1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = save_llama(tmp_path / "llama")
+    llama(vocab_size=258).save_pretrained(path)
+    return path
+
+
+def test_a_file_of_chosen_formats_is_written_with_its_proof(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("def return value layer for in range and the river went down " * 60)
+    options = {"text": str(text), "length": 16, "num_sequences": 3, "device": "cpu"}
+    result = wakeful.quantize(
+        str(folder), bits=4.4, calibration_sequences=6, save=str(tmp_path / "small"),
+        out=str(tmp_path / "out"), **options,
+    )  # fmt: skip
+    small = result.model
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    tokens = some_tokens(2, 12, vocab_size=258)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            logits_of(theirs, tokens), logits_of(small.module, tokens), rtol=1e-4, atol=1e-4
+        )
+    for name, layer in quantized_layers(small.module).items():
+        assert torch.equal(theirs.get_submodule(name).weight.float(), layer.dequantized())
+    said = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
+    chosen, proof = said["smallest"], said["smallest"]["proof"]
+    assert chosen["bits"] <= 4.4
+    assert chosen["predicted_cost"] >= chosen["bound"]
+    assert proof["against"] == "W4A16 in groups of 32"
+    assert proof["verdict"] in (
+        "better than uniform", "worse than uniform", "not better than uniform"
+    )  # fmt: skip
+    sizes = {each["scheme"]: each["bytes"] for each in said["schemes"]}
+    assert sizes["mixed"] == chosen["bytes"] <= sizes[proof["against"]]
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    assert {t.dtype for n, t in stored.items() if n.endswith("scale")} == {torch.bfloat16}
+    card = (tmp_path / "small" / "README.md").read_text("utf-8")
+    assert f"{proof['verdict'].capitalize()}: the chosen formats raise the loss" in card
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "The smallest file" in page
+    assert "sequences that chose nothing" in result.report.headlines[0]
+    capsys.readouterr()
+    for wrong, words in (
+        ({"bits": 4.4, "bytes": 9}, "each says how small"),
+        ({"bits": 4.4, "scheme": "fine"}, "they choose the formats"),
+        ({"bits": -1.0}, "must not be negative"),
+    ):
+        with pytest.raises(WakefulError, match=words):
+            wakeful.quantize(str(folder), **wrong, **options)
+    with pytest.raises(WakefulError, match="are of one model, and 2 are named"):
+        wakeful.quantize([str(folder), str(folder)], bits=4.4, **options)
