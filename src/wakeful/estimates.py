@@ -33,7 +33,7 @@ class Figure:
     totals: np.ndarray
     counts: np.ndarray
     exponential: bool = False
-    """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
+    """True where the figure is e to the ratio (a perplexity)."""
 
     @property
     def ratio(self) -> float:
@@ -50,13 +50,13 @@ class Figure:
         """Return the figure and its error; NaN for a single cluster or an infinite figure."""
         return self.value, _spread(self._moves()) / float(self.counts.sum())
 
-    def minus(self, other: "Figure") -> Estimate:
+    def minus(self, baseline: "Figure") -> Estimate:
         """Return the difference to a figure over the same clusters, with its paired error.
 
         The error is that of u_i / Σ counts − u'_i / Σ counts': what both find hard cancels.
         """
-        ours, theirs = (one._moves() / one.counts.sum() for one in (self, other))
-        return self.value - other.value, _spread(ours - theirs)
+        ours, theirs = (one._moves() / one.counts.sum() for one in (self, baseline))
+        return self.value - baseline.value, _spread(ours - theirs)
 
     def _moves(self) -> np.ndarray:
         ratio, slope = self.ratio, self.value if self.exponential else 1.0
@@ -69,9 +69,11 @@ def mean_and_error(values: ArrayLike) -> Estimate:
     """Return the mean and s / √n, with s the standard deviation of the n values (n − 1)."""
     array = np.asarray(values, dtype=np.float64)
     # From the first value on: values that are equal have their mean and no error, to the bit.
-    apart = array - array[0]
-    shift = apart.mean()
-    return float(array[0] + shift), error_of_mean(float(((apart - shift) ** 2).sum()), array.size)
+    deviations = array - array[0]
+    shift = deviations.mean()
+    return float(array[0] + shift), error_of_mean(
+        float(((deviations - shift) ** 2).sum()), array.size
+    )
 
 
 def error_of_mean(squares: float, count: int) -> float:
@@ -94,7 +96,7 @@ def weighted_mean(means: ArrayLike, counts: ArrayLike) -> Estimate:
 def paired_ratio(ours: ArrayLike, theirs: ArrayLike, counts: ArrayLike) -> Estimate:
     """Return the mean of ours − theirs over all tokens, and its error over the clusters they share.
 
-    With g_w = ours_w − theirs_w nats a token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
+    With g_w = ours_w − theirs_w nats per token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
     error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w. What both find hard cancels.
     """
     gaps = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
@@ -102,7 +104,7 @@ def paired_ratio(ours: ArrayLike, theirs: ArrayLike, counts: ArrayLike) -> Estim
 
 
 def perplexity(loss: float) -> float:
-    """Return e to a mean loss in nats a token; infinite where that overflows."""
+    """Return e to a mean loss in nats per token; infinite where that overflows."""
     return math.inf if loss > _LARGEST_EXPONENT else math.exp(loss)
 
 
@@ -141,7 +143,7 @@ def reach(error: float, count: int) -> float:
 
 
 INTERVAL = "95% confidence interval (Student's t)"
-"""What stands behind ± in tables, what bars and bands show, and what decides a comparison."""
+"""The interval after ± in tables, of bars and bands, and of every comparison."""
 
 
 def interval(value: float, error: float, count: int) -> tuple[float, float]:
@@ -171,8 +173,8 @@ def with_perplexity(loss: float, error: float | None, count: int) -> str:
     half = (high - low) / 2
     if not math.isfinite(half):
         return with_error(value)
-    shown, *ends = (to_error(each, half) for each in (value, low, high))
-    return f"{shown} ({' to '.join(ends)})"
+    middle, *ends = (to_error(bound, half) for bound in (value, low, high))
+    return f"{middle} ({' to '.join(ends)})"
 
 
 NEGLIGIBLE = 5e-4
@@ -212,12 +214,12 @@ class LossChange:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the interval lies above zero, and above what rounding makes."""
+        """True where the interval lies above zero and above rounding."""
         return self.interval[0] > NEGLIGIBLE
 
     @property
     def is_harmless(self) -> bool:
-        """Whether it is not worse, and no rise that too few windows leave open either."""
+        """True where the loss is not worse and has no large rise that few windows leave open."""
         return not self.is_worse and self.change <= TOLERATED
 
     def __str__(self) -> str:
@@ -229,8 +231,8 @@ class LossChange:
 def describe_change(change: float, ends: tuple[float, float]) -> str:
     """Return "change nats per token (95% interval low to high)"."""
     low, high = ends
-    words = f"{change:+.3f} nats per token (95% interval {low:+.3f} to {high:+.3f})"
-    return words.replace("-", "−")
+    description = f"{change:+.3f} nats per token (95% interval {low:+.3f} to {high:+.3f})"
+    return description.replace("-", "−")
 
 
 def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:
@@ -239,39 +241,39 @@ def with_error(value: float | None, error: float | None = None, sign: str = "") 
 
     What is not finite, None too, is said to be so; `sign` "+" shows it of positive values.
     """
-    shown, spread, power = _parts(value, error, sign)
-    told = f"{shown} ± {spread}" if spread else shown
-    return f"({told}){power}" if power else told
+    middle, spread, power = _parts(value, error, sign)
+    text = f"{middle} ± {spread}" if spread else middle
+    return f"({text}){power}" if power else text
 
 
 def to_error(value: float | None, error: float | None, sign: str = "") -> str:
     """Return a value alone to its error's second digit, such as an edge of an interval."""
-    shown, _, power = _parts(value, error, sign)
-    return shown + power
+    middle, _, power = _parts(value, error, sign)
+    return middle + power
 
 
 def _parts(value: float | None, error: float | None, sign: str) -> tuple[str, str, str]:
     """Return value, error and the power of ten that both are counted in; empty where none is."""
     if value is None or not math.isfinite(value):
         return "not finite", "", ""
-    known = error if error is not None and math.isfinite(error) and error > 0 else 0.0
-    size = max(abs(value), known)
-    shown, spread, power = "", "", ""
-    if size > _LARGE and known:
-        shown, spread = f"{value:{sign}.3g}", f"{known:.2g}"
-    elif known and size < _SMALL:
+    half_width = error if error is not None and math.isfinite(error) and error > 0 else 0.0
+    size = max(abs(value), half_width)
+    middle, spread, power = "", "", ""
+    if size > _LARGE and half_width:
+        middle, spread = f"{value:{sign}.3g}", f"{half_width:.2g}"
+    elif half_width and size < _SMALL:
         exponent = math.floor(math.log10(size))
-        shown, spread, _ = _parts(value / 10.0**exponent, known / 10.0**exponent, sign)
+        middle, spread, _ = _parts(value / 10.0**exponent, half_width / 10.0**exponent, sign)
         power = f"e{exponent}"
-    elif known:
+    elif half_width:
         # Rounded first: 0.0996 is 0.10, two places.
-        places = min(8, max(0, 1 - math.floor(math.log10(float(f"{known:.1e}")))))
-        shown, spread = f"{value:{sign},.{places}f}", f"{known:,.{places}f}"
+        places = min(8, max(0, 1 - math.floor(math.log10(float(f"{half_width:.1e}")))))
+        middle, spread = f"{value:{sign},.{places}f}", f"{half_width:,.{places}f}"
     else:
         scientific = size > _LARGE or 0 < size < _SMALL
         places = 4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))
-        shown = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
-    return shown.replace("-", "−"), spread.replace("-", "−"), power.replace("-", "−")
+        middle = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
+    return middle.replace("-", "−"), spread.replace("-", "−"), power.replace("-", "−")
 
 
 def _spread(moves: np.ndarray) -> float:

@@ -41,12 +41,12 @@ class Paged(Tensor):
 
     @staticmethod
     def __new__(cls, stored: Tensor, dtype: torch.dtype) -> "Paged":
-        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
+        wrapper = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
             cls, stored.shape, strides=stored.stride(), storage_offset=stored.storage_offset(),
             dtype=dtype, device=stored.device,
         )  # fmt: skip
-        made.stored = stored
-        return made
+        wrapper.stored = stored
+        return wrapper
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
@@ -58,22 +58,22 @@ class Paged(Tensor):
         if func.is_view and func._can_decompose():  # a `reshape` or `to` may copy
             return func.decompose(*args, **kwargs)
         if func.is_view:
-            found = func(first.stored, *rest, **kwargs)
+            result = func(first.stored, *rest, **kwargs)
             with torch.inference_mode(first.is_inference()):  # as autograd asks of a view
-                return tree_map_only(Tensor, lambda part: cls(part, first.dtype), found)
+                return tree_map_only(Tensor, lambda part: cls(part, first.dtype), result)
         if func is _aten._to_copy.default and _is_as_stored(first, kwargs):
             return cls(first.stored, first.stored.dtype)
-        if any(isinstance(each, cls) for each in _written(func, args, kwargs)):
+        if any(isinstance(argument, cls) for argument in _written(func, args, kwargs)):
             raise RuntimeError("weights that stay in their files cannot be written to")
-        used = [each for each in tree_leaves((args, kwargs)) if isinstance(each, cls)]
+        used = [argument for argument in tree_leaves((args, kwargs)) if isinstance(argument, cls)]
         try:
             if func is _aten.embedding.default:  # a few rows of a large table
                 return func(first.stored, *rest, **kwargs).to(first.dtype)
             args, kwargs = tree_map_only(cls, plain, (args, kwargs))
             return func(*args, **kwargs)
         finally:
-            for each in used:
-                let_go(each.stored)
+            for argument in used:
+                let_go(argument.stored)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def by_rows(matrix: Tensor) -> Sequence[Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, which the smallest and the largest tell: NaN is both."""
+    """Tell whether all numbers are finite, by the smallest and the largest: NaN is both."""
     if not tensor.numel():
         return True
     wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # 8 bits have no order
@@ -104,18 +104,18 @@ def is_finite(tensor: Tensor) -> bool:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
     """Yield what an operation writes to."""
-    for number, each in enumerate(func._schema.arguments):
-        if each.alias_info is not None and each.alias_info.is_write:
-            yield args[number] if number < len(args) else kwargs.get(each.name)
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[number] if number < len(args) else kwargs.get(argument.name)
 
 
-def _is_as_stored(tensor: Any, asked: dict[str, Any]) -> bool:
-    """Whether a copy is of what is stored, in its own type, on the processor."""
-    place = asked.get("device")
+def _is_as_stored(tensor: Any, requested: dict[str, Any]) -> bool:
+    """Tell whether a requested copy has the stored type and lies on the CPU."""
+    device = requested.get("device")
     return (
         isinstance(tensor, Paged)
-        and asked.get("dtype") == tensor.stored.dtype
-        and (place is None or place.type == "cpu")
+        and requested.get("dtype") == tensor.stored.dtype
+        and (device is None or device.type == "cpu")
         and tensor.stored.is_contiguous()
     )
 
@@ -152,7 +152,7 @@ def in_file(tensor: Tensor) -> Paged:
     """Return a copy of a tensor in a file without a name, in the folder of the cache.
 
     Raises:
-        WakefulError: the disk lacks the room.
+        WakefulError: the disk is full.
     """
     size = max(tensor.numel() * tensor.element_size(), 1)
     folder = default_cache_dir() / "scratch"
@@ -170,11 +170,11 @@ def in_file(tensor: Tensor) -> Paged:
             f"{folder}, where weights lie that do not fit memory, has no room for {size:,} bytes "
             f"more ({error.strerror}): free some, or name another disk in WAKEFUL_CACHE"
         ) from None
-    made = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
-    made.copy_(tensor)
-    let_go(made)
+    tensor_view = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
+    tensor_view.copy_(tensor)
+    let_go(tensor_view)
     _trim()
-    return Paged(made, tensor.dtype)
+    return Paged(tensor_view, tensor.dtype)
 
 
 def like(source: Tensor, made: Tensor) -> Tensor:
@@ -188,19 +188,19 @@ def like(source: Tensor, made: Tensor) -> Tensor:
 
 def bring(model: nn.Module) -> None:
     """Read the weights of a model that stay in files into memory, in place."""
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, Paged):
-                copied = made.get(id(parameter)) or nn.Parameter(whole(parameter.detach()))
-                module._parameters[name] = made[id(parameter)] = copied
+                copied = parameters.get(id(parameter)) or nn.Parameter(whole(parameter.detach()))
+                module._parameters[name] = parameters[id(parameter)] = copied
 
 
 def put(module: nn.Module, name: str, values: Tensor) -> None:
-    """Give a module another parameter in the place of its own, in the type and where that lies."""
+    """Replace a module's parameter by values, in its type and on its device."""
     old = module.get_parameter(name)
-    made = like(old, values.to(old.dtype))
-    setattr(module, name, nn.Parameter(made, requires_grad=old.requires_grad))
+    parameter = like(old, values.to(old.dtype))
+    setattr(module, name, nn.Parameter(parameter, requires_grad=old.requires_grad))
 
 
 def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -209,7 +209,7 @@ def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     They show themselves in `dtype`. What lies in memory, or is a vector, is converted.
     """
     files = _files()
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             computed = name in module._non_persistent_buffers_set
@@ -218,25 +218,25 @@ def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_floating_point():
                 continue
-            if id(parameter) not in made:
+            if id(parameter) not in parameters:
                 there = parameter.detach()
                 fits = torch.promote_types(there.dtype, dtype) == dtype
                 paged = there.ndim > 1 and fits and _lies_in(there, files)
-                each = Paged(there, dtype) if paged else there.to(dtype)
-                made[id(parameter)] = nn.Parameter(each, requires_grad=False)
-            module._parameters[name] = made[id(parameter)]
+                copy = Paged(there, dtype) if paged else there.to(dtype)
+                parameters[id(parameter)] = nn.Parameter(copy, requires_grad=False)
+            module._parameters[name] = parameters[id(parameter)]
     return model
 
 
 def _files() -> Sequence[tuple[int, int]]:
     """Return from where to where files lie in the memory of this process, ascending."""
-    found: list[tuple[int, int]] = []
+    mappings: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
-            place = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ ([1-9]\d*) ", line)
-            if place:
-                found.append((int(place[1], 16), int(place[2], 16)))
-    return found
+            match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ ([1-9]\d*) ", line)
+            if match:
+                mappings.append((int(match[1], 16), int(match[2], 16)))
+    return mappings
 
 
 def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
@@ -251,22 +251,22 @@ def in_memory(*modules: nn.Module) -> Iterator[None]:
     Afterwards those of `Paged` ones are in files again, rounded to the type that they had there.
     """
     parts = [part for module in modules for part in module.modules()]
-    came: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     own: dict[int, nn.Parameter] = {}
     for part in parts:
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 if id(parameter) not in own:
                     copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                    own[id(parameter)], came[id(copied)] = copied, parameter
+                    own[id(parameter)], tensors[id(copied)] = copied, parameter
                 part._parameters[name] = own[id(parameter)]
     yield
-    kept: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for part in parts:
         for name, parameter in part._parameters.items():
-            source = None if parameter is None else came.get(id(parameter))
+            source = None if parameter is None else tensors.get(id(parameter))
             if isinstance(source, Paged):
-                if id(parameter) not in kept:
-                    made = like(source, cast(nn.Parameter, parameter).detach())
-                    kept[id(parameter)] = nn.Parameter(made, requires_grad=False)
-                part._parameters[name] = kept[id(parameter)]
+                if id(parameter) not in parameters:
+                    copy = like(source, cast(nn.Parameter, parameter).detach())
+                    parameters[id(parameter)] = nn.Parameter(copy, requires_grad=False)
+                part._parameters[name] = parameters[id(parameter)]

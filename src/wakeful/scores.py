@@ -15,7 +15,7 @@ import polars as pl
 from wakeful.estimates import Estimate, Figure, interval, perplexity_interval
 
 AVERAGE = "average of"
-"""How what stands for a task begins in an average over tasks."""
+"""Prefix of the task name of an average over tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,16 @@ class Score:
     task: str
     metric: str
     keys: tuple[str, ...]
-    """What names each example: models are paired where all keys are the same."""
+    """Identity of each example: models are paired where all keys are equal."""
     values: np.ndarray
     weights: np.ndarray
     exponential: bool = False
-    """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
+    """True where the figure is e to the ratio (a perplexity)."""
     higher_is_better: bool = True
     shots: int | None = 0
     """Solved examples before each question; None for a group whose tasks differ in it."""
     is_cost: bool = False
-    """Whether models are compared by the ratio, as sizes and speeds are."""
+    """True where models are compared by their ratio: sizes and speeds."""
     implementation: str = ""
     """Of a cost that depends on it: the code that ran the model."""
     part_of: str = ""
@@ -45,8 +45,8 @@ class Score:
     @property
     def title(self) -> str:
         """Return the task with its shots, and the metric."""
-        told = f", {self.shots} shot{'s' * (self.shots > 1)}" if self.shots else ""
-        return f"{self.task}{told}: {self.metric}"
+        shots = f", {self.shots} shot{'s' * (self.shots > 1)}" if self.shots else ""
+        return f"{self.task}{shots}: {self.metric}"
 
     @property
     def figure(self) -> float:
@@ -77,7 +77,7 @@ class Score:
 
 
 def difference(score: Score, baseline: Score) -> Estimate | None:
-    """Return score − baseline with its paired standard error, a perplexity's in nats a token.
+    """Return score − baseline with its paired standard error, a perplexity's in nats per token.
 
     None if the examples differ.
     """
@@ -135,15 +135,15 @@ def averages(scores: Sequence[Score]) -> list[Score]:
     Tasks have equal weight, however many examples they have, and a group counts once: its parts do
     not count beside it. The error is that of `combined`. Perplexities are not averaged.
     """
-    found: list[Score] = []
+    task_averages: list[Score] = []
     plain = [score for score in scores if not score.part_of and can_combine([score])]
     for metric in dict.fromkeys(score.metric for score in plain):
         tasks = [score for score in plain if score.metric == metric]
         if len(tasks) > 1:
             shares = [1 / len(tasks)] * len(tasks)
             mean = combined(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
-            found.append(dataclasses.replace(mean, shots=0))
-    return found
+            task_averages.append(dataclasses.replace(mean, shots=0))
+    return task_averages
 
 
 def scores_table(scores: Sequence[Score]) -> pl.DataFrame:

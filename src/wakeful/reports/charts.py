@@ -25,7 +25,7 @@ Titled = Sequence[tuple[str, Drawing]]
 """Charts, each with a title that says what it shows where nothing stands around it."""
 
 Tips = Sequence[str | alt.Tooltip]
-"""What a tooltip tells: fields as they are, as "name:N" with their type, and formatted ones."""
+"""Fields of a tooltip: plain, as "name:N" with their type, or formatted."""
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 """Okabe and Ito's colors, distinguishable under color blindness; yellow gives way to violet and
@@ -96,7 +96,7 @@ def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
 
 def tips(fields: Tips) -> list[alt.Tooltip]:
     """Return a tooltip's fields as channels: finding that out of a string takes Altair 5 ms."""
-    return [alt.Tooltip(each) if isinstance(each, str) else each for each in fields]
+    return [alt.Tooltip(entry) if isinstance(entry, str) else entry for entry in fields]
 
 
 unchecked = schemapi.debug_mode(False)
@@ -132,8 +132,8 @@ def heatmap(
 
 def opacity(field: str, usual: float = 1.0) -> Any:
     """Return the encoding that all but blots out names which the reader has switched off."""
-    shown = {"test": f"indexof({HIDDEN}, datum.{field}) < 0", "value": usual}
-    return alt.OpacityValue(usual / 20, condition=shown)
+    visible = {"test": f"indexof({HIDDEN}, datum.{field}) < 0", "value": usual}
+    return alt.OpacityValue(usual / 20, condition=visible)
 
 
 def switchable(*layers: alt.Chart) -> Drawing:
@@ -147,9 +147,11 @@ def switchable(*layers: alt.Chart) -> Drawing:
 def nearest(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
     """Return points of which the one nearest to the pointer shows itself and the tooltip."""
     here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
-    shown = {"param": here.name, "empty": False, "value": 1}
+    condition = {"param": here.name, "empty": False, "value": 1}
     points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
-    points = points.encode(y=y, opacity=alt.OpacityValue(0, condition=shown), tooltip=tips(tooltip))
+    points = points.encode(
+        y=y, opacity=alt.OpacityValue(0, condition=condition), tooltip=tips(tooltip)
+    )
     return points.add_params(here)
 
 
@@ -167,13 +169,13 @@ def lines(
     """
     frame = rounded(frame, 5)
     picked = alt.selection_point(fields=[by], bind="legend")
-    seen: Any = opacity(by)
+    visibility: Any = opacity(by)
     if legend is not None:
-        seen = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
+        visibility = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
     bare = colored(by, names, legend=None)  # else a second legend would stand beside the lines'
     base = alt.Chart(frame).encode(x=x, color=bare)
     line = base.mark_line(strokeWidth=2).encode(
-        y=y, color=colored(by, names, legend=legend), opacity=seen,
+        y=y, color=colored(by, names, legend=legend), opacity=visibility,
         strokeDash=told_apart(alt.StrokeDash, by, names, dashes(names), legend=legend),
     )  # fmt: skip
     line = line.encode(detail=alt.Detail(detail)) if detail else line
@@ -189,10 +191,10 @@ def lines(
     near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
     layers += [line if legend is None else line.add_params(picked), nearest(near, tooltip, y)]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
-        layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=seen))
+        layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
     if outliers and not (named := leaps(frame, by, at)).is_empty():
         label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
-            x=x, y=y, color=bare, opacity=seen, text="told:N"
+            x=x, y=y, color=bare, opacity=visibility, text="told:N"
         )  # fmt: skip
         layers.append(label)
     if legend is None:
@@ -209,9 +211,9 @@ def leaps(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
     log = pl.col("value").log()
     above = log - log.median().over(by)
     spread = above.abs().median().over(by)
-    found = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
-    found = found.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
-    return found.with_columns(told=pl.format("{} {}", pl.lit(at), pl.col(at)))
+    rows = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
+    rows = rows.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
+    return rows.with_columns(told=pl.format("{} {}", pl.lit(at), pl.col(at)))
 
 
 def scatter(
@@ -238,7 +240,7 @@ def dots(
     points = points.encode(x=x, shape=shape, tooltip=tips([f"{by}:N", *tooltip]))
     bars = alt.Chart(rounded(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
     bars = bars.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
-    chart = alt.layer(*under, bars, points, *(one.encode(y=y) for one in over))
+    chart = alt.layer(*under, bars, points, *(overlay.encode(y=y) for overlay in over))
     return chart.properties(height=row * len(frame), width="container")
 
 
@@ -324,7 +326,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
 
 
 def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> None:
-    """Write charts into a folder, each named after its title, a file a format."""
+    """Write charts into a folder, each named after its title, one file per format."""
     folder = Path(folder)
     if formats:
         with disk_errors(folder):
@@ -355,7 +357,7 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
         spec["title"] = {"text": text, "subtitle": chosen if title else ""}
     if "layer" in spec:
-        spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
+        spec["layer"] = [layer for layer in spec["layer"] if layer.get("description") != _NEAREST]
     if "params" in spec:
         # Of a point that follows the pointer, what selects it is a table.
         spec["params"] = [p for p in spec["params"] if "nearest" not in p.get("select", ())]
@@ -366,7 +368,7 @@ def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the legends, by field, that the page has once for all of its charts: of each field
     that a shape or a dash tells apart, where it has several names.
     """
-    if all(each["name"] != HIDDEN for each in spec.get("params", ())):
+    if all(parameter["name"] != HIDDEN for parameter in spec.get("params", ())):
         return {}
     return {
         encoding[name]["field"]: symbol | {"symbolOpacity": 1}  # else that of a band
@@ -378,18 +380,18 @@ def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+    return [layer.get("encoding", {}) for layer in spec.get("layer", [spec])]
 
 
 def legended(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a specification with its `legends` in it."""
-    if not (told := legends(spec)):
+    if not (options := legends(spec)):
         return spec
     spec = spec | {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
     for encoding in _encodings(spec):
         for name in encoding.keys() & {"color", "shape", "strokeDash"}:
-            if (field := encoding[name].get("field")) in told:
-                encoding[name]["legend"] = told[field]
+            if (field := encoding[name].get("field")) in options:
+                encoding[name]["legend"] = options[field]
     return spec
 
 
@@ -406,16 +408,16 @@ def _longest(part: Any) -> int:
         return 0
     scale = part.get("scale") if part.get("legend", {}) is not None else None
     names = scale.get("domain") if isinstance(scale, dict) else None
-    here = [len(each) for each in names or () if isinstance(each, str)]
-    inside = [_longest(each) for key, each in part.items() if key != "datasets"]
+    here = [len(name) for name in names or () if isinstance(name, str)]
+    inside = [_longest(name) for key, name in part.items() if key != "datasets"]
     return max([*here, *inside], default=0)
 
 
 def _chosen(spec: dict[str, Any]) -> str:
     """Return what a list beside the chart has chosen at first; nothing where there is no list."""
-    for each in spec.get("params", ()):
-        if "labels" in each.get("bind", ()):
-            return each["bind"]["labels"][each["value"]]
+    for parameter in spec.get("params", ()):
+        if "labels" in parameter.get("bind", ()):
+            return parameter["bind"]["labels"][parameter["value"]]
     return ""
 
 

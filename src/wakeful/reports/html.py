@@ -96,8 +96,8 @@ def _packed(spec: dict[str, Any]) -> dict[str, Any]:
     """
     tables = {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}
     wide = charts.name_width(charts.legended(spec))
-    told = {"legends": charts.legends(spec), "nameWidth": wide}
-    return spec | {"datasets": tables, "usermeta": told}
+    options = {"legends": charts.legends(spec), "nameWidth": wide}
+    return spec | {"datasets": tables, "usermeta": options}
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         values = [row.get(name) for row in rows]
         if all(isinstance(value, str) for value in values):
             names = list(dict.fromkeys(values))
-            place = {text: number for number, text in enumerate(names)}
-            columns[name] = {"names": names, "at": [place[value] for value in values]}
+            positions = {text: number for number, text in enumerate(names)}
+            columns[name] = {"names": names, "at": [positions[value] for value in values]}
         else:
             columns[name] = [
                 int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""How an heir was made and trained, in sentences that its page and its model card share."""
+"""Sentences about an heir's layers and training, for its page and its model card."""
 
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
 from wakeful.layer_ranges import format_layers
@@ -11,13 +11,14 @@ _MAPS = {
 }
 
 
-def bridged(one: Bridged, bridge: BridgeConfig | None) -> str:
-    """Say what stands for layers left out, and how near it came to them; None is an unknown map."""
+def bridged(fit: Bridged, bridge: BridgeConfig | None) -> str:
+    """Describe the bridge over dropped layers and its error; None is an unknown map."""
     solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
+    layers = format_layers(range(fit.first, fit.last + 1))
     return (
-        f"Layers {format_layers(range(one.first, one.last + 1))} are bridged by the layer before "
-        f"them{solved}. On the text it was solved on, the stream behind them was then off by "
-        f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
+        f"Layers {layers} are bridged by the layer before them{solved}. On the text it was solved "
+        "on, the stream behind them was then off by "
+        f"{fit.error:.1%} of its square, and by {fit.plain:.1%} without a bridge."
     )
 
 

@@ -77,15 +77,15 @@ def small_png(png: bytes) -> bytes:
 
     PNG (ISO/IEC 15948): a signature, then chunks of a length, a kind, data and a checksum.
     """
-    place, parts, dots = 8, [], b""
-    while place < len(png):
-        size = int.from_bytes(png[place : place + 4])
-        kind, data = png[place + 4 : place + 8], png[place + 8 : place + 8 + size]
+    offset, parts, dots = 8, [], b""
+    while offset < len(png):
+        size = int.from_bytes(png[offset : offset + 4])
+        kind, data = png[offset + 4 : offset + 8], png[offset + 8 : offset + 8 + size]
         if kind == b"IDAT":
             dots += data
         else:
             parts.append((kind, data))
-        place += size + 12
+        offset += size + 12
     parts.insert(-1, (b"IDAT", zlib.compress(zlib.decompress(dots), 9)))
     return png[:8] + b"".join(
         len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)

@@ -1,4 +1,4 @@
-"""What all verbs return, and how they show progress."""
+"""Results of all tools, and their progress display."""
 
 import contextlib
 import shutil
@@ -23,7 +23,7 @@ from wakeful.terminal.display import Display, DisplayFactory, default_display
 
 
 class Result(ABC):
-    """What a verb found: a tidy table, figures, sentences; saved as the command line would."""
+    """Result of a tool: a tidy table, figures and sentences; saved as the command line does."""
 
     @property
     @abstractmethod
@@ -38,11 +38,11 @@ class Result(ABC):
     @property
     @abstractmethod
     def report(self) -> Report:
-        """What was found, as the page, the terminal and a notebook draw it."""
+        """The report that the page, the terminal and a notebook draw."""
 
     @property
     def verdicts(self) -> list[str]:
-        """What was found, in sentences."""
+        """The findings in sentences."""
         return self.report.sentences
 
     @abstractmethod
@@ -115,11 +115,11 @@ def showing(display: DisplayFactory | None, name: str, world: World) -> Iterator
         yield show
 
 
-def same_or_each(words: Mapping[str, str]) -> str:
-    """Return what is said of all models once, or of each by name."""
-    if len(set(words.values())) == 1:
-        return next(iter(words.values()))
-    return "; ".join(f"{name} {each}" for name, each in words.items())
+def same_or_each(descriptions: Mapping[str, str]) -> str:
+    """Return a description that all models share, or one per model by name."""
+    if len(set(descriptions.values())) == 1:
+        return next(iter(descriptions.values()))
+    return "; ".join(f"{name} {description}" for name, description in descriptions.items())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,7 +147,7 @@ class Paged(Stored):
     @property
     @abstractmethod
     def results(self) -> pl.DataFrame:
-        """A row a model, with the 95% intervals of its figures."""
+        """A row per model, with the 95% intervals of its figures."""
 
     def save_results(self, table: Sequence[str], figures: Sequence[str] = ()) -> None:
         """Write the table of results beside the page, and as CSV among the figures that are CSV."""

@@ -18,11 +18,11 @@ _LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "−": "$-$", "×": r"$\times$",
 }  # fmt: skip
 _ENDS = ("_low", "_high")
-"""What columns of an interval's ends are called after their figure."""
+"""Suffixes of the columns of an interval's ends."""
 
 
 def save_results(frame: pl.DataFrame, folder: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a table of results, a row a model, to `folder`/results in these formats.
+    """Write a table of results, one row per model, to `folder`/results in these formats.
 
     Columns FIGURE_low and FIGURE_high hold the ends of FIGURE's 95% confidence interval: CSV keeps
     them, the others print "figure [low, high]".
@@ -81,8 +81,8 @@ def _figure(row: Mapping[str, Any], name: str) -> str:
     sign = "+" if name.startswith(("difference", "minus")) else ""
     if low is None or high is None or not math.isfinite(high - low) or high == low:
         return with_error(value, None, sign)
-    shown, *ends = (to_error(each, (high - low) / 2, sign) for each in (value, low, high))
-    return f"{shown} [{', '.join(ends)}]"
+    middle, *ends = (to_error(bound, (high - low) / 2, sign) for bound in (value, low, high))
+    return f"{middle} [{', '.join(ends)}]"
 
 
 WRITERS: Mapping[str, Callable[[pl.DataFrame], str]] = {

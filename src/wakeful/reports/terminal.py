@@ -15,9 +15,9 @@ _LONGEST = 48
 
 def terminal(report: Report) -> RenderableType:
     """Return what a terminal shows of a report."""
-    lines: list[RenderableType] = [_line(each, "bold") for each in report.headlines]
+    lines: list[RenderableType] = [_line(headline, "bold") for headline in report.headlines]
     for part in report.brief:
-        lines += _drawn(part)
+        lines += _renderables(part)
     lines += [Line()] if report.steps else []
     for step in report.steps:
         lines.append(
@@ -26,7 +26,7 @@ def terminal(report: Report) -> RenderableType:
     return Group(*lines)
 
 
-def _drawn(part: Part) -> list[RenderableType]:
+def _renderables(part: Part) -> list[RenderableType]:
     lines: list[RenderableType] = []
     match part:
         case Text(text, style) if style in ("", "caveat"):
@@ -36,9 +36,14 @@ def _drawn(part: Part) -> list[RenderableType]:
         case Facts(entries, True):
             lines = [_grid(entries)]
         case Findings(found, words):
-            for name, each in found.items():
+            for name, model_findings in found.items():
                 lines += [Line(), _line(name, "bold")] if name else [Line()]
-                lines.append(_grid((one.title, words[one.level], one.text) for one in each))
+                lines.append(
+                    _grid(
+                        (finding.title, words[finding.level], finding.text)
+                        for finding in model_findings
+                    )
+                )
         case Table() if part.terminal != ():
             lines = [Line(), _table(part)]
     return lines
@@ -46,8 +51,8 @@ def _drawn(part: Part) -> list[RenderableType]:
 
 def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
     grid = Grid.grid(padding=(0, 2))
-    for first, *others in rows:
-        grid.add_row(_line(first, "bold"), *map(_line, others))
+    for first, *cells in rows:
+        grid.add_row(_line(first, "bold"), *map(_line, cells))
     return grid
 
 
@@ -62,11 +67,11 @@ def _table(table: Table) -> Grid:
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
     under = table.kind == ""
     for row in zip(*(cells for _, cells in columns), strict=True):
-        grid.add_row(*(_told(cell, under=under) for cell in row))
+        grid.add_row(*(_cell_line(cell, under=under) for cell in row))
     return grid
 
 
-def _told(cell: Cell, *, under: bool) -> Line:
+def _cell_line(cell: Cell, *, under: bool) -> Line:
     told = _line(cell.text, "bold" if cell.style == "bold" else "")
     for line in cell.under if under else ():
         told.append(f"\n{visible(line)}", "dim")

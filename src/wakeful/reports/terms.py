@@ -1,4 +1,4 @@
-"""Terms of art, a line each: every page that shows a figure explains it in these words."""
+"""Terms of art in one line: every page that shows a figure explains it in these words."""
 
 import re
 

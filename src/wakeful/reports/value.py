@@ -15,7 +15,7 @@ Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
 
 @dataclass(frozen=True)
 class Step:
-    """What to do next: in words, and as the command to type."""
+    """A suggested next step and its command."""
 
     words: str
     command: str
@@ -45,11 +45,11 @@ class Links:
 
 @dataclass(frozen=True)
 class Facts:
-    """Terms, and what is said of each."""
+    """Terms with their descriptions."""
 
     entries: Sequence[tuple[str, str]]
     brief: bool = True
-    """Whether a terminal shows them, where it shows what stands around."""
+    """True where a terminal shows them with the parts around them."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Table:
     rows: Sequence[Row]
     label: str = ""
     kind: str = ""
-    """How the page sets it: "paper", "figures", "claims", "overview", "words" (sentences); only of
+    """Style on the page: "paper", "figures", "claims", "overview", "words" (sentences); only of
     "" a terminal shows what stands under figures."""
     marks: Sequence[tuple[str, str]] = ()
     """A color and a shape for each row."""
     terminal: Sequence[str] | None = None
     """The columns that a terminal has room for; None is all of them."""
     colored: bool = False
-    """Whether the columns after the first have the colors of charts."""
+    """True where columns after the first have the colors of charts."""
 
     @property
     def for_terminal(self) -> Iterator[tuple[str, list[Cell]]]:
@@ -106,12 +106,12 @@ class Chart:
     """A drawing, made when it is drawn; one of nothing is left out."""
 
     label: str
-    """What it shows where nothing stands around it: in a paper, to a screen reader."""
+    """Title on its own: in a paper, to a screen reader."""
     draw: Callable[[], Drawing | None]
     heading: str = ""
     explained: str = ""
     plays: bool = False
-    """Whether the page shows one after the other of what there is to choose."""
+    """True where the page plays the choices one after the other."""
 
     @cached_property
     def drawing(self) -> Drawing | None:
@@ -121,7 +121,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Side:
-    """Parts beside each other, as many as fit; `wide` ones take half of a page each."""
+    """Parts beside each other, as many as fit; `wide` ones take half a page."""
 
     parts: Sequence["Part"]
     wide: bool = False
@@ -151,11 +151,11 @@ class Findings:
 
     @property
     def table(self) -> Table:
-        """A row a finding, a column a model."""
+        """Findings as rows, models as columns."""
         rows = [
             [Cell(alike[0].title, under=[alike[0].band]), *(
-                Cell(self.words[each.level], each.text, level=each.level, style="bold")
-                for each in alike
+                Cell(self.words[finding.level], finding.text, level=finding.level, style="bold")
+                for finding in alike
             )]
             for alike in zip(*self.found.values(), strict=True)
         ]  # fmt: skip
@@ -188,7 +188,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What a verb found."""
+    """Report of a tool."""
 
     title: str
     headlines: Sequence[str]
@@ -202,7 +202,7 @@ class Report:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What was found: the headlines, the sentences of brief parts, and all findings."""
+        """The headlines, the sentences of brief parts, and all findings."""
         parts = (part for section in self.sections for part in section.parts
                  if section.brief or isinstance(part, Findings))  # fmt: skip
         return list(dict.fromkeys([*self.headlines, *_sentences(parts)]))
@@ -227,11 +227,11 @@ def _sentences(parts: Iterable[Part]) -> Iterator[str]:
         if isinstance(part, Text) and not part.style:
             yield part.text
         elif isinstance(part, Facts) and part.brief:
-            yield from (f"{term}: {told}" for term, told in part.entries)
+            yield from (f"{term}: {description}" for term, description in part.entries)
         elif isinstance(part, Findings):
-            for name, found in part.found.items():
+            for name, findings in part.found.items():
                 whose = f"{name}: " if name else ""
-                yield from (f"{whose}{each.title}: {each.text}" for each in found)
+                yield from (f"{whose}{finding.title}: {finding.text}" for finding in findings)
 
 
 def _charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
@@ -259,8 +259,8 @@ def rough(value: float) -> str:
 def terms(entries: Iterable[tuple[str, str]]) -> Facts:
     """Return names with the lines of their figures, each line once, those that have one."""
     lines = {explained(figure): name for name, figure in reversed([*entries])}
-    told = [(name, line) for line, name in reversed(lines.items()) if line]
-    return Facts(told, brief=False)
+    entries_with_lines = [(name, line) for line, name in reversed(lines.items()) if line]
+    return Facts(entries_with_lines, brief=False)
 
 
 _CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention on BOS"}
@@ -269,7 +269,7 @@ _CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention o
 
 def glossary(*figures: str) -> Section:
     """Return the section that explains terms of art."""
-    named = ((_CALLED.get(each, each.replace("_", " ")), each) for each in figures)
+    named = ((_CALLED.get(figure, figure.replace("_", " ")), figure) for figure in figures)
     return Section("Glossary", [terms(named)])
 
 

@@ -51,12 +51,12 @@ from wakeful.runs.run import disk_errors, read_record, save_tensors
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
 _OWN_SHAPE = "rotation_"
-"""How the names of tensors begin whose shape differs from their parameter's."""
+"""Prefix of tensors whose shape differs from their parameter's."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run has come."""
+    """Steps, tokens and position in the data that a run has reached."""
 
     step: int = 0
     tokens: int = 0
@@ -90,7 +90,7 @@ class CheckpointState:
     """The optimizer's class."""
     optimizer: Numbers
     cut: dict[str, dict[str, shards.Along]]
-    """How the tensors of "model" and "optimizer" are cut, of those that are in parts."""
+    """Cuts of the tensors of "model" and "optimizer" that are stored in parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def save(
     *,
     keep: int,
     world: World = ALONE,
-    whole: bool = False,
+    full: bool = False,
 ) -> Path:
     """Write a checkpoint, called after its step, then remove all but the `keep` newest.
 
@@ -126,7 +126,7 @@ def save(
         with disk_errors(final), judged(optimizer) as trained:
             weights = unique_state(model)
             tensors, numbers = _pack(packed, trained)
-            cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
+            cut = {"model": {} if full else _cuts(weights), "optimizer": _cuts(tensors)}
             kind = type(optimizer).__name__
             state = CheckpointState(progress=progress, kind=kind, optimizer=numbers, cut=cut)
             if world.first:
@@ -143,7 +143,7 @@ def save(
                 manifest["state.json"] = _entry(part / "state.json")
             written = world.gather(manifest)
             if world.first:
-                manifest = {name: entry for one in written for name, entry in one.items()}
+                manifest = {name: entry for entries in written for name, entry in entries.items()}
                 (part / "manifest.json").write_text(json.dumps(manifest, indent=2))
                 for name in ("state.json", "manifest.json"):
                     _sync(part / name)
@@ -161,14 +161,14 @@ def save(
 
 
 def _write(
-    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, shards.Along], world: World
+    tensors: dict[str, Tensor], folder: Path, kind: str, cut: dict[str, shards.Along], world: World
 ) -> dict[str, dict[str, Any]]:
     """Write this process's file of these tensors; return its entry in the manifest."""
-    name = f"{what}.safetensors"
+    name = f"{kind}.safetensors"
     writes = world.first
     if cut:
         number, count, writes = shards.share_of(cast(DTensor, tensors[next(iter(cut))]))
-        name = shards.part_name(what, number, count)
+        name = shards.part_name(kind, number, count)
         tensors = {key: shards.local(t) for key, t in tensors.items() if world.first or key in cut}
     elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
@@ -200,8 +200,8 @@ def prune(folder: Path, *, keep: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    for left in folder.glob(".step-*.part"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(".step-*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def steps(folder: Path) -> list[int]:
@@ -212,10 +212,10 @@ def steps(folder: Path) -> list[int]:
 
 def newest(folder: Path) -> Path:
     """Return the newest checkpoint."""
-    found = steps(folder)
-    if not found:
+    numbers = steps(folder)
+    if not numbers:
         raise WakefulError(f"{folder} holds no checkpoint")
-    return folder / f"step-{found[-1]:08d}"
+    return folder / f"step-{numbers[-1]:08d}"
 
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
@@ -288,7 +288,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         )
     stored = shards.StoredTensors(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    told = state.optimizer
+    packed_state = state.optimizer
     placed: set[str] = set()
 
     def read(owner: Tensor, name: str, moved: bool = False) -> Tensor:
@@ -296,20 +296,22 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         # In its file a tensor begins anywhere, and where it lies decides the last bit of a product.
         if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
             return _like(owner, stored.read(name, shards.cut_of(owner)).clone())
-        found = stored.read(name).clone()
-        return found.to(owner.device) if moved else found
+        tensor = stored.read(name).clone()
+        return tensor.to(owner.device) if moved else tensor
 
     def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
         return together(value, functools.partial(read, owner, moved=moved))
 
     try:
         entries = {
-            int(index): put(told.state[index], parameters[int(index)]) for index in told.state
+            int(index): put(packed_state.state[index], parameters[int(index)])
+            for index in packed_state.state
         }
-        groups = _same_groups(path, told.param_groups, optimizer, put)
-        others = {key: put(value, parameters[0]) for key, value in told.others.items()}
+        groups = _same_groups(path, packed_state.param_groups, optimizer, put)
+        constants = {key: put(value, parameters[0]) for key, value in packed_state.others.items()}
         trained = [
-            put(value, owner) for value, owner in zip(told.trained, parameters, strict=False)
+            put(value, owner)
+            for value, owner in zip(packed_state.trained, parameters, strict=False)
         ]
         for name in stored.shapes.keys() - placed:
             index, key = name.split(".", 1)
@@ -318,8 +320,8 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
             if not 0 <= index < len(parameters):
                 raise WakefulError(f"{path} has the state of a parameter {index} that is not there")
             _check_entry(f"{path}: parameter {index}", entry, parameters[index], type(optimizer))
-        everything = {**entries, **others.pop("state", {})}
-        optimizer.load_state_dict({"state": everything, "param_groups": groups, **others})
+        everything = {**entries, **constants.pop("state", {})}
+        optimizer.load_state_dict({"state": everything, "param_groups": groups, **constants})
         for index, entry in entries.items():
             live = optimizer.state[parameters[index]]
             live.update({key: exactly(live[key], entry[key]) for key in live.keys() & entry.keys()})
@@ -349,23 +351,23 @@ def _same_groups(
     fresh = optimizer.state_dict()["param_groups"]
     if len(saved) != len(fresh):
         raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
-    found: list[dict[str, Any]] = []
-    for theirs, ours, live in zip(saved, fresh, optimizer.param_groups, strict=True):
-        made = theirs if fixed else theirs.get(BUILT, theirs)
-        now = ours.get(BUILT) or options_of_group(ours)
-        for key in now.keys() & made.keys() - CHANGING:
-            if made[key] != now[key]:
+    groups: list[dict[str, Any]] = []
+    for saved_group, fresh_group, live in zip(saved, fresh, optimizer.param_groups, strict=True):
+        options = saved_group if fixed else saved_group.get(BUILT, saved_group)
+        now = fresh_group.get(BUILT) or options_of_group(fresh_group)
+        for key in now.keys() & options.keys() - CHANGING:
+            if options[key] != now[key]:
                 raise WakefulError(
-                    f"{path} is of an optimizer whose {key} is {made[key]!r}, and the "
+                    f"{path} is of an optimizer whose {key} is {options[key]!r}, and the "
                     f"configuration's is {now[key]!r}"
                 )
         changed = {
             key: put(value, live["params"][0], moved=True)
-            for key, value in theirs.items()
-            if key != BUILT and (key in CHANGING or key not in now or value != made.get(key))
+            for key, value in saved_group.items()
+            if key != BUILT and (key in CHANGING or key not in now or value != options.get(key))
         }
-        found.append(ours | changed)
-    return found
+        groups.append(fresh_group | changed)
+    return groups
 
 
 def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: type) -> None:
@@ -405,10 +407,10 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
     manifest: dict[str, ManifestEntry] = {}
     with contextlib.suppress(WakefulError):
         manifest = read_record(dict[str, ManifestEntry], path / "manifest.json")
-    whole = "state.json" in manifest and all(
+    is_whole = "state.json" in manifest and all(
         shards.is_complete(set(manifest), what) for what in ("model", "optimizer")
     )
-    if not whole or not all(_FILE.fullmatch(name) for name in manifest):
+    if not is_whole or not all(_FILE.fullmatch(name) for name in manifest):
         raise WakefulError(f"{path} has no readable manifest.json; {cure}")
     for number, (name, entry) in enumerate(manifest.items()):
         file = path / name
@@ -443,24 +445,24 @@ def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tens
         }
         for number, group in enumerate(packed["param_groups"])
     ]
-    others = {key: value for key, value in packed.items() if key != "param_groups"}
-    others = apart({**others, "state": own}, "others", tensors)
+    constants = {key: value for key, value in packed.items() if key != "param_groups"}
+    constants = apart({**constants, "state": own}, "others", tensors)
     weights = [apart(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
     numbers = Numbers(
-        state=entries, param_groups=tuple(groups), others=others, trained=tuple(weights)
+        state=entries, param_groups=tuple(groups), others=constants, trained=tuple(weights)
     )
     return _unshared(tensors), numbers
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with copies of those that share memory with one before them."""
-    seen: set[int] = set()
-    found: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    tensors_alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        place = shards.local(tensor).untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return found
+        address = shards.local(tensor).untyped_storage().data_ptr()
+        tensors_alone[name] = tensor.clone() if address in storages else tensor
+        storages.add(address)
+    return tensors_alone
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:

@@ -28,9 +28,9 @@ from wakeful.errors import WakefulError
 T = TypeVar("T")
 
 SILENCE = timedelta(minutes=10)
-"""How long a process waits for the others in a collective before it takes them for lost."""
+"""Time after which a collective counts the other processes as lost."""
 _WORK_OF_ONE = timedelta(days=2)
-"""How long the others wait while a process does work that they need."""
+"""Time that processes wait for work that one of them does for all."""
 _PATIENCE = 5.0
 """Seconds that a process waits for the others without a word."""
 _BETWEEN_LOOKS = 0.5
@@ -55,7 +55,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes the run directory and speaks."""
+        """True for the process that writes the run directory and the terminal."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -97,14 +97,14 @@ class World:
         if self.store is None:
             return work()
         store, turn, machine = self.store, next(_turns), os.environ.get("GROUP_RANK", "0")
-        begun, ready = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
+        started, ready = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
         if not self.first:
-            _wait_until(lambda: store.check([ready if self.local_rank else begun]))
-        found = work()
-        for key, done in ((begun, self.first), (ready, self.local_rank == 0)):
+            _wait_until(lambda: store.check([ready if self.local_rank else started]))
+        result = work()
+        for key, done in ((started, self.first), (ready, self.local_rank == 0)):
             if done:
                 store.set(key, "")
-        return found
+        return result
 
     def meet(self) -> None:
         """Wait for all processes, which all must call it, however long each has worked.
@@ -129,11 +129,11 @@ class World:
         """
         digest = json_digest(value)
         self.meet()
-        if any(theirs != digest for theirs in self.gather(digest)):
+        if any(other_digest != digest for other_digest in self.gather(digest)):
             raise WakefulError(otherwise)
 
     def speaks_of_failure(self) -> bool:
-        """Whether this process, of those that failed, is to say why: the first that asks."""
+        """Tell whether this process reports the failure: the first failed process that asks."""
         if self.store is None:
             return True
         try:
@@ -146,7 +146,7 @@ ALONE = World()
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: torchrun sends it when it is told to stop, and to those left when one ends."""
+    """SIGTERM: torchrun sends it when it is stopped, and to the other processes when one ends."""
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ def leave(status: int) -> NoReturn:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error says that another process does not answer."""
+    """Tell whether an error says that another process does not answer."""
     return isinstance(error, dist.DistError) or (
         type(error) is RuntimeError and any(sign in str(error) for sign in _DEAD_PEER)
     )
@@ -265,9 +265,9 @@ def _told_of_waiting(rank: int, size: int) -> Iterator[None]:
     """Say after a few seconds for whom a process waits: an address may be wrong, or another process
     not be started.
     """
-    place = ":".join(os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address = ":".join(os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
     line = (
-        f"process {rank} of {size} waits for the others at {place}, up to "
+        f"process {rank} of {size} waits for the others at {address}, up to "
         f"{SILENCE.total_seconds() / 60:.0f} minutes"
     )
     timer = threading.Timer(_PATIENCE, lambda: print(line, file=sys.stderr, flush=True))

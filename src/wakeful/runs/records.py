@@ -63,7 +63,7 @@ class Step:
     log: ClassVar = "metrics.jsonl"
     step: int
     loss: float
-    """Nats a token of the batch, before the step."""
+    """Nats per token of the batch, before the step."""
     lr: float | None = None
     grad_norm: float | None = None
     """Before clipping."""
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Validated:
-    """A loss on the validation set, in nats a token."""
+    """A loss on the validation set, in nats per token."""
 
     loss: float
     standard_error: float | None
@@ -114,7 +114,7 @@ class HeadWeights:
     head: int
     tokens: tuple[int, ...]
     weights: tuple[tuple[float, ...], ...]
-    """A row a query, a column a key."""
+    """Rows are queries, columns are keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def check_same_data(run: Run, data: Data) -> None:
 
 
 def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
-    """Add a row to its log, without what it may leave out; return it as a table."""
+    """Append a row to its log without empty optional fields; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
     # Rows of metrics are flat: a part of a mixture is a figure like any other.
     table |= {f"loss_{name}": loss for name, loss in (table.pop("domains", None) or {}).items()}
@@ -208,9 +208,9 @@ def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
 
 def rows(run: Run, kind: type[Row]) -> list[Row]:
     """Return the rows of one kind that a run has logged; refuse one that lacks a figure."""
-    place = str(run.path / kind.log)
+    location = str(run.path / kind.log)
     logged = run.metrics(kind.log)
-    return [from_table(kind, row, record=place) for row in logged if row["kind"] == kind.kind]
+    return [from_table(kind, row, record=location) for row in logged if row["kind"] == kind.kind]
 
 
 def check_rows(run: Run, *, done: bool = False) -> None:
@@ -227,7 +227,7 @@ def check_rows(run: Run, *, done: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Gap:
-    """Layers that an heir leaves out, from `first` to `last`, after its own layer `after`."""
+    """Layers that an heir drops, from `first` to `last`, after its own layer `after`."""
 
     after: int
     first: int

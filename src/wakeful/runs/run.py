@@ -11,7 +11,7 @@ summary.json      the run's figures
 tokenizer.json
 checkpoints/step-00000200/
 
-Every file is a dataclass of the room that writes it, read by `Run.read`.
+Every file is a dataclass of the package that writes it, read by `Run.read`.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ TRAJECTORIES: Columns = {
 """`head` is null in the rows of a layer; errors are over sequences."""
 VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 _LARGEST_LOSS = 1e100
-"""Nats a token; the squares of larger ones are not finite."""
+"""Nats per token; the squares of larger losses are not finite."""
 _CUT_OFF = re.compile(r"\d+ requested and \d+ written")
 """numpy's only word of a disk that is full."""
 _MOST_ROWS = 2**24
@@ -84,7 +84,7 @@ class Header:
     wakeful: str = ""
     name: str = ""
     initial: dict[str, Any] | None = None
-    """Where the weights come from that a training run began with, if it was given any."""
+    """Source of a training run's initial weights; None for random ones."""
     baseline: str = ""
     """Of a comparison, as the next three: the variant that differences are taken from."""
     variants: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class Run:
             pass
 
     def refuse_existing(self, kind: str) -> None:
-        """Raise `WakefulError` if there is anything where a run of this kind is to be."""
+        """Raise `WakefulError` if the path of a new run of this kind exists and is not empty."""
         with disk_errors(self.path):
             if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
                 return
@@ -204,10 +204,10 @@ class Run:
             )
         return self.read(Header, "run.json")
 
-    def check_kind(self, kind: str, what: str) -> None:
+    def check_kind(self, kind: str, message: str) -> None:
         """Raise `WakefulError` unless the run is of this kind, which messages call `what`."""
         if self.header.kind != kind:
-            raise WakefulError(f"{self.path} {what}: run.json calls it {self.header.kind!r}")
+            raise WakefulError(f"{self.path} {message}: run.json calls it {self.header.kind!r}")
 
     @property
     def config(self) -> Config:
@@ -247,8 +247,8 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; a second process is refused until it is released."""
         self._refuse_links()
-        taken = f"another process is working in {self.path}; wait for it or end it"
-        with held(self.path / ".lock", taken):
+        message = f"another process is working in {self.path}; wait for it or end it"
+        with held(self.path / ".lock", message):
             yield
 
     def _refuse_links(self) -> None:
@@ -446,19 +446,19 @@ class SharedRun(Run):
     update = append = write_text = write_frame = remove = keep_metrics = _nothing
 
 
-def run_at(place: Path | None) -> Run | None:
-    """Return the run that a place holds; None where it holds none, or there is no place."""
-    return Run.open(place) if place is not None and (place / "run.json").is_file() else None
+def run_at(path: Path | None) -> Run | None:
+    """Return the run in a folder; None where there is no run or no folder."""
+    return Run.open(path) if path is not None and (path / "run.json").is_file() else None
 
 
-def is_done(place: Path) -> bool:
-    """Whether a place holds a run that is finished."""
-    run = run_at(place)
+def is_done(path: Path) -> bool:
+    """Tell whether a folder holds a finished run."""
+    run = run_at(path)
     return run is not None and run.header.status == "done"
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `WakefulError` where a place that a run is to be written to is a link elsewhere."""
+    """Raise `WakefulError` where the path of a new run is a symbolic link."""
     if path.is_symlink():
         raise WakefulError(
             f"{path} is a symbolic link, and a run writes only inside its own folder: put what it "
@@ -496,31 +496,31 @@ def save_tensors(
     mode = path.stat().st_mode
     if new:  # some file systems write all that waits before one file takes another's place
         path.unlink()
-    save_file(_apart(tensors), path, metadata)
+    save_file(_separate_tensors(tensors), path, metadata)
     for tensor in tensors.values():
         if isinstance(tensor, Paged):
             let_go(tensor.stored)
     path.chmod(mode)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ordinary tensors of which none shares memory with another: the library writes none
     twice.
     """
-    found: dict[str, Tensor] = {}
+    tensors_alone: dict[str, Tensor] = {}
     used: dict[int, list[tuple[int, int]]] = {}
     for name, each in tensors.items():
         tensor = plain(each).contiguous()
         begin = tensor.data_ptr()
         end, there = begin + tensor.nbytes, used.setdefault(tensor.untyped_storage().data_ptr(), [])
         shared = any(begin < last and first < end for first, last in there)
-        found[name] = tensor.clone() if shared else tensor
+        tensors_alone[name] = tensor.clone() if shared else tensor
         there.append((begin, end))
-    return found
+    return tensors_alone
 
 
 @contextlib.contextmanager
-def held(path: Path, taken: str) -> Iterator[None]:
+def held(path: Path, message: str) -> Iterator[None]:
     """Hold a file for this process, however it ends; say `taken` where another one holds it."""
     with contextlib.ExitStack() as stack:
         with disk_errors(path.parent):
@@ -531,7 +531,7 @@ def held(path: Path, taken: str) -> Iterator[None]:
                 except OSError as error:
                     if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                         raise
-                    raise WakefulError(taken) from None
+                    raise WakefulError(message) from None
         yield
 
 
@@ -549,10 +549,10 @@ def disk_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
         number = error.errno if isinstance(error, OSError) else None
         if number is None:  # libraries written in Rust have it in their text
-            found = re.search(r"\(os error (\d+)\)", str(error))
-            if found is None and not _CUT_OFF.search(str(error)):
+            match = re.search(r"\(os error (\d+)\)", str(error))
+            if match is None and not _CUT_OFF.search(str(error)):
                 raise
-            number = errno.ENOSPC if found is None else int(found[1])
+            number = errno.ENOSPC if match is None else int(match[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
@@ -563,10 +563,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def _again(path: Path) -> str:
     """Return how to go on with what was to be written: in a run that can be, by resuming."""
-    for place in path.absolute().parents:
-        if (place / "run.json").is_file():
+    for parent in path.absolute().parents:
+        if (parent / "run.json").is_file():
             with contextlib.suppress(WakefulError):
-                if Run(place).header.kind in RESUMED:
+                if Run(parent).header.kind in RESUMED:
                     return "resume"
             break
     return "give the command again"

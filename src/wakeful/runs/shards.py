@@ -57,8 +57,8 @@ def share_of(tensor: DTensor) -> tuple[int, int, bool]:
     """Return which part of a tensor this process has, of how many, and whether it writes it."""
     mesh = tensor.device_mesh
     (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
-    others = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
-    return mesh.get_local_rank(axis), mesh.size(axis), not any(others)
+    ranks = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
+    return mesh.get_local_rank(axis), mesh.size(axis), not any(ranks)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -66,34 +66,38 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_name(what: str, rank: int, size: int) -> str:
+def part_name(kind: str, rank: int, size: int) -> str:
     """Return the name of the file with one process's parts."""
-    return f"{what}-{rank:05d}-of-{size:05d}.safetensors"
+    return f"{kind}-{rank:05d}-of-{size:05d}.safetensors"
 
 
-def is_complete(names: "set[str]", what: str) -> bool:
-    """Whether these are the files of all the tensors of `what`: one file, or every part."""
-    if f"{what}.safetensors" in names:
+def is_complete(names: "set[str]", kind: str) -> bool:
+    """Tell whether file names hold all tensors of a kind: one file, or every part."""
+    if f"{kind}.safetensors" in names:
         return True
-    found = [match for name in names if (match := _PART.fullmatch(name)) and match[1] == what]
-    sizes = {int(match[3]) for match in found}
-    return len(sizes) == 1 and {int(m[2]) for m in found} == set(range(*sizes))
+    matches = [match for name in names if (match := _PART.fullmatch(name)) and match[1] == kind]
+    sizes = {int(match[3]) for match in matches}
+    return len(sizes) == 1 and {int(m[2]) for m in matches} == set(range(*sizes))
 
 
 class StoredTensors:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
-    def __init__(self, folder: Path, what: str, cut: Mapping[str, Mapping[str, Along]]) -> None:
+    def __init__(self, folder: Path, kind: str, cut: Mapping[str, Mapping[str, Along]]) -> None:
         """`cut` is what state.json says of tensors in parts.
 
         Raises:
             WakefulError: it or a file says what cannot be.
         """
-        whole = folder / f"{what}.safetensors"
-        paths = [whole] if whole.is_file() else sorted(folder.glob(f"{what}-*-of-*.safetensors"))
+        full_file = folder / f"{kind}.safetensors"
+        paths = (
+            [full_file]
+            if full_file.is_file()
+            else sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
+        )
         self.folder = folder
         with self._reading():
-            self._cut = {name: along.dim for name, along in cut.get(what, {}).items()}
+            self._cut = {name: along.dim for name, along in cut.get(kind, {}).items()}
             for path in paths:
                 check_readable(path)
             self._files = [safe_open(path, framework="pt") for path in paths]
@@ -105,32 +109,34 @@ class StoredTensors:
         with self._reading():
             dim = self._cut.get(name)
             if dim is None:
-                found = self._files[0].get_tensor(name)
+                tensor = self._files[0].get_tensor(name)
             elif cut is not None and cut.dim == dim:
                 return self._between(name, dim, cut.start, cut.stop)
             else:
-                found = self._between(name, dim, 0, self.shapes[name][dim])
-            return found if cut is None else found.narrow(cut.dim, cut.start, cut.stop - cut.start)
+                tensor = self._between(name, dim, 0, self.shapes[name][dim])
+            return (
+                tensor if cut is None else tensor.narrow(cut.dim, cut.start, cut.stop - cut.start)
+            )
 
     def _between(self, name: str, dim: int, start: int, stop: int) -> Tensor:
         pieces: list[Tensor] = []
-        place = 0
+        offset = 0
         for file in self._files:
             part = file.get_slice(name)
             length = part.get_shape()[dim]
-            low, high = max(start - place, 0), min(stop - place, length)
+            low, high = max(start - offset, 0), min(stop - offset, length)
             if low < high:
                 pieces.append(part[(slice(None),) * dim + (slice(low, high),)])
-            place += length
+            offset += length
         if not pieces:
             return self._files[0].get_tensor(name).narrow(dim, 0, 0)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        whole = self._files[0].get_slice(name).get_shape()
+        full_shape = self._files[0].get_slice(name).get_shape()
         if (dim := self._cut.get(name)) is not None:
-            whole[dim] = sum(file.get_slice(name).get_shape()[dim] for file in self._files)
-        return tuple(whole)
+            full_shape[dim] = sum(file.get_slice(name).get_shape()[dim] for file in self._files)
+        return tuple(full_shape)
 
     @contextlib.contextmanager
     def _reading(self):

@@ -306,7 +306,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
             at = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
             checkpoint.save(
                 run.checkpoints, decoder, optimizer, at, keep=settings.keep_checkpoints,
-                world=world, whole=last,
+                world=world, full=last,
             )  # fmt: skip
         if stop and not last:
             raise Interrupted(
