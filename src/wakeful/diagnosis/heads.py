@@ -79,7 +79,7 @@ def head_map(diagnosis: ModelDiagnosis, each: Map, longest: int = 0) -> Drawing:
         domain = (0.0, 2.0)
     rows = head_values(diagnosis, each.metric, each.variant)
     frame = rounded(
-        rows.select("layer", "head", "kind", "value", display=pl.col("value").clip(*domain)), 4
+        rows.select("layer", "head", "kind", "value", shown=pl.col("value").clip(*domain)), 4
     )
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     name = "key/value head" if each.metric == "value_drain" else "head"
