@@ -111,7 +111,7 @@ class Inner(HasRoles, nn.Module):
 
 
 class Outer(HasRoles, nn.Module):
-    others = Role()
+    default_role = Role()
 
     def __init__(self) -> None:
         super().__init__()

@@ -266,7 +266,7 @@ def test_the_layer_input_opens_the_gate():
 def test_a_norm_knows_its_layer_and_place():
     decoder = Decoder(tiny_config(norm="layernorm", placement="peri", qk_norm=True, bias=True))
     places = {
-        name: (module.place.part, module.place.layer, module.place.num_layers, module.place.width)
+        name: (module.spec.part, module.spec.layer, module.spec.num_layers, module.spec.width)
         for name, module in decoder.named_modules()
         if isinstance(module, Norm)
     }

@@ -116,7 +116,7 @@ def test_oasis_is_told_what_softmax1_gives_to_no_key():
         decoder = tiny_decoder(depth="oasis", normalizer=normalizer)
         told: list[torch.Tensor] = []
         left: list[torch.Tensor] = []
-        noticed = decoder.depth.noticed
+        noticed = decoder.depth.update_null_share
 
         def note(null, state, told=told, noticed=noticed):
             told.append(null)
@@ -126,7 +126,7 @@ def test_oasis_is_told_what_softmax1_gives_to_no_key():
             ones = torch.ones_like(args[2])
             left.append(1 - dot.forward(args[0], args[1], ones, **kwargs)[..., 0])
 
-        decoder.depth.noticed = note
+        decoder.depth.update_null_share = note
         for block in decoder.blocks:
             block.attention.dot.register_forward_pre_hook(see, with_kwargs=True)
         decoder(some_tokens(2, 9))

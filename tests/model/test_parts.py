@@ -16,7 +16,7 @@ from wakeful.model.block import MLP
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
 from wakeful.model.positions import Rotary, turn_pairs
-from wakeful.norms import Norm, NormPlace
+from wakeful.norms import Norm, NormSpec
 from wakeful.variants import build, variants
 
 
@@ -33,7 +33,7 @@ def randomized(module: torch.nn.Module) -> torch.nn.Module:
 
 def make_norm(name: str, width: int, *, eps: float, bias: bool) -> Norm:
     norm = build("norms", name)
-    place = NormPlace(part="mlp", layer=1, num_layers=3, width=width, eps=eps, bias=bias)
+    place = NormSpec(part="mlp", layer=1, num_layers=3, width=width, eps=eps, bias=bias)
     norm.attach(place)
     return norm
 

@@ -7,11 +7,11 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
-from wakeful.norms import GatedNorm, Norm, NormPlace, PreAffine
+from wakeful.norms import GatedNorm, Norm, NormSpec, PreAffine
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
 
-HERE = NormPlace(part="mlp", layer=2, num_layers=4, width=7, eps=1e-3, bias=False)
+HERE = NormSpec(part="mlp", layer=2, num_layers=4, width=7, eps=1e-3, bias=False)
 
 
 def made(norm: Norm) -> Norm:

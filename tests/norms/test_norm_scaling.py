@@ -24,8 +24,8 @@ def test_a_layers_norms_are_smaller_by_the_root_of_its_number(placement: str) ->
     scaled = tiny_decoder(norm=SCALED, placement=placement)
     plain = tiny_decoder(placement=placement)
     for norm in plain.modules():
-        if isinstance(norm, Norm) and norm.place.part != "final":
-            norm.weight.mul_((norm.place.layer + 1) ** -0.5)
+        if isinstance(norm, Norm) and norm.spec.part != "final":
+            norm.weight.mul_((norm.spec.layer + 1) ** -0.5)
     tokens = some_tokens(2, 9)
     torch.testing.assert_close(scaled(tokens), plain(tokens), rtol=0, atol=1e-12)
 
@@ -34,7 +34,7 @@ def test_norms_of_queries_and_keys_are_as_they_were() -> None:
     names = {
         type(norm).__name__
         for norm in tiny_decoder(norm=SCALED, qk_norm=True).modules()
-        if isinstance(norm, Norm) and norm.place.part in ("query", "key")
+        if isinstance(norm, Norm) and norm.spec.part in ("query", "key")
     }
     assert names == {"RMSNorm"}
 

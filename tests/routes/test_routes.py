@@ -251,9 +251,9 @@ def test_one_layer_needs_no_route():
 
 def test_the_plan_names_every_tensor_a_layer_leaves():
     decoder = Decoder(tiny_config(route="then(resformer, neutreno(lam=0.2))"))
-    assert decoder.plan.leaves == [{"value"}, set(), set(), set()]
+    assert decoder.plan.shared_kinds == [{"value"}, set(), set(), set()]
     assert decoder.plan.reads[1] == {Read("value", 0)}
-    assert Decoder(tiny_config()).plan.leaves == [set()] * 4
+    assert Decoder(tiny_config()).plan.shared_kinds == [set()] * 4
 
 
 # ------------------------------------------------------------------ what is refused

@@ -1,4 +1,4 @@
-"""Attention residuals: a sublayer reads a softmax over what earlier ones put out, or nothing."""
+"""Attention residuals: a sublayer reads a softmax-weighted sum of earlier sublayers' outputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -51,17 +51,17 @@ class AttentionResiduals(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters that are named `kind.reader`, sublayers counted from 1."""
-        theirs = dict(reference.named_parameters())
+        """Copy parameters named `kind.reader`, sublayers counted from 1."""
+        parameters = dict(reference.named_parameters())
         readers = {2 * len(sources) + 1: 2 * reference.num_layers + 1}
         for layer, source in enumerate(sources):
             if source >= 0:
                 readers |= {2 * layer + half: 2 * source + half for half in (1, 2)}
         for name, parameter in self.named_parameters():
             kind, reader = name.split(".")
-            other = f"{kind}.{readers.get(int(reader))}"
-            if other in theirs:
-                parameter.copy_(theirs[other])
+            source_name = f"{kind}.{readers.get(int(reader))}"
+            if source_name in parameters:
+                parameter.copy_(parameters[source_name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x,)
@@ -74,7 +74,7 @@ class AttentionResiduals(SublayerMix):
         return weighted(self.logits(number + 1, state).softmax(0), state), state
 
     def logits(self, reader: int, outputs: Sequence[Tensor]) -> Tensor:
-        """Return w · RMSNorm(v_j) (J, B, L) of what a sublayer, from 1, may read of J outputs."""
+        """Return w · RMSNorm(v_j) (J, B, L) of sublayer `reader` (from 1) and J earlier outputs."""
         query = self.queries[str(reader)]
         return torch.stack(
             [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
@@ -85,18 +85,18 @@ class OASIS(AttentionResiduals):
     """h_s = Σ_j p_j v_j, p = softmax-1 of g_j = w_s · RMSNorm(v_j) − c_s (ψ_j − ψ̄).
 
     Attention Sinks and Outliers in Attention Residuals (Luo et al. 2026, arXiv 2605.17887,
-    sections 4.2 and 4.3, and github.com/robinzixuan/OASIS): softmax-1 over depth, and less of the
-    layers whose attention gives much to no key. ψ_j is that share, a token's mean over the heads
-    (`SublayerMix.noticed`), in both halves of a layer, 0 of the embedding, and ψ̄ its mean over j.
-    c = softplus(b) up to 10, b = −5 at the start, a number for each reader. The authors' tokens
-    attend by softmax-1 too: set `model.normalizer = "softmax1"`, without which ψ is what softmax-1
-    would leave.
+    sections 4.2 and 4.3, and github.com/robinzixuan/OASIS): softmax-1 over depth, and smaller
+    weights for layers whose attention goes to no key. ψ_j is that share per token, averaged over
+    the heads (`SublayerMix.update_null_share`), for both sublayers of a layer, and 0 for the
+    embedding; ψ̄ is its mean over j. c = softplus(b) up to 10, b = −5 at the start, one for each
+    reader. The authors' attention uses softmax-1 too: set `model.normalizer = "softmax1"`;
+    otherwise ψ is the share that softmax-1 would give to no key.
     """
 
     name = "oasis"
     examples = ("oasis",)
 
-    reads_nulls = True
+    reads_null_share = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,18 +110,18 @@ class OASIS(AttentionResiduals):
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x.new_zeros(*x.shape[:-1], 1), x)
 
-    def noticed(self, null: Tensor, state: State) -> State:
+    def update_null_share(self, null: Tensor, state: State) -> State:
         nulls, *outputs = state
         null = null.unsqueeze(-1)
         return torch.cat([nulls, null, null], -1), *outputs
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
         nulls, *outputs = *state, out
-        nothing = nulls[..., : len(outputs)]
-        beyond = (nothing - nothing.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)
+        psi = nulls[..., : len(outputs)]
+        excess = (psi - psi.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)
         coupling = F.softplus(self.couplings[str(number + 1)].to(x.dtype)).clamp(max=_MOST)
-        logits = self.logits(number + 1, outputs) - coupling * beyond
-        # Softmax-1: a logit of 0 whose share is of nothing.
+        logits = self.logits(number + 1, outputs) - coupling * excess
+        # Softmax-1: an additional logit of 0, whose share is dropped.
         shares = F.pad(logits, (0, 0, 0, 0, 1, 0)).softmax(0)[1:]
         return weighted(shares, outputs), (nulls, *outputs)
 

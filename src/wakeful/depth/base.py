@@ -1,4 +1,4 @@
-"""What a depth mix owes: the stream after each block, or around each sublayer."""
+"""Base classes of depth mixes, which compute the stream after each block or sublayer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,50 +12,51 @@ from wakeful.variants.shape import Shape
 
 
 class DepthMix(Variant, nn.Module, ABC):
-    """The stream x_n after block n, made of the embedding X_0 and the blocks' outputs X_1 … X_n.
+    """The stream x_n after block n, a function of the embedding X_0 and block outputs X_1 … X_n.
 
-    Hiddens are numbered as in the formulas: 0 is the embedding, n the output of the n-th block.
+    Hidden states are numbered as in the formulas: 0 is the embedding, n the n-th block's output.
     """
 
     def __init__(self) -> None:
         super().__init__()
 
     def attach(self, shape: Shape) -> None:
-        """Make the parameters for a decoder of this shape."""
+        """Create the parameters for a decoder of this shape."""
         self.num_layers = shape.num_layers
 
     def reads(self, number: int) -> frozenset[int]:
-        """Return the earlier hiddens needed after block `number` (its own output left out)."""
+        """Return the earlier hidden states needed after block `number`, without its own output."""
         return frozenset()
 
     def first(self, x: Tensor) -> Tensor:
-        """Return what the first block receives, given the embedding X_0, both (B, L, D)."""
+        """Return the first block's input, given the embedding X_0, both (B, L, D)."""
         return x
 
     def single_channels(self) -> Mapping[str, str]:
-        """Say what it does with single channels, as `ValueRoute.single_channels` does."""
+        """Describe operations on single channels; see `ValueRoute.single_channels`."""
         return {}
 
     def start_plain(self) -> str:
-        """Set the parameters to the plain stream; return what is changed all the same, or ""."""
+        """Set the parameters to the plain stream; return the remaining change, "" if none."""
         return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
 
     def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
-        """Copy what the same mix has learned in a decoder whose layer `sources[n]` is layer n here.
+        """Copy the trained parameters of the same mix in another decoder.
 
-        Layers marked −1 are new and keep their own. Call it after `start_plain`.
+        `sources[n]` is the layer of that decoder which is layer n here, or −1 for a new layer,
+        which keeps its parameters. Call it after `start_plain`.
 
         Raises:
-            WakefulError: what was learned has no meaning for layers in this order.
+            WakefulError: the parameters do not apply to layers in this order.
         """
         if next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
     def first_layers(self, sources: Sequence[int]) -> int:
-        """Return how many of a reference's first layers these are, those marked −1 left out.
+        """Return the number of inherited layers, which must be the reference's first layers.
 
         Raises:
-            WakefulError: they are others, for which weights by number mean nothing.
+            WakefulError: they are other layers, to which weights by layer number do not apply.
         """
         inherited = [source for source in sources if source >= 0]
         if list(sources[: len(inherited)]) != list(range(len(inherited))):
@@ -66,7 +67,7 @@ class DepthMix(Variant, nn.Module, ABC):
         return len(inherited)
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
-        """Return the stream (B, L, D) that follows block `number`, whose plain output is `x`."""
+        """Return the stream (B, L, D) after block `number`, given the block's output `x`."""
         return x
 
 
@@ -74,51 +75,51 @@ State = tuple[Tensor, ...]
 
 
 class SublayerMix(DepthMix):
-    """A depth mix that decides what each sublayer reads and what becomes of its output.
+    """A depth mix that computes each sublayer's input and adds its output to the stream.
 
     Sublayers are numbered from 1: block n's attention is 2n − 1, its feed-forward network 2n.
-    `state` is what the mix carries along: the embedding, all earlier outputs, parallel streams. The
+    `state` holds the mix's tensors, such as the embedding, earlier outputs or parallel streams. The
     plain stream would be `begin(x) = x, ()` and `step(number, x, out, state) = x + out, ()`.
     """
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters that are named `kind.sublayer`, counted from 0; 2N is the final norm."""
-        theirs = dict(reference.named_parameters())
+        """Copy parameters named `kind.sublayer`, counted from 0; 2N is the final norm."""
+        parameters = dict(reference.named_parameters())
         ends = [*sources, reference.num_layers]
         for name, parameter in self.named_parameters():
             kind, sublayer, *rest = name.split(".")
             source = ends[int(sublayer) // 2]
             if source >= 0:
                 number = str(2 * source + int(sublayer) % 2)
-                parameter.copy_(theirs[".".join([kind, number, *rest])])
+                parameter.copy_(parameters[".".join([kind, number, *rest])])
 
     @abstractmethod
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
-        """Return what the first sublayer reads, and the state, given the embedding X_0."""
+        """Return the first sublayer's input and the state, given the embedding X_0."""
 
     @abstractmethod
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return what follows sublayer `number`, which read `x` and put out `out`, and the state.
+        """Return the next sublayer's input (after the last one, the final norm's) and the state.
 
-        That is what the next sublayer reads or, after the last, the final norm. All are (B, L, D).
+        `x` is the input of sublayer `number` and `out` its output, all (B, L, D).
         """
 
-    def projected(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the query, key and value projections of attention `number` read.
+    def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs of the query, key and value projections of attention `number`.
 
-        Where a mix overrides this, the attention's norm is applied to each of the three.
+        If a mix overrides this, the attention's norm is applied to each of the three.
         """
         return x, x, x
 
-    reads_nulls = False
-    """Whether `noticed` is told of every attention what it left of its weights."""
+    reads_null_share = False
+    """True if `update_null_share` is called for every attention."""
 
-    def noticed(self, null: Tensor, state: State) -> State:
-        """Return the state, given the share ψ of its weights that an attention gives to no key.
+    def update_null_share(self, null: Tensor, state: State) -> State:
+        """Return the state, given the share ψ of weights that an attention gives to no key.
 
         ψ (B, L) is the mean over the heads of e^s / (e^s + Σ_j e^{x_j}), s the layer's sink or 0
-        where it has none. It is told before the `step` of that attention.
+        where it has none. Called before the `step` of that attention.
         """
         return state
 

@@ -1,4 +1,4 @@
-"""What each block but the first receives is mixed with the embedding."""
+"""Embedding residual: the input of each block but the first is mixed with the embedding."""
 
 from collections.abc import Mapping, Sequence
 

@@ -67,16 +67,17 @@ class HyperConnections(SublayerMix):
         return self._read(0, x.expand(self.streams, *x.shape))
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        kept, depth = state
-        streams = torch.addcmul(kept, depth.unsqueeze(-1), out)
+        mixed, depth = state
+        streams = torch.addcmul(mixed, depth.unsqueeze(-1), out)
         if number == 2 * self.num_layers:
             return streams.mean(0), ()
         return self._read(number, streams)
 
     def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
-        """Return what a sublayer reads of the streams (n, B, L, D), and what it will write to.
+        """Return a sublayer's input, and the state for writing its output back.
 
-        That is the streams mixed (n, B, L, D), and how much of its output each gets (n, B, L).
+        Given the streams (n, B, L, D), the state is the mixed streams (n, B, L, D) and the weights
+        (n, B, L) with which the output is added to them.
         """
         width = self.width[sublayer].to(streams.dtype)[:, None, None]
         depth = self.depth[sublayer].to(streams.dtype)[:, None, None]

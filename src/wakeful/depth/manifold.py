@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections: parallel streams that no mixing can blow up."""
+"""Manifold-constrained hyper-connections: parallel streams with norm-preserving mixing."""
 
 import math
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ Mixing = Literal["sinkhorn", "identity"]
 class ManifoldHyperConnections(SublayerMix):
     """h = Σ_i a_i H_i; H_j ← Σ_i M_ij H_i + b_j F(h), M doubly stochastic, over n = `streams`.
 
-    mHC (Xie et al. 2025, arXiv 2512.24880, eqs. 7–9; DeepSeek V4). With one RMS over all n D
-    channels of a token's streams, Ĥ = H / RMS(H), a map W_i a stream and constants β, a token has
+    mHC (Xie et al. 2025, arXiv 2512.24880, eqs. 7–9; DeepSeek V4). With Ĥ = H / RMS(H), one RMS per
+    token over all n D channels of its streams, a map W_i per stream and constants β,
 
         (ã, b̃, M̃) = α ⊙ Σ_i W_i Ĥ_i + β,    a = σ(ã),    b = 2 σ(b̃),    M = Sinkhorn(softmax(M̃)),
 

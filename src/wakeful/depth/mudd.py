@@ -59,11 +59,11 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        inherited, theirs = self.first_layers(sources), dict(reference.named_parameters())
+        inherited, parameters = self.first_layers(sources), dict(reference.named_parameters())
         for name, parameter in self.named_parameters():
-            # The last block's has one way, and starts anew where the reference's has four.
-            if int(name.split(".")[1]) <= inherited and theirs[name].shape == parameter.shape:
-                parameter.copy_(theirs[name])
+            # The last block has one way; its parameters stay if the reference's layer has four.
+            if int(name.split(".")[1]) <= inherited and parameters[name].shape == parameter.shape:
+                parameter.copy_(parameters[name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x, x, x, x)
@@ -76,7 +76,7 @@ class MUDD(SublayerMix):
         *three, stream = self._mixed(number // 2, outputs)
         return stream, (*three, *outputs) if three else ()
 
-    def projected(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = state[:3]
         return query, key, value
 

@@ -1,4 +1,4 @@
-"""Residual gates: each channel's share of what a sublayer puts out, the sum's variance kept."""
+"""Residual gates: sublayer outputs scaled per channel, such that the sum's variance is kept."""
 
 from collections.abc import Mapping
 
@@ -10,15 +10,15 @@ from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
 
 _LEAST = 1e-3
-"""Of α², whose root has no slope at 0."""
+"""Least α²: its root has no gradient at 0."""
 
 
 class ResidualGate(SublayerMix):
-    """x ← α ⊙ x + β ⊙ F(x), β = σ(w / T) and α = √(1 − β²), w a number a channel and sublayer.
+    """x ← α ⊙ x + β ⊙ F(x), β = σ(w / T), α = √(1 − β²), one w per channel and sublayer.
 
     As in Muse Spark (Transformers' `MuseSparkResidualGate`), T = `temperature`; α² is at least
-    1e-3. Where x and F(x) have one variance and nothing in common, their sum has it too. w starts
-    at 0, β = ½ and α = 0.87; theirs is drawn with deviation 0.02.
+    1e-3. If x and F(x) are uncorrelated with equal variance, the sum has that variance too. w
+    starts at 0, so β = ½ and α = 0.87; Muse Spark draws it with standard deviation 0.02.
     """
 
     name = "residual_gate"
@@ -43,5 +43,5 @@ class ResidualGate(SublayerMix):
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
         gate = self.gates[number - 1].to(x.dtype) / self.temperature
         added = gate.sigmoid()
-        kept = ((-gate).sigmoid() * (1 + added)).clamp_min(_LEAST).sqrt()
-        return kept * x + added * out, state
+        retained = ((-gate).sigmoid() * (1 + added)).clamp_min(_LEAST).sqrt()
+        return retained * x + added * out, state

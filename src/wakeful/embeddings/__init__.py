@@ -1,4 +1,4 @@
-"""Embeddings: what stands between the table of tokens and the stream, and before the head."""
+"""Embeddings: maps from the table of tokens to the stream, and from the final norm to the head."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["Embedding", "Plain", "Projected", "Scaled"]
 
 
 class Embedding(Variant, nn.Module):
-    """h_0 = into(e) of a token's row e of the table, and logits = head(out(norm(h_N)))."""
+    """h_0 = into(e), e the table's row for a token, and logits = head(out(norm(h_N)))."""
 
     plainer: ClassVar[str] = ""
     """The expression of a simpler one that is the same function with the `folded` matrices."""
@@ -25,18 +25,18 @@ class Embedding(Variant, nn.Module):
         super().__init__()
 
     def attach(self, shape: Shape) -> None:
-        """Make the parameters for a decoder of this shape."""
+        """Create the parameters for a decoder of this shape."""
 
     def into(self, x: Tensor) -> Tensor:
-        """Return what enters the stream (B, L, D), given the tokens' rows (B, L, D)."""
+        """Return the stream's first states (B, L, D), given the tokens' embeddings (B, L, D)."""
         return x
 
     def out(self, x: Tensor) -> Tensor:
-        """Return what the head reads (B, L, D), given the final norm's output (B, L, D)."""
+        """Return the head's input (B, L, D), given the final norm's output (B, L, D)."""
         return x
 
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table and the head (V, D) with which the `plainer` one does what this does."""
+        """Return the table and head (V, D) with which the `plainer` embedding is this function."""
         return table, head
 
 
@@ -65,7 +65,7 @@ class Projected(Embedding):
 
     def roles(self) -> Mapping[str, Role]:
         return {
-            # A decoder is folded before it is quantized; elsewhere they stay as they are.
+            # A decoder is folded before it is quantized; otherwise they are not quantized.
             "first.weight": replace(WRITES, start="orthogonal", quantized=False),
             "last.weight": replace(READS, start="orthogonal", quantized=False),
         }

@@ -119,7 +119,7 @@ def _unlike_engines(
         yield f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones"
     if sink is not None and sink.dim() > 1:
         yield f"model.normalizer = {config.normalizer} has a sink of every query's own"
-    if any(attention.leaves_null for attention in attentions):
+    if any(attention.returns_null_share for attention in attentions):
         yield f"model.depth = {config.depth} reads what queries give to no key"
     if config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None):
         yield (

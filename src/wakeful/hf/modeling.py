@@ -420,5 +420,5 @@ def _twin(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
         if isinstance(variant, ValueRoute):
             twin.attach(shape, range(shape.num_layers))
         else:
-            twin.attach(variant.place if isinstance(variant, Norm) else shape)
+            twin.attach(variant.spec if isinstance(variant, Norm) else shape)
     return twin

@@ -26,7 +26,7 @@ from wakeful.hf.whole import (
     shares_head,
 )
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialize import skeleton
+from wakeful.model.initialize import build_on_meta
 from wakeful.probes.running import is_quantized, refuse_adapters
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -141,7 +141,7 @@ def _filled(
     device: torch.device,
 ) -> Decoder:
     """Return a decoder that holds the tensors themselves: no weight is made and then replaced."""
-    decoder = skeleton(description, len(tensors), place)
+    decoder = build_on_meta(description, len(tensors), place)
     links = {link.theirs: link for link in family.links(description)}
     stored = _stored(family, links.keys(), tensors, tied=description.tied)
     empty = dict(decoder.named_parameters())

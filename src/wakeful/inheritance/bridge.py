@@ -256,7 +256,7 @@ def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
 
 def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
     centered = v - v.mean(-1, keepdim=True) if norm.centers else v
-    return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
+    return (centered.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
 
 
 def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig) -> float:

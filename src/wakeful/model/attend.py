@@ -3,8 +3,8 @@
 Shapes: B batch, L queries, S keys (S ≥ L: the queries are the last L of the S tokens), H query
 heads, G key/value heads, d head width. Heads come as (B, L, H, d), the layout a projection leaves.
 
-Ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or an s for each head or for
-each head and query, see `wakeful.normalizers`) takes the same fused kernels through their
+The ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or an s for each head or
+for each head and query, see `wakeful.normalizers`) uses the same fused kernels and corrects their
 log-sum-exp:
 
     forward    lse' = log(e^lse + e^s)            out' = out · e^{lse − lse'}
@@ -13,8 +13,8 @@ log-sum-exp:
                ds = − e^{s − lse'} · Σ dO ∘ out', summed over the queries that share s
 
 so it costs one more pass over the output and never makes an L × S matrix. The kernel is the one
-that torch's own attention takes: cuDNN's on Hopper and Blackwell, else flash, else the
-memory-efficient.
+that torch's own attention uses: cuDNN's on Hopper and Blackwell, else flash, else the
+memory-efficient one.
 """
 
 import functools
@@ -56,7 +56,8 @@ def attend(
         prefix: the first `prefix` tokens see each other in both directions (relaxed causal mask).
         keep: the pairs that may see each other, for what causality and `prefix` cannot say
             (padding); it replaces both. A query that sees nothing gets zeros.
-        copies: the keys are this many stretches of S / copies tokens that each begin anew.
+        copies: the keys are this many sequences of S / copies tokens, each of which starts at
+            position 0.
 
     Raises:
         WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
@@ -110,10 +111,10 @@ def causal_mask(
     """Return which of `keys` tokens each of the last `queries` of them sees."""
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
-    seen = key <= position
+    mask = key <= position
     if prefix > 1:
-        seen |= (position < prefix) & (key < prefix)
-    return seen.unsqueeze(0)
+        mask |= (position < prefix) & (key < prefix)
+    return mask.unsqueeze(0)
 
 
 def explicit_attention(
@@ -192,11 +193,12 @@ class _SinkAttention(torch.autograd.Function):
             lse = lse.masked_fill(blind, -math.inf)
             out = out.masked_fill(blind.unsqueeze(-1), 0.0)
         total = torch.logaddexp(lse, sink)
-        left = torch.sigmoid(lse - sink)  # e^{lse − lse'}, where lse' is not rounded
+        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse'}, where lse' is not rounded
         if keep is not None:
-            nothing = total == -math.inf  # is left of nothing, and all e^{x − lse'} are zero
-            left, total = left.masked_fill(nothing, 0.0), total.masked_fill(nothing, math.inf)
-        out = out * left.unsqueeze(-1).to(out.dtype)
+            empty = total == -math.inf  # then the output and all e^{x − lse'} are zero
+            remainder = remainder.masked_fill(empty, 0.0)
+            total = total.masked_fill(empty, math.inf)
+        out = out * remainder.unsqueeze(-1).to(out.dtype)
         return out.transpose(1, 2), total
 
     @staticmethod
@@ -304,8 +306,8 @@ def _stock_kernels(q: Tensor, keep: Tensor | None):
 
 @torch.compiler.assume_constant_result
 def _cudnn_leads(index: int | None) -> bool:
-    """Whether cuDNN's kernel is the one that torch's own attention prefers on this GPU: Hopper and
-    Blackwell of data centers.
+    """Return True if torch's own attention prefers cuDNN's kernel on this GPU: Hopper and Blackwell
+    of data centers.
     """
     return (
         torch.version.hip is None
@@ -317,7 +319,7 @@ def _cudnn_leads(index: int | None) -> bool:
 
 @torch.compiler.assume_constant_result
 def _has_flash(index: int | None) -> bool:
-    """Whether torch's flash kernel runs on this GPU: Ampere or later, or AMD's."""
+    """Return True if torch's flash kernel runs on this GPU: Ampere or later, or AMD's."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= (8, 0)
 
 

@@ -1,4 +1,4 @@
-"""Attention of one layer: project, rotate, mix, attend, correct, out.
+"""Attention of one layer: project, rotate, mix, attend, correct, project back.
 
 Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
 """
@@ -30,9 +30,10 @@ from wakeful.variants.shape import Shape
 
 @dataclass(frozen=True)
 class Flow:
-    """The pass's memory of earlier layers, its cache, the tokens' rotation and who sees whom.
+    """State of a forward pass that all blocks share: tensors of earlier layers, the cache, rotary
+    angles and attention masks.
 
-    `memory` fills as layers run: each leaves the tensors that later layers read (V_1 above all).
+    `memory` fills as layers run: each adds the tensors that later layers read (V_1 above all).
     It is an argument of every block, never a side effect of one, so recomputing a block under
     activation checkpointing, compiling it or sharding it changes nothing.
     """
@@ -41,21 +42,22 @@ class Flow:
     cache: Cache | None
     rotations: Mapping[RotationName, CosSin]
     keep: Tensor | None
-    """Boolean (B, L, S): the pairs that see each other, where causality alone does not say."""
+    """Boolean (B, L, S): which keys each query sees; None for plain causal attention."""
     near: Tensor | None = None
-    """The same in local layers, where their window is shorter than the text."""
+    """The mask of local layers, where their window is shorter than the text."""
 
-    def seen(self, local: bool) -> Tensor | None:
-        """Return the pairs that see each other in a layer; None where causality says it."""
+    def mask(self, local: bool) -> Tensor | None:
+        """Return a layer's attention mask (B, L, S); None for plain causal attention."""
         return self.near if local and self.near is not None else self.keep
 
     def to(self, device: torch.device | str | int) -> "Flow":
-        """Return the flow with its tensors on a device: models spread over several call it, block
-        by block. The cache's slots lie where each layer is.
+        """Return the flow with its tensors on a device, for models spread over several devices.
+
+        The cache is not moved: its slots lie on the devices of their layers.
         """
         moved = tree_map_only(
             Tensor,
-            lambda each: each.to(device),
+            lambda tensor: tensor.to(device),
             (self.memory, self.rotations, self.keep, self.near),
         )
         memory, rotations, keep, near = moved
@@ -63,7 +65,7 @@ class Flow:
 
 
 class Heads(HasRoles, nn.Linear):
-    """A projection into heads, (B, L, D) to (B, L, N, d), each normalized by `norm`, then turned
+    """A projection into heads, (B, L, D) to (B, L, N, d), each normalized by `norm`, then rotated
     by the flow's rotation that `rotary` names.
     """
 
@@ -97,7 +99,7 @@ def into_heads(
     *,
     rotary: RotationName,
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalized, and turned by the rotation `rotary`."""
+    """Return a projection split into heads, normalized, and rotated by the rotation `rotary`."""
     batch, length, width = projected.shape
     split = (batch, length, num_heads, width // num_heads)
     weight = getattr(norm, "weight", None)
@@ -108,8 +110,8 @@ def into_heads(
     return turn_pairs(heads, flow.rotations[rotary]) if rotary else heads
 
 
-class Borrowed(nn.Module):
-    """Another layer's heads in place of a projection."""
+class BorrowedHeads(nn.Module):
+    """Heads of another layer, read from the flow's memory instead of projected."""
 
     def __init__(self, read: Read) -> None:
         super().__init__()
@@ -120,13 +122,13 @@ class Borrowed(nn.Module):
 
 
 class StoredPrefix(HasRoles, nn.Module):
-    """Keys and values (P, G, d) of P tokens that stand before every sequence.
+    """Keys and values (P, G, d) of P tokens that precede every sequence.
 
-    They are in the form in which they are cached: keys with their positions, values mixed. A layer
-    that borrows either finds the other layer's in what it borrows.
+    They have the form in which they are cached: keys with their positions, values after the route's
+    mixing. A layer that borrows keys or values of another layer borrows their prefix with them.
     """
 
-    others = Role()
+    default_role = Role()
 
     def __init__(self, num_tokens: int, shape: Shape, *, keys: bool, values: bool) -> None:
         super().__init__()
@@ -135,10 +137,10 @@ class StoredPrefix(HasRoles, nn.Module):
         self.values = nn.Parameter(torch.zeros(size)) if values else None
 
     def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, S, G, d) with the stored ones before them."""
-        return self._before(self.keys, keys), self._before(self.values, values)
+        """Return keys and values (B, S, G, d) after the stored ones."""
+        return self._prepend(self.keys, keys), self._prepend(self.values, values)
 
-    def _before(self, stored: Tensor | None, heads: Tensor) -> Tensor:
+    def _prepend(self, stored: Tensor | None, heads: Tensor) -> Tensor:
         if stored is None:
             return heads
         first = stored.to(heads.dtype).expand(heads.shape[0], *stored.shape)
@@ -146,11 +148,11 @@ class StoredPrefix(HasRoles, nn.Module):
 
 
 class DotProduct(nn.Module):
-    """Masked attention of one layer over given heads; a hook on it sees every q, k and v.
+    """Masked attention of one layer, given its heads; a hook on it sees every q, k and v.
 
-    `sink` is the logarithm of what a fused normalizer adds to the denominator, for each head or for
-    each query and head. It attends as another layer does where it is given that one's `scale` and
-    sink. `stored` is the number of keys before the text's own.
+    `sink` is the logarithm of the term that a fused normalizer adds to the denominator, for each
+    head or for each query and head. `scale` and `sink` of another layer give that layer's
+    attention. `stored` is the number of keys that precede those of the text.
     """
 
     def __init__(
@@ -181,8 +183,8 @@ class DotProduct(nn.Module):
         }  # fmt: skip
         if not self.normalizer.fused:
             return attend_by_definition(q, k, v, self.normalizer.weights, **rest)
-        # Queries of no meaning before the text's make the mask a plain triangle, which is what
-        # fused kernels are fast at.
+        # Padding queries ahead of the text's make the mask a plain triangle, for which fused
+        # kernels are fast.
         lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
         if lead:
             q = F.pad(q, (0, 0, 0, 0, lead, 0))
@@ -209,9 +211,9 @@ class Attention(HasRoles, nn.Module):
 
         def heads(
             part: Literal["query", "key", "value"], number: int, read: Read
-        ) -> Heads | Borrowed:
+        ) -> Heads | BorrowedHeads:
             if not plan.owns(part, layer):
-                return Borrowed(read)
+                return BorrowedHeads(read)
             norm = nn.Identity() if part == "value" else head_norm(part)
             rotary = "" if part == "value" else config.rotation_of(layer)
             return Heads(width, number, head_width, bias=config.qkv_bias, rotary=rotary, norm=norm)
@@ -231,17 +233,17 @@ class Attention(HasRoles, nn.Module):
         )
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=config.out_bias)
         self.turn = WalshHadamard() if config.qk_rotation else None
-        """What queries and keys go through after RoPE and any route."""
+        """Applied to queries and keys after RoPE and any route."""
         self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None
-        """What keys and values go through before they are cached, in a quantized model."""
-        self.leaves_null = False
-        """Whether a depth mix is told what the layer's queries give to no key."""
+        """Applied to keys and values before they are cached, in a quantized model."""
+        self.returns_null_share = False
+        """True if the depth mix reads the share of attention that queries give to no key."""
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
-        self.leaves = tuple(sorted(plan.leaves[layer]))
-        if "sink" in self.leaves and not normalizer.fused:
+        self.shared_kinds = tuple(sorted(plan.shared_kinds[layer]))
+        if "sink" in self.shared_kinds and not normalizer.fused:
             raise WakefulError(
                 f"model.normalizer = {normalizer} has no constant in its denominator, which "
                 "model.route reads in later layers: take softmax or softmax1, or another route"
@@ -256,13 +258,13 @@ class Attention(HasRoles, nn.Module):
         return {"out.weight": WRITES, "out.bias": BIAS}
 
     def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the attention's output (B, L, D) and what later layers will read."""
-        return self.of_three(x, x, x, flow)
+        """Return the attention's output (B, L, D) and the tensors that later layers read."""
+        return self.forward_qkv(x, x, x, flow)
 
-    def of_three(
+    def forward_qkv(
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the same where keys and values are of other inputs; routes see the queries' x."""
+        """Return the same with separate inputs for keys and values; routes see the queries' x."""
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
@@ -288,19 +290,22 @@ class Attention(HasRoles, nn.Module):
             dot = partial(self._attend, flow, sink)
             u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
         else:
-            u = self.dot(queries, keys, values, keep=flow.seen(self.local), sink=sink)
+            u = self.dot(queries, keys, values, keep=flow.mask(self.local), sink=sink)
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
-        left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
-        if "sink" in self.leaves and sink is not None:
-            left["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
-        kept = {Read(kind, self.layer): left[kind] for kind in self.leaves if kind in left}
-        if self.leaves_null:
-            kept[Read("null", self.layer)] = self._null(queries, keys, sink, flow)
-        return self.out(u.flatten(2)), kept
+        tensors = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
+        if "sink" in self.shared_kinds and sink is not None:
+            tensors["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
+        shared_kinds = [kind for kind in self.shared_kinds if kind in tensors]
+        shared = {Read(kind, self.layer): tensors[kind] for kind in shared_kinds}
+        if self.returns_null_share:
+            shared[Read("null", self.layer)] = self._null_share(queries, keys, sink, flow)
+        return self.out(u.flatten(2)), shared
 
-    def _null(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
-        """Return the share (B, L) that the queries give to no key: see `SublayerMix.noticed`."""
+    def _null_share(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
+        """Return the share (B, L) of attention that the queries give to no key, averaged over the
+        heads; see `SublayerMix.update_null_share`.
+        """
         out = attend(
             q,
             keys,
@@ -308,7 +313,7 @@ class Attention(HasRoles, nn.Module):
             scale=self.dot.scale,
             sink=q.new_zeros(q.shape[2]) if sink is None else sink,
             prefix=self.dot.prefix,
-            keep=flow.seen(self.local),
+            keep=flow.mask(self.local),
         )
         return 1 - out[..., 0].mean(-1)
 
@@ -323,7 +328,8 @@ class Attention(HasRoles, nn.Module):
         copies: int = 1,
         like: int | None = None,
     ) -> Tensor:
+        keep = flow.mask(self.local)
         if like is None:
-            return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies, sink=sink)
+            return self.dot(q, k, v, keep=keep, copies=copies, sink=sink)
         scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
-        return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies, scale=scale, sink=sink)
+        return self.dot(q, k, v, keep=keep, copies=copies, scale=scale, sink=sink)

@@ -1,4 +1,4 @@
-"""One layer of the decoder: its attention, its feed-forward network, and where its norms stand."""
+"""One layer of the decoder: attention, feed-forward network and the placement of its norms."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[MLPName, tuple[Callable[[Tensor], Tensor], bool]] = {
     "swiglu": (F.silu, True),
     "geglu": (_TANH, True),
 }
-"""Each network's function, and whether it has a gate."""
+"""Activation function of each network, and True if it has a gate."""
 
 
 class MLP(HasRoles, nn.Module):
@@ -54,14 +54,14 @@ class MLP(HasRoles, nn.Module):
 
 
 MakeNorm = Callable[[NormSite], Norm]
-Left = dict[Read, Tensor]
+SharedTensors = dict[Read, Tensor]
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm Transformer block.
 
-    Whatever the kind of block, its first argument is what it received and the first of what it
-    returns is its output, both (B, L, D); the second is what later layers will read of it.
+    Every kind of block takes its input (B, L, D) as the first argument and returns its output
+    (B, L, D) and the tensors that later layers read.
     """
 
     def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
@@ -71,32 +71,32 @@ class Block(nn.Module):
         self.mlp_norm: nn.Module = norm("mlp")
         self.mlp = mlp
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
-        attended, left = self.attention(self.attention_norm(x), flow)
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, SharedTensors]:
+        attended, shared = self.attention(self.attention_norm(x), flow)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), left
+        return x + self.mlp(self.mlp_norm(x)), shared
 
 
 class ParallelBlock(Block):
     """x + attention(norm(x)) + mlp(norm'(x)): both halves read the block's input (GPT-NeoX)."""
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
-        attended, left = self.attention(self.attention_norm(x), flow)
-        return x + attended + self.mlp(self.mlp_norm(x)), left
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, SharedTensors]:
+        attended, shared = self.attention(self.attention_norm(x), flow)
+        return x + attended + self.mlp(self.mlp_norm(x)), shared
 
 
 class PostBlock(Block):
     """norm(x + attention(x)), then norm(x + mlp(x))."""
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
-        attended, left = self.attention(x, flow)
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, SharedTensors]:
+        attended, shared = self.attention(x, flow)
         x = self.attention_norm(x + attended)
-        return self.mlp_norm(x + self.mlp(x)), left
+        return self.mlp_norm(x + self.mlp(x)), shared
 
 
 class PeriBlock(Block):
-    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x))): with both norms of a sublayer,
-    or with one of them and the identity.
+    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x))); one of the two norms of a
+    sublayer may be the identity.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class PeriBlock(Block):
         self.attention_output_norm = norm("attention_output") if behind else nn.Identity()
         self.mlp_output_norm = norm("mlp_output") if behind else nn.Identity()
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
-        attended, left = self.attention(self.attention_norm(x), flow)
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, SharedTensors]:
+        attended, shared = self.attention(self.attention_norm(x), flow)
         x = x + self.attention_output_norm(attended)
-        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), left
+        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), shared
 
 
 class SublayerBlock(PeriBlock):
-    """A block whose halves read and write through a depth mix, which adds in the plain sum's place.
+    """A block whose sublayers read and write through a depth mix instead of the plain sum.
 
-    It takes the mix's state as its third argument and returns it as the third of its results.
+    It takes the mix's state as its third argument and returns it as its third result.
     """
 
     def __init__(
@@ -128,28 +128,28 @@ class SublayerBlock(PeriBlock):
         super().__init__(norm, attention, mlp, where=where)
         self.number = 2 * layer + 1
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
-        self.projects = type(depth).projected is not SublayerMix.projected
-        attention.leaves_null = depth.reads_nulls
+        self.projects = type(depth).qkv_inputs is not SublayerMix.qkv_inputs
+        attention.returns_null_share = depth.reads_null_share
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
-    ) -> tuple[Tensor, Left, State]:
+    ) -> tuple[Tensor, SharedTensors, State]:
         (depth,) = self.depth
         if self.projects:
-            query, key, value = map(self.attention_norm, depth.projected(self.number, x, state))
-            attended, left = self.attention.of_three(query, key, value, flow)
+            query, key, value = map(self.attention_norm, depth.qkv_inputs(self.number, x, state))
+            attended, shared = self.attention.forward_qkv(query, key, value, flow)
         else:
-            attended, left = self.attention(self.attention_norm(x), flow)
-        if depth.reads_nulls:
-            state = depth.noticed(left.pop(Read("null", self.attention.layer)), state)
+            attended, shared = self.attention(self.attention_norm(x), flow)
+        if depth.reads_null_share:
+            state = depth.update_null_share(shared.pop(Read("null", self.attention.layer)), state)
         x, state = depth.step(self.number, x, self.attention_output_norm(attended), state)
         out = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
         x, state = depth.step(self.number + 1, x, out, state)
-        return x, left, state
+        return x, shared, state
 
 
 BLOCKS: dict[NormOrder, Callable[..., Block]] = {
     "before": Block, "over": PostBlock, "both": PeriBlock,
     "after": partial(PeriBlock, where="after"),
 }  # fmt: skip
-"""By where the norms stand, in a plain stream."""
+"""Blocks by placement of the norms, for models without a depth mix of sublayers."""

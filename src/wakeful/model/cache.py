@@ -14,12 +14,12 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot.
+    """Keys and values of the tokens so far; each slot has shape (B, G, before + capacity, d).
 
-    A slot is made where its first heads are: the layers of a model may lie on several devices. The
-    first `before` of them are a stored prefix. What is stored is what attention reads: rotated
-    keys, and values after the route's mixing. A layer that borrows another's values has no slot, so
-    SVFormer's cache is (N+1)/2N of vanilla's.
+    A slot is allocated on the device of the first heads stored in it: the layers of a model may lie
+    on several devices. The first `before` tokens are a stored prefix. Stored are the tensors that
+    attention reads: rotated keys, and values after the route's mixing. A layer that borrows another
+    layer's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Cache:
         self.batch_size = batch_size
         """Sequences stored side by side."""
         self.capacity = capacity
-        """Tokens of text that there is room for."""
+        """Number of tokens of text that fit."""
         self.length = 0
         """Tokens of text stored."""
         self.before = before
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all slots take together, from their first token on."""
+        """Bytes of all slots together, each allocated in full with its first token."""
         return len(self._tensors) * math.prod(self._size) * self._dtype.itemsize
 
     @property
@@ -62,7 +62,7 @@ class Cache:
     ) -> Float[Tensor, "B S G d"]:
         """Store the new tokens' heads and return all heads so far; `advance` ends the step.
 
-        Those of the stored `prefix` are put before the text's when it begins, and stay there.
+        The heads of the stored `prefix` are written ahead of the first tokens.
         """
         end = self.length + new.shape[1]
         if end > self.capacity:
@@ -81,17 +81,17 @@ class Cache:
         """Return the heads of the text so far."""
         end = self.before + self.length
         tensor = self._tensors[slot]
-        assert tensor is not None  # who reads has stored
+        assert tensor is not None  # `extend` comes first
         return tensor[:, :, self.before : end].transpose(1, 2)
 
     def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return the heads of a slot so far; none where no layer owns it or nothing was stored."""
+        """Return the heads of a slot so far; empty where no layer owns it or nothing was stored."""
         if self._tensors.get(slot) is None:
             return torch.empty(self.batch_size, self.length, 0, self._width, dtype=self._dtype)
         return self.read(slot)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
+        """Grow the cache to at least `capacity` tokens, and at least to twice its size."""
         if capacity <= self.capacity:
             return
         self.capacity = max(capacity, 2 * self.capacity)
@@ -104,13 +104,13 @@ class Cache:
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens; a negative length drops the last −length."""
-        kept = self.length + length if length < 0 else length
-        if not 0 <= kept <= self.length:
+        new_length = self.length + length if length < 0 else length
+        if not 0 <= new_length <= self.length:
             raise WakefulError(f"cannot crop a cache of {self.length} tokens to {length}")
-        self.length = kept
+        self.length = new_length
 
     def reorder(self, rows: Tensor) -> None:
-        """Let sequence i continue from what was sequence `rows[i]` (beam search).
+        """Replace sequence i by sequence `rows[i]` (beam search).
 
         There may be more rows than sequences, or fewer.
         """
@@ -121,7 +121,7 @@ class Cache:
     def _copied(
         self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return what a slot holds, or its sequences `rows`, with room for `capacity` tokens."""
+        """Return a copy of a slot's tensor, or of its sequences `rows`, for `capacity` tokens."""
         if tensor is None:
             return None
         end = self.before + self.length

@@ -1,7 +1,8 @@
-"""Means of a loss over rows of logits, a few at a time, each with its gradient in closed form.
+"""Mean losses computed over a few rows of logits at a time, with gradients in closed form.
 
-Autograd keeps several tensors as large as the logits and walks over each. Here a few rows stay in
-the processor's cache from the logits to their gradient, which alone is kept. N rows, V vocabulary.
+Autograd keeps several tensors as large as the logits and reads each from memory. Here a few rows
+stay in the processor's cache from the logits to their gradient, the only tensor that is kept.
+Shapes: N rows, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,29 +16,29 @@ from wakeful.errors import WakefulError
 from wakeful.tracing import is_differentiated_again
 
 _NUMBERS = {"cpu": 2**20}
-"""Logits at a time: 4 MB a tensor on a processor, which its cache holds; elsewhere 512 MB."""
+"""Logits per step: tensors of 4 MB on a processor, which fit its cache; of 512 MB elsewhere."""
 _ELSEWHERE = 2**27
 
 MANY = 2**24
-"""Logits from which on the cross-entropy goes by rows, 64 MB: with fewer it was not seen to pay."""
+"""Number of logits (64 MB) from which the cross-entropy is computed by rows; no gain below it."""
 
 OfRows = Callable[[slice, Float[Tensor, "n V"]], tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]]
-"""`of(rows, logits)`: the loss of some rows each, and its gradient by their logits, a new tensor.
-The logits are in float32, or in float64 where they were."""
+"""`of(rows, logits)`: the losses of some rows, and their gradients by the logits as a new tensor.
+The logits are float32, or float64 if the model's are."""
 
 
 def mean_of_rows(
     logits: Float[Tensor, "N V"], of: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
 ) -> Tensor:
-    """Return the mean loss of the rows counted, computed `rows` at a time (0: as many as suit V).
+    """Return the mean loss of the `counted` rows, computed `rows` at a time (0: chosen by V).
 
-    It can be differentiated once: `create_graph=True` is refused. A gradient comes in the logits'
-    own type.
+    It can be differentiated once: `create_graph=True` is refused. The gradient has the logits'
+    dtype.
     """
     if not rows:
         rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])
-    found: Any = _Mean.apply(logits, of, counted, rows)
-    return found
+    mean: Any = _Mean.apply(logits, of, counted, rows)
+    return mean
 
 
 def cross_entropy_of_rows(
@@ -59,7 +60,7 @@ def cross_entropy_and_slope(
     logits: Float[Tensor, "n V"], targets: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]:
     """Return the cross-entropy of each row, and its gradient by the logits."""
-    at = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have any target
+    at = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have arbitrary targets
     log_q = logits.log_softmax(-1)
     loss = -log_q.gather(-1, at).squeeze(-1)
     slope = log_q.exp_()

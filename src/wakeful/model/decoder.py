@@ -29,7 +29,7 @@ from wakeful.model.cache import Cache, Slot
 from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import CosSin, Rotary
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Norm, NormPlace, NormSite
+from wakeful.norms.base import Norm, NormSite, NormSpec
 from wakeful.placements import Placement
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
@@ -38,13 +38,13 @@ from wakeful.variants import build, written
 from wakeful.variants.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 
 IGNORED = -100
-"""The target that marks a position not to be counted."""
+"""Target of positions that the loss does not count."""
 
 
 def admit(config: ModelConfig) -> None:
     """Check the variants' expressions, and import the users' modules that they name.
 
-    For a configuration that the user wrote, never for one read from a run or an export.
+    Only for a configuration that the user wrote, never for one read from a run or an export.
 
     Raises:
         WakefulError: an expression names no variant, or a module that cannot be imported.
@@ -55,10 +55,10 @@ def admit(config: ModelConfig) -> None:
 
 @contextmanager
 def drawn_alike() -> Iterator[None]:
-    """Let random numbers on the CPU be the same each time, and leave the generator as it was.
+    """Seed the CPU's random numbers, and restore the generator at the end.
 
-    What a variant draws for its definition is then the same in every model and process, and it is
-    drawn where `without_matrices` would leave it out.
+    Random constants in a variant's definition are then the same in every model and process, and
+    they exist inside `without_matrices` too.
     """
     generator = torch.default_generator
     state = generator.get_state()
@@ -72,19 +72,19 @@ def drawn_alike() -> Iterator[None]:
 
 
 _DEFINING = ContextVar("defining", default=False)
-"""Whether a variant is making what its definition states."""
+"""True while a variant creates the tensors of its definition."""
 
 
 class without_matrices(TorchFunctionMode):
-    """Let decoders that are made inside have their matrices on the meta device, without memory.
+    """Build decoders whose matrices are on the meta device, without memory.
 
-    Those are the tables, projections, MLPs and head, whose values are drawn or read afterwards. All
-    that variants define (their own parameters, buffers and scales) is as in any decoder.
+    Those are the tables, projections, MLPs and head, whose values are drawn or read afterwards.
+    Parameters, buffers and scales that variants define are allocated as in any decoder.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # As layers make their weights: torch.empty((rows, columns), ...).
+        # The call by which layers allocate their weights: torch.empty((rows, columns), ...).
         size = args[0] if func is torch.empty and len(args) == 1 else ()
         matrix = isinstance(size, tuple) and len(size) == 2
         if matrix and kwargs.get("device") is None and not _DEFINING.get():
@@ -93,7 +93,7 @@ class without_matrices(TorchFunctionMode):
 
 
 class Blocks(nn.ModuleList):
-    """A list of blocks; a type checker knows them as such."""
+    """A list of blocks, typed as such."""
 
     if TYPE_CHECKING:
 
@@ -101,12 +101,11 @@ class Blocks(nn.ModuleList):
 
 
 class Decoder(HasRoles, Marked, nn.Module):
-    """A causal language model; its parts are named in a `ModelConfig`.
+    """A causal language model, described by a `ModelConfig`.
 
-    Variants may be given as objects in the place of the configuration's expressions. The decoder
-    makes parts of its own like them, so that an object may serve several, and its configuration
-    names them. A class from outside the package is looked up in the modules that are imported;
-    none is imported here.
+    Variants may be given as objects instead of the configuration's expressions. The decoder builds
+    its own from their expressions, which its configuration keeps, so one object may serve several
+    decoders. A class from outside the package must be in a module that is already imported.
 
     Raises:
         WakefulError: a variant is unknown, is not one of its kind, or does not fit this shape.
@@ -124,12 +123,12 @@ class Decoder(HasRoles, Marked, nn.Module):
         rope: RopeScaling | str | None = None,
         embedding: Embedding | str | None = None,
     ) -> None:
-        given = locals()  # an argument has the name of its field
+        arguments = locals()  # an argument has the name of its field
         super().__init__()
         parts = {
             field: part if isinstance(part, str) else written(folder, part)
             for field, folder in VARIANTS.items()
-            if (part := given[field]) is not None
+            if (part := arguments[field]) is not None
         }
         config = dataclasses.replace(config, **parts)
         shape = config.shape
@@ -145,7 +144,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         self.route: ValueRoute = build("routes", config.route)
         self.depth: DepthMix = build("depth", config.depth)
         self.embedding: Embedding = build("embeddings", config.embedding)
-        # Each alone: what one of them draws leaves the others' draws as they are.
+        # Seeded one by one: the random numbers of one do not depend on the others.
         with drawn_alike():
             self.embedding.attach(shape)
         with drawn_alike():
@@ -160,13 +159,14 @@ class Decoder(HasRoles, Marked, nn.Module):
         if config.tied:
             self.head.weight = self.embed.weight
         self.run_layers = shape.num_layers
-        """How many layers run, the first ones: fewer for an early exit."""
+        """Number of layers that run, from the first: fewer for an early exit."""
         self.by_engine = False
-        """Whether an engine attends: it knows who sees whom, and its rows hold many texts."""
+        """True if a serving engine computes attention and its masks; its rows hold many texts."""
         self.checkpoint_activations = False
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.recompute: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
-        """How: `checkpoint` not in its reentrant form, which loses what layers share."""
+        """Function that recomputes a block. The reentrant form of `checkpoint` would lose the
+        tensors that layers share."""
         self._kept_hiddens = frozenset[int]().union(
             *(self.depth.reads(number) for number in range(1, shape.num_layers + 1))
         )
@@ -179,16 +179,16 @@ class Decoder(HasRoles, Marked, nn.Module):
         valid: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L V"]:
-        """Return the logits of the token after each of the new tokens.
+        """Return the logits of the next token after each of the new tokens.
 
         Args:
             tokens: token ids.
-            cache: the tokens before these; it is extended by these.
+            cache: keys and values of earlier tokens; those of the new tokens are added to it.
             valid: which of all S tokens are real and not padding (left padding in a batch);
                 positions are counted over real tokens.
             documents: the number of each token's document where a row holds several: a run of
-                equal numbers is one. Tokens see their own document only, and positions begin anew
-                in each, so that every document is computed as if it stood alone.
+                equal numbers is one document. Tokens see their own document only, and positions
+                start at 0 in each, so that every document is computed as if it were alone.
         """
         return self.logits(self.hidden(tokens, cache=cache, valid=valid, documents=documents))
 
@@ -216,16 +216,16 @@ class Decoder(HasRoles, Marked, nn.Module):
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
-        # A compiler fuses it itself.
+        # A compiler fuses the loss itself.
         if by_rows and not torch.compiler.is_compiling() and not is_transformed():
-            wanted = targets.flatten()
-            return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
+            targets = targets.flatten()
+            return cross_entropy_of_rows(logits.flatten(0, 1), targets, targets.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"], *, prefix: int = 0) -> Int[Tensor, "B L"]:
-        """Return the targets with −100 where a relaxed prefix lets a token see its own.
+        """Return the targets, −100 where a relaxed prefix lets a token see its own target.
 
-        `prefix` is that of another model, a teacher's say, where it is the longer one.
+        `prefix` is the length of another model's prefix, such as a teacher's; the longer counts.
         """
         prefix = max(prefix, self.config.relaxed_prefix)
         if prefix <= 1:
@@ -255,10 +255,10 @@ class Decoder(HasRoles, Marked, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalized hidden states of tokens' rows in the embedding's table.
+        """Return the final normalized hidden states of embedded tokens `x`.
 
-        `tokens` are the ids that were embedded, for routes that read them. `places` are positions
-        where they are not the tokens' numbers (among the `valid` ones, or in their document).
+        `tokens` are the ids that were embedded, for routes that read them. `places` are the tokens'
+        positions; by default they are counted (over the `valid` tokens, or in each document).
 
         Raises:
             WakefulError: more tokens than the context, masks that do not go together, or a route
@@ -273,7 +273,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         return self.after_blocks(x)
 
     def after_blocks(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return what the head reads, given what leaves the last block."""
+        """Return the head's input, given the last block's output."""
         return self.embedding.out(self.norm(x))
 
     def before_blocks(
@@ -286,7 +286,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
-        """Return what the first block receives of the tokens' rows, and what all blocks share.
+        """Return the first block's input for embedded tokens `x`, and the state that blocks share.
 
         Raises:
             WakefulError: see `stream`.
@@ -300,7 +300,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             keep = self._keep(start, end, valid)
             if places is None:
                 places = (valid.long().cumsum(1) - 1).clamp_min(0)[:, start:end]
-            else:  # those of padding may be anything
+            else:  # positions of padding are arbitrary
                 places = places.masked_fill(~valid[:, start:end], 0)
         if documents is not None:
             if valid is not None or start:
@@ -321,7 +321,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             self._check_positions(places, end)
         near = self._near(start, end, keep, x.device)
         stored = self.config.stored_prefix
-        if stored:  # which every query sees, in local layers past their window too
+        if stored:  # every query sees the prefix, in local layers past their window too
             keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
             near = None if near is None else F.pad(near, (stored, 0), value=True)
             places = None if places is None else places + stored
@@ -388,12 +388,12 @@ class Decoder(HasRoles, Marked, nn.Module):
         where = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
             if where == "over" or config.parallel:
-                other = (
+                conflict = (
                     "model.parallel" if config.parallel else f"model.placement = {self.placement}"
                 )
                 raise WakefulError(
                     f"model.depth = {self.depth} decides how each sublayer's output is added, and "
-                    f"so does {other}: keep one of them"
+                    f"so does {conflict}: keep one of them"
                 )
             return SublayerBlock(norm, attention, mlp, layer=layer, depth=self.depth, where=where)
         if config.parallel and where != "before":
@@ -409,7 +409,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         if heads is not None:
             width = shape.head_width * (heads if config.qk_norm_whole else 1)
         norm: Norm = build("norms", config.norm if heads is None else "rmsnorm")
-        place = NormPlace(
+        spec = NormSpec(
             part=part,
             layer=layer,
             num_layers=config.num_layers,
@@ -418,22 +418,22 @@ class Decoder(HasRoles, Marked, nn.Module):
             bias=config.bias,
         )
         with drawn_alike():
-            norm.attach(place)
+            norm.attach(spec)
         return norm
 
     def _through(self, x: Tensor, flow: Flow) -> Tensor:
-        """Return what the final norm reads."""
+        """Run the blocks and return the final norm's input."""
         if isinstance(self.depth, SublayerMix):
             x, state = self.depth.begin(x)
             for block in islice(self.blocks, self.run_layers):
-                x, left, state = self._run(block, x, flow, state)
-                flow.memory.update(left)
+                x, shared, state = self._run(block, x, flow, state)
+                flow.memory.update(shared)
             return x
         hiddens = {0: x} if 0 in self._kept_hiddens else {}
         x = self.depth.first(x)
         for number, block in enumerate(islice(self.blocks, self.run_layers), start=1):
-            x, left = self._run(block, x, flow)
-            flow.memory.update(left)
+            x, shared = self._run(block, x, flow)
+            flow.memory.update(shared)
             if number in self._kept_hiddens:
                 hiddens[number] = x
             x = self.depth(number, x, hiddens)
@@ -458,14 +458,14 @@ class Decoder(HasRoles, Marked, nn.Module):
         return memory
 
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
-        found: dict[RotationName, CosSin] = {}
+        rotations: dict[RotationName, CosSin] = {}
         for name in map(self.config.rotation_of, range(self.config.num_layers)):
-            if name and name not in found:
-                found[name] = self.get_submodule(name)(places)
-        return found
+            if name and name not in rotations:
+                rotations[name] = self.get_submodule(name)(places)
+        return rotations
 
     def _check_rotations(self) -> None:
-        """Raise `WakefulError` where a layer would read heads with positions of another kind."""
+        """Raise `WakefulError` where a layer would read heads that another RoPE rotated."""
         of = self.config.rotation_of
         for layer, reads in enumerate(self.plan.reads):
             for read in reads:
@@ -479,7 +479,7 @@ class Decoder(HasRoles, Marked, nn.Module):
     def _near(
         self, start: int, end: int, keep: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return which pairs see each other in local layers; None where all do, as elsewhere."""
+        """Return the attention mask of local layers; None where it equals that of other layers."""
         window = self.config.window
         if not self.config.narrowed or end <= window or self.by_engine:
             return None
@@ -493,14 +493,16 @@ class Decoder(HasRoles, Marked, nn.Module):
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
-        """Refuse positions outside the context. A row of several texts may be longer than it."""
+        """Raise `WakefulError` for positions outside the context. A row of several texts may be
+        longer than it.
+        """
         context = self.config.context
         if self.by_engine:
             return
         if places is None:
             raise WakefulError(f"{end} tokens do not fit the model's context of {context}")
         if is_readable(places):
-            first, last = (int(place) for place in places.aminmax())
+            first, last = (int(position) for position in places.aminmax())
             if first < 0 or last >= context:
                 raise WakefulError(
                     f"positions must lie between 0 and {context - 1}, in the model's context of "
@@ -516,12 +518,12 @@ class Decoder(HasRoles, Marked, nn.Module):
 
 
 def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
-    """Return which tokens are the first of their document, given each one's number."""
+    """Return which tokens are the first of their document, given the documents' numbers."""
     return documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
 
 
 def _places_from(begins: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return each token's number in its own document, given which tokens begin one."""
+    """Return each token's position in its document, given which tokens start one."""
     number = torch.arange(begins.shape[1], device=begins.device)
     return number - torch.where(begins, number, 0).cummax(1).values
 

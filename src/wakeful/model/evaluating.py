@@ -1,4 +1,4 @@
-"""Models switched to evaluation for a while."""
+"""Context manager that switches models to evaluation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,18 +7,18 @@ from typing import Any
 from torch import nn
 
 _OUTPUTS = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
-"""What a configuration of Transformers must say for a model to put out logits by name, and no more
-than is asked for.
+"""Fields of a Transformers configuration for models that return their logits by name, and no other
+outputs.
 """
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Switch models to evaluation and to outputs by name, and each of their modules back to what it
-    was, after an error too.
+    """Switch models to evaluation and to outputs by name; restore all of their modules at the end,
+    after an error too.
     """
     training = [part for model in models for part in model.modules() if part.training]
-    before = [each for model in models for each in name_outputs(model)]
+    replaced = [field for model in models for field in name_outputs(model)]
     for model in models:
         model.eval()
     try:
@@ -26,22 +26,22 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
-        for config, name, value in before:
+        for config, name, value in replaced:
             vars(config)[name] = value
 
 
 def name_outputs(model: nn.Module) -> list[tuple[Any, str, Any]]:
-    """Let a model put out its logits by name, whatever its configuration says; return the fields
-    that said something else, as configuration, name and value.
+    """Set a model's configurations so that it returns its logits by name; return the replaced
+    fields as (configuration, name, value).
     """
     parts = (vars(part).get("config") for part in model.modules())
-    configs = {id(each): each for each in parts if hasattr(each, "__dict__")}.values()
-    before = [
+    configs = {id(part): part for part in parts if hasattr(part, "__dict__")}.values()
+    replaced = [
         (config, name, vars(config)[name])
         for config in configs
         for name, value in _OUTPUTS.items()
         if vars(config).get(name, value) != value
     ]
-    for config, name, _ in before:
+    for config, name, _ in replaced:
         vars(config)[name] = _OUTPUTS[name]
-    return before
+    return replaced

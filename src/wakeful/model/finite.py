@@ -1,4 +1,4 @@
-"""What a model computes, held to numbers."""
+"""Checks that a model's outputs are finite."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from wakeful.errors import Diverged
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 where it is."""
+    """Return a tensor in float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def check_finite(*outputs: Tensor) -> None:
-    """Raise `Diverged` where something that a model computed is NaN or infinite."""
-    if not all(torch.isfinite(each).all() for each in outputs):
+    """Raise `Diverged` where an output of a model has NaN or infinite entries."""
+    if not all(torch.isfinite(output).all() for output in outputs):
         raise Diverged(
             "the model's outputs are not finite: it is damaged, or needs dtype float32 or float64"
         )
 
 
 def check_logits(logits: Tensor) -> Tensor:
-    """Return logits; raise `Diverged` where a token (the last axis) is infinitely likely or NaN."""
+    """Return logits; raise `Diverged` where a row's largest logit is infinite or NaN."""
     check_finite(logits.amax(-1))
     return logits

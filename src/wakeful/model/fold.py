@@ -8,7 +8,7 @@ from torch import Tensor
 from wakeful.config.model import ModelConfig
 from wakeful.embeddings import Embedding
 from wakeful.model.decoder import Decoder
-from wakeful.model.rebuild import rebuilt
+from wakeful.model.rebuild import rebuild_decoder
 from wakeful.norms.base import Norm
 from wakeful.variants import build
 
@@ -43,4 +43,4 @@ def folded(decoder: Decoder) -> Decoder:
         table, head = decoder.embedding.folded(decoder.embed.weight, decoder.head.weight)
         new |= {"embed.weight": table, "head.weight": head}
     changes = {"norm": config.norm, "embedding": config.embedding, "tied": config.tied}
-    return rebuilt(decoder, new, **changes)
+    return rebuild_decoder(decoder, new, **changes)

@@ -1,4 +1,4 @@
-"""Continuing texts, one token at a time."""
+"""Generation of text, one token at a time."""
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -16,10 +16,10 @@ from wakeful.model.finite import check_logits
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn.
+    """Settings of random sampling.
 
-    From softmax(logits / `temperature`), 0 being greedy; `top_k` keeps the likeliest tokens (0:
-    all), `top_p` the smallest set of them whose probabilities reach it.
+    Tokens are drawn from softmax(logits / `temperature`), 0 being greedy; `top_k` keeps the
+    likeliest tokens (0: all), `top_p` the smallest set of them whose probabilities reach it.
 
     Raises:
         WakefulError: a number is out of its range.
@@ -49,14 +49,14 @@ class Sampling:
         check_logits(logits)
         if self.temperature == 0:
             return logits.argmax(-1)
-        # In double and less the largest, so that no temperature is too low for it.
+        # In float64 and minus the largest logit, so that low temperatures do not overflow.
         count = min(self.top_k or logits.shape[-1], logits.shape[-1])
         if count == logits.shape[-1] and self.top_p == 1.0:  # nothing to sort for
             highest = logits.amax(-1, keepdim=True).double()
             probabilities = ((logits.double() - highest) / self.temperature).softmax(-1)
             return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-        kept, ids = logits.topk(count, sorted=True)
-        scaled = (kept.double() - kept[:, :1].double()) / self.temperature
+        top_logits, ids = logits.topk(count, sorted=True)
+        scaled = (top_logits.double() - top_logits[:, :1].double()) / self.temperature
         probabilities = scaled.softmax(-1)
         # A token stays if those before it have not reached top_p; the first always stays.
         before = probabilities.cumsum(-1) - probabilities
@@ -65,9 +65,9 @@ class Sampling:
 
 
 class CachedForward:
-    """Gives the logits of the last token, and keeps the cache from one call to the next.
+    """Forward pass that returns the logits of the last token and keeps the cache between calls.
 
-    It is made for `rows` sequences of up to `length` tokens, once the first tokens are there.
+    The first call allocates the cache for `rows` sequences of up to `length` tokens.
     """
 
     def __init__(self, decoder: Decoder, rows: int, length: int) -> None:
@@ -77,12 +77,14 @@ class CachedForward:
     def __call__(
         self, tokens: Int[Tensor, "B L"], rows: Sequence[int] = ()
     ) -> Float[Tensor, "B V"]:
-        """Return the logits after tokens that go on from the step before, or from `rows` of it."""
+        """Return the logits after tokens that continue the previous call's sequences, or its
+        sequences `rows`.
+        """
         if self._cache is None:
             self._cache = self._decoder.new_cache(*self._size)
         elif 0 < len(rows) < self._cache.batch_size:
             self._cache.reorder(torch.tensor(rows))
-        # Only the last token's logits are wanted, and the head is the widest matrix.
+        # Only the last token's logits are needed, and the head is the widest matrix.
         return self._decoder.logits(self._decoder.hidden(tokens, cache=self._cache)[:, -1])
 
 
@@ -97,7 +99,7 @@ def generate(
     seed: int = 0,
     stop: Container[int] = (),
 ) -> Iterator[int]:
-    """Return up to `num_tokens` token ids that continue `prompt`, each as soon as it is known.
+    """Yield up to `num_tokens` token ids that continue `prompt`.
 
     The prompt is read once and the key/value cache does the rest. `temperature`, `top_k`, `top_p`
     and `seed` are as in `Sampling`. Generation ends early at a token of `stop`, which is not
@@ -125,10 +127,10 @@ def continuation(
     num_tokens: int,
     stop: Container[int] = (),
 ) -> Iterator[int]:
-    """Return token ids as `generate` does, from a model that is a function.
+    """Return token ids as `generate` does, for any model.
 
-    `step` takes the tokens (1, L) that follow those it has seen and returns the logits (1, V) of
-    the next one.
+    `step` takes the next tokens (1, L) and returns the logits (1, V) of the token after them; it
+    keeps the state of earlier tokens.
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
@@ -172,21 +174,21 @@ def side_by_side(
 ) -> list[list[int]]:
     """Return every prompt with its continuation, each of up to `length` tokens in all.
 
-    A row ends with the first token of `ends`. Where there is a `reply`, it takes the place of that
-    first token, and the next one ends the row: a question is written, and then its answer.
+    A row ends with the first token of `ends`. A `reply` replaces that first token, and the row ends
+    with the second one: the model writes a question, and then its answer.
 
-    No row is padded: the shortest prompt is read at once, and what longer ones and replies have
-    more is read token by token while other rows go on. `step` takes the new tokens (B, L) and which
-    rows of the step before they belong to, and returns the logits (B, V) of the next.
+    No row is padded: the length of the shortest prompt is read at once, and the rest of longer
+    prompts and replies token by token while other rows continue. `step` takes the new tokens (B, L)
+    and the rows of the previous step that they continue, and returns the logits (B, V) of the next.
     """
     generator = how.generator
     rows = [list(prompt) for prompt in prompts]
     asks = [bool(reply)] * len(rows)
     alive = list(range(len(rows)))
-    kept, read = alive, min(map(len, rows))
+    kept_rows, read = alive, min(map(len, rows))
     tokens = [row[:read] for row in rows]
     while alive:
-        logits = step(torch.tensor(tokens, device=device), kept).float().cpu()
+        logits = step(torch.tensor(tokens, device=device), kept_rows).float().cpu()
         chosen = how.choose(logits, generator)
         ended: set[int] = set()
         for row, token in zip(alive, chosen.tolist(), strict=True):
@@ -202,8 +204,8 @@ def side_by_side(
                 ended.add(row)
         if read + 1 >= length:
             break
-        kept = [place for place, row in enumerate(alive) if row not in ended]
-        alive = [alive[place] for place in kept]
+        kept_rows = [index for index, row in enumerate(alive) if row not in ended]
+        alive = [alive[index] for index in kept_rows]
         tokens = [[rows[row][read]] for row in alive]
         read += 1
     return [row[:length] for row in rows]

@@ -1,4 +1,4 @@
-"""Functions that look on while a model's modules run."""
+"""Functions called before and after a model's modules run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,14 +18,14 @@ def hooked(
     after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
     named: bool = False,
 ) -> Iterator[None]:
-    """Call `before(key, args)` ahead of each module's forward pass, `after(key, args, output)`
-    behind it. What they return, unless it is None, takes the place of the inputs or the output.
+    """Call `before(key, args)` before each module's forward pass and `after(key, args, output)`
+    after it. A result that is not None replaces the inputs or the output.
 
-    With `named` it is `before(key, args, kwargs)`, and both take the place of both.
+    With `named` it is `before(key, args, kwargs)`, whose result replaces both.
     """
 
-    def call(look: Callable[..., Any], key: Key, _module: nn.Module, *seen: Any) -> Any:
-        return look(key, *seen)
+    def call(look: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:
+        return look(key, *arguments)
 
     with ExitStack() as hooks:
         for key, module in modules.items():

@@ -1,7 +1,7 @@
-"""How a decoder begins: with all its weights drawn, or without any.
+"""Decoders with random initial weights, or with none.
 
-What is built from a description that somebody else wrote takes time and memory by the numbers in
-it. Here they are held to what the weights' own files can be before anything is built.
+The numbers in a configuration of unknown origin decide how much time and memory its model takes.
+Here they are compared with the tensors in its weight files before anything is built.
 """
 
 import hashlib
@@ -20,18 +20,20 @@ from wakeful.variants.roles import Start, role_of
 
 @torch.no_grad()
 def initialize(decoder: Decoder, seed: int) -> Decoder:
-    """Give every parameter of a new decoder its initial value, and return the decoder.
+    """Initialize all parameters of a new decoder, and return the decoder.
 
-    By their roles: matrices and embeddings are normal with standard deviation `init_std` (the
-    projections back into the residual stream divided by √(2N) where `scale_residual_init` says so),
-    biases zero; everything else keeps the start that its module gave it. A matrix on the meta
-    device stays there: see `fill`.
+    Roles decide: matrices and embeddings are normal with standard deviation `init_std` (divided by
+    √(2N) for projections back into the residual stream if `scale_residual_init` is set), biases are
+    zero; all others keep the values that their modules gave them. A matrix on the meta device stays
+    there: see `fill`.
 
     Each parameter draws from a generator seeded by (seed, its name), on the CPU: twins that differ
     in one part agree in every other parameter of the same name and shape, on any device.
     """
     for name, parameter in decoder.named_parameters():
-        values = None if parameter.is_meta else _drawn(decoder.config, name, parameter, seed)
+        if parameter.is_meta:
+            continue
+        values = _initial_values(decoder.config, name, parameter, seed)
         if values is not None:
             parameter.copy_(values)
     return decoder
@@ -39,29 +41,29 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, seed: int) -> Decoder:
-    """Make the matrices that a decoder lacks (`without_matrices`), with their initial values.
+    """Allocate the matrices that a decoder lacks (`without_matrices`), with their initial values.
 
-    Inside `torch.device("meta")`, where nothing is to take memory, none is made.
+    Inside `torch.device("meta")` the decoder is returned unchanged.
     """
     if torch.get_default_device().type == "meta":
         return decoder
     for name, parameter in list(decoder.named_parameters()):
         if parameter.is_meta:
-            values = _drawn(decoder.config, name, parameter, seed)
+            values = _initial_values(decoder.config, name, parameter, seed)
             assert values is not None, name
             set_parameter(decoder, name, values.to(parameter.dtype))
     return decoder
 
 
 def set_parameter(decoder: Decoder, name: str, values: torch.Tensor) -> None:
-    """Put a parameter in the place of one, and of the head's where that is the same one."""
+    """Replace a parameter by one with other values; a tied head follows its embedding."""
     owner, _, key = name.rpartition(".")
     setattr(decoder.get_submodule(owner), key, nn.Parameter(values))
     if name == "embed.weight" and decoder.config.tied:
         decoder.head.weight = decoder.embed.weight
 
 
-def _drawn(
+def _initial_values(
     config: ModelConfig, name: str, parameter: nn.Parameter, seed: int
 ) -> torch.Tensor | None:
     """Return a parameter's initial value in float32; None where its module has given it one."""
@@ -89,16 +91,16 @@ def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def skeleton(config: ModelConfig, num_tensors: int, place: Path) -> Decoder:
+def build_on_meta(config: ModelConfig, num_tensors: int, source: Path) -> Decoder:
     """Return the decoder on the meta device, where weights take no memory.
 
     Raises:
-        WakefulError: `place`, with its tensors, cannot hold a model of that many layers, or no
-            tensor can have the sizes described.
+        WakefulError: the configuration has more layers than the file `source` has tensors, or no
+            tensor can have its sizes.
     """
     if config.num_layers > num_tensors:
         raise WakefulError(
-            f"{place} is of another model: it has {num_tensors} tensors, and the configuration "
+            f"{source} is of another model: it has {num_tensors} tensors, and the configuration "
             f"{config.num_layers} layers"
         )
     try:
@@ -106,21 +108,21 @@ def skeleton(config: ModelConfig, num_tensors: int, place: Path) -> Decoder:
             return Decoder(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise WakefulError(
-            f"{place} is of another model: no tensor has the sizes in the configuration "
+            f"{source} is of another model: no tensor has the sizes in the configuration "
             f"({first_line(error)})"
         ) from None
 
 
 def check_shapes(
-    described: Mapping[str, torch.Tensor], stored: Mapping[str, tuple[int, ...]], place: Path
+    described: Mapping[str, torch.Tensor], stored: Mapping[str, tuple[int, ...]], source: Path
 ) -> None:
-    """Raise `WakefulError` unless the stored tensors are those of the model described."""
+    """Raise `WakefulError` unless the stored tensors have the model's names and shapes."""
     if stored.keys() != described.keys():
         odd = sorted(stored.keys() ^ described.keys())
-        raise WakefulError(f"{place} is of another model: {odd[0]!r} is in only one of the two")
+        raise WakefulError(f"{source} is of another model: {odd[0]!r} is in only one of the two")
     for name, tensor in described.items():
         if stored[name] != tensor.shape:
             raise WakefulError(
-                f"{place} is of another model: {name!r} has shape {stored[name]} there and "
+                f"{source} is of another model: {name!r} has shape {stored[name]} there and "
                 f"{tuple(tensor.shape)} here"
             )

@@ -1,7 +1,7 @@
-"""Low-rank adapters: matrices stand still and learn a difference of small rank.
+"""Low-rank adapters: frozen matrices plus a trained difference of low rank.
 
-y = W x + b + (α / r) B A x, A (r, in) drawn at random and B (out, r) zero at the start, so that a
-model begins as it was (LoRA, 2106.09685, section 4.1; the difference is scaled as peft scales it).
+y = W x + b + (α / r) B A x, A (r, in) random and B (out, r) zero at the start, so that the adapted
+model starts as the same function (LoRA, 2106.09685, section 4.1; scaled as in peft).
 """
 
 import math
@@ -22,40 +22,40 @@ from wakeful.variants.roles import HasRoles, Role
 
 Modules = Literal["all", "attention", "mlp"]
 A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"
-"""How the names of an adapter's tensors end, after the name of its layer."""
+"""Suffixes of an adapter's tensors, after the name of its layer."""
 
 
 class LowRank(HasRoles, nn.Linear):
-    """A linear layer whose matrix stands still beside a difference that learns.
+    """A linear layer with a frozen matrix and a trained low-rank difference.
 
-    One that exists becomes this by its class, and then by `adapt`.
-    The scale is a buffer, so that a checkpoint says all that merging takes.
+    An existing layer is converted by setting its `__class__` and calling `adapt`.
+    The scale is a buffer, so that a checkpoint holds all that merging needs.
     """
 
-    others = Role()
+    default_role = Role()
     lora_a: nn.Parameter
     lora_b: nn.Parameter
     lora_scale: Tensor
 
     def adapt(self, rank: int, alpha: float, seed: int) -> None:
-        """Begin an adapter; everything else stands still from now on."""
+        """Create the adapter's matrices and freeze all other parameters."""
         self.requires_grad_(False)
         weight = self.weight
-        drawn = torch.empty(rank, self.in_features)
+        initial = torch.empty(rank, self.in_features)
         if not weight.is_meta:
-            generator = torch.Generator(drawn.device).manual_seed(seed)
-            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-        self.lora_a = nn.Parameter(drawn.to(weight))
+            generator = torch.Generator(initial.device).manual_seed(seed)
+            nn.init.kaiming_uniform_(initial, a=math.sqrt(5), generator=generator)
+        self.lora_a = nn.Parameter(initial.to(weight))
         self.lora_b = nn.Parameter(weight.new_zeros(self.out_features, rank))
         self.register_buffer(SCALE[1:], weight.new_tensor(alpha / rank))
 
-    def forward(self, input: Tensor) -> Tensor:  # torch's name for it
+    def forward(self, input: Tensor) -> Tensor:  # the name in `nn.Linear`
         low = F.linear(F.linear(input, self.lora_a), self.lora_b)
         return super().forward(input) + self.lora_scale * low
 
 
 class LowRankHeads(Heads, LowRank):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """A projection into heads that learns a difference."""
+    """A projection into heads with a low-rank adapter."""
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
@@ -67,13 +67,13 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor
 def adapt(
     decoder: Decoder, rank: int, *, alpha: float, modules: Modules = "all", seed: int = 0
 ) -> Decoder:
-    """Give the linear layers of a decoder's blocks adapters, in place, and let their matrices rest.
+    """Add adapters to the linear layers of a decoder's blocks, in place, and freeze the rest.
 
-    Of the rest, what a value route, a depth mix and a normalizer learn goes on learning: a model
-    that one of them was switched on in begins as if it were off, and would stay so.
+    Parameters of value routes, depth mixes and normalizers stay trainable: one that was switched on
+    in an existing model starts without effect and would keep none.
 
-    `modules` are those of the attention, of the feed-forward network, or both. Each adapter draws
-    from a stream of its own, named by its layer and the seed.
+    `modules` are those of the attention, of the feed-forward network, or both. Each adapter is
+    drawn from its own random stream, seeded by (seed, name of the layer).
 
     Raises:
         WakefulError: the rank or alpha is not positive.
@@ -82,7 +82,7 @@ def adapt(
         raise WakefulError(
             f"train.lora.rank must be at least 1 and alpha positive, got {rank} and {alpha}"
         )
-    learns = [
+    trainable = [
         parameter
         for module in decoder.modules()
         if isinstance(module, ValueRoute | DepthMix | Normalizer)
@@ -90,14 +90,14 @@ def adapt(
         if parameter.requires_grad
     ]
     decoder.requires_grad_(False)
-    for parameter in learns:
+    for parameter in trainable:
         parameter.requires_grad_(True)
-    found = [
+    layers = [
         (name, module)
         for name, module in decoder.blocks.named_modules(prefix="blocks")
         if type(module) in (nn.Linear, Heads) and (modules == "all" or modules in name.split("."))
     ]
-    for name, module in found:
+    for name, module in layers:
         low: Any = module
         low.__class__ = LowRankHeads if isinstance(module, Heads) else LowRank
         low.adapt(rank, alpha, seed_of(seed, name + A))

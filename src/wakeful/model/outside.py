@@ -1,7 +1,7 @@
-"""Parts from outside the package, tried before they are trained.
+"""Checks of variants from outside the package before they are trained.
 
 A route that reads the next token wins every comparison, and one whose cache differs from its
-forward is another model when it generates. Nothing in a loss shows either.
+forward pass generates with another model. No loss shows either fault.
 """
 
 import dataclasses
@@ -17,23 +17,24 @@ from wakeful.model.initialize import initialize
 from wakeful.variants import foreign_names
 
 _LENGTHS = (13, 8, 2, 1)
-"""Texts that are read: a cache and a convolution may fail at odd ones alone."""
+"""Lengths of the texts: a cache or a convolution may fail at odd lengths only."""
 _CLOSE = 1e-4
-"""The largest difference of a logit, over the largest logit, that rounding explains."""
+"""Largest difference of logits, relative to the largest logit, that counts as rounding."""
 
 
 @torch.no_grad()
 def check_outside(config: ModelConfig) -> None:
-    """Try a model's parts from outside the package in a narrow model of as many layers and heads.
+    """Test a model's variants from outside the package in a narrow model with the same numbers of
+    layers and heads.
 
     Raises:
-        WakefulError: with one of them, a token changes the logits of those before it, or logits
-            differ with a cache.
+        WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ
+            from those without.
     """
     named = [name for name, folder in VARIANTS.items() if foreign_names(getattr(config, name))]
     if not named:
         return
-    # Wide enough for parts that read the first channels of the stream, a dozen or so.
+    # Wide enough for variants that read the first dozen channels of the stream.
     width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
         config, vocab_size=64, max_length=max(_LENGTHS), width=width * config.num_heads,
@@ -43,23 +44,24 @@ def check_outside(config: ModelConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         decoder = initialize(Decoder(narrow), 0).eval()
-        for parameter in decoder.parameters():  # what begins at zero would hide what it does
+        for parameter in decoder.parameters():  # a variant whose parameters are 0 has no effect
             parameter.add_(0.1 * torch.randn_like(parameter))
     parts = " and ".join(f"model.{name} = {getattr(config, name)}" for name in named)
     for length in _LENGTHS:
         tokens = torch.arange(length)[None] % narrow.vocab_size
-        whole = decoder(tokens)
-        for place in range(1, length):
-            other = tokens.clone()
-            other[0, place] = narrow.vocab_size - 1
-            if (before := _apart(decoder(other)[:, :place], whole[:, :place])) is not None:
+        logits = decoder(tokens)
+        for position in range(1, length):
+            changed = tokens.clone()
+            changed[0, position] = narrow.vocab_size - 1
+            leaked = _difference(decoder(changed)[:, :position], logits[:, :position])
+            if leaked is not None:
                 raise WakefulError(
-                    f"{parts}: token {place} of {length} changes the logits of those before it, by "
-                    f"{before:.2g}: a part may read a token itself and those before it"
+                    f"{parts}: token {position} of {length} changes the logits of those before it, "
+                    f"by {leaked:.2g}: a part may read a token itself and those before it"
                 )
         cache = decoder.new_cache(1, length)
         pieces = [decoder(piece, cache=cache) for piece in tokens.split(1, 1)]
-        if (cached := _apart(torch.cat(pieces, 1), whole)) is not None:
+        if (cached := _difference(torch.cat(pieces, 1), logits)) is not None:
             raise WakefulError(
                 f"{parts}: token by token with a cache, {length} tokens have other logits than "
                 f"together, {cached:.2g} apart: what a part reads of earlier tokens must be keys "
@@ -67,7 +69,7 @@ def check_outside(config: ModelConfig) -> None:
             )
 
 
-def _apart(found: Float[Tensor, "B L V"], wanted: Float[Tensor, "B L V"]) -> float | None:
-    """Return the largest difference, if it is more than rounding."""
-    apart = float((found - wanted).abs().max())
-    return None if apart <= _CLOSE * float(wanted.abs().max()) else apart
+def _difference(actual: Float[Tensor, "B L V"], expected: Float[Tensor, "B L V"]) -> float | None:
+    """Return the largest difference of logits; None where it is rounding."""
+    largest = float((actual - expected).abs().max())
+    return None if largest <= _CLOSE * float(expected.abs().max()) else largest

@@ -1,4 +1,4 @@
-"""Where a token stands: rotary position embedding.
+"""Rotary position embedding.
 
 Learned positions are an `nn.Embedding` of the decoder, added to the token embedding.
 """
@@ -15,10 +15,10 @@ CosSin = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 
 
 class Rotary(nn.Module):
-    """RoPE (Su et al. 2024): channel pairs (i, i + r/2) turn by position · θ^{−2i/r}.
+    """RoPE (Su et al. 2024): channel pairs (i, i + r/2) are rotated by position · θ^{−2i/r}.
 
-    r = `rotary_width` channels of a head turn, its first ones. The pairing is Llama's in
-    Transformers, so its weights load as they are.
+    The first r = `rotary_width` channels of a head are rotated. The pairs are those of Llama in
+    Transformers, so its weights load unchanged.
     """
 
     cos: Tensor
@@ -41,7 +41,7 @@ class Rotary(nn.Module):
 
     def table(self) -> CosSin:
         """Return the cosines and sines of every position, float32, each rounded once."""
-        # On the CPU even where a default device is set: a model may be built without memory.
+        # On the CPU even if the default device is "meta", on which models are built.
         rates = {"dtype": torch.float64, "device": "cpu"}
         half = torch.arange(0, self.rotary_width, 2, **rates) / self.rotary_width
         frequencies = self.theta**-half
@@ -55,7 +55,7 @@ class Rotary(nn.Module):
 
 
 def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tensor, "B L N d"]:
-    """Turn each head's channel pairs by its token's angles; channels past the table's stay."""
+    """Rotate each head's channel pairs by its token's angles; channels past the table's stay."""
     cos, sin = rotation
     if cos.dtype != heads.dtype:
         cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
@@ -65,7 +65,7 @@ def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tenso
 
 
 class _Rotate(torch.autograd.Function):
-    """The turn, and the turn back for its gradient, without the copies that slicing would keep."""
+    """The rotation, and the inverse one for its gradient, without the copies that slicing keeps."""
 
     @staticmethod
     def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,4 +1,4 @@
-"""A decoder of another description around the weights of one that exists."""
+"""Decoders with a changed configuration that share the weights of an existing decoder."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,32 +10,34 @@ from torch import Tensor, nn
 from wakeful.model.decoder import Decoder
 
 
-def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any) -> Decoder:
+def rebuild_decoder(
+    decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any
+) -> Decoder:
     """Return a decoder whose configuration has `changes`; it shares weights with `decoder`.
 
-    `new` are parameters that the changed one has besides, or in the place of the old ones; those
-    that it lacks are left out.
+    `new` are the parameters that the new decoder has in addition or with other values; parameters
+    that it does not have are dropped.
     """
     state = decoder.state_dict(keep_vars=True)
-    given = {
+    added = {
         name: nn.Parameter(tensor, requires_grad=False) for name, tensor in (new or {}).items()
     }
     with torch.device("meta"):
-        made = Decoder(dataclasses.replace(decoder.config, **changes))
-    known = made.state_dict().keys()
-    kept = {name: _ordinary(tensor) for name, tensor in state.items() if name in known}
-    for name, parameter in made.named_parameters():
-        if name in kept:  # or loading would thaw a frozen one, which is the caller's too
-            parameter.requires_grad_(kept[name].requires_grad)
-    made.load_state_dict(kept | given, assign=True)
-    if made.config.tied:
-        made.head.weight = made.embed.weight
-    return made.to(decoder.embed.weight.device).train(decoder.training)
+        result = Decoder(dataclasses.replace(decoder.config, **changes))
+    names = result.state_dict().keys()
+    shared = {name: _ordinary(tensor) for name, tensor in state.items() if name in names}
+    for name, parameter in result.named_parameters():
+        if name in shared:  # loading must not unfreeze a frozen one, which is the caller's too
+            parameter.requires_grad_(shared[name].requires_grad)
+    result.load_state_dict(shared | added, assign=True)
+    if result.config.tied:
+        result.head.weight = result.embed.weight
+    return result.to(decoder.embed.weight.device).train(decoder.training)
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Return a tensor, or a copy of one that was made in inference mode, which no parameter of
-    another mode can be.
+    """Return a tensor, or a copy of an inference tensor, which cannot be a parameter outside of
+    inference mode.
     """
     if not tensor.is_inference() or torch.is_inference_mode_enabled():
         return tensor

@@ -1,4 +1,4 @@
-"""`WalshHadamard`: a rotation of channels that no matrix can take up, done as the model runs."""
+"""`WalshHadamard`: a rotation of channels in the forward pass, where no matrix can absorb it."""
 
 from torch import Tensor, nn
 
@@ -9,9 +9,9 @@ class WalshHadamard(nn.Module):
     """x F on the last axis, F the Walsh–Hadamard transform (⊗ Hartley) of
     `wakeful.optim.rotations.hadamard`; F is symmetric and F F = I.
 
-    Of a feed-forward network's hidden channels, with W_down F in the place of W_down, it leaves the
-    function as it is, and `down` reads no channel that stands out. Of queries and keys after RoPE,
-    (F q)ᵀ (F k) = qᵀ k, and no channel of a cached key stands out (QuaRot, 2404.00456, section 4;
+    Applied to a feed-forward network's hidden channels, with W_down F instead of W_down, it keeps
+    the function, and `down` reads no outlier channels. Applied to queries and keys after RoPE,
+    (F q)ᵀ (F k) = qᵀ k, and cached keys have no outlier channels (QuaRot, 2404.00456, section 4;
     SpinQuant, 2405.16406, calls it R3).
     """
 

@@ -1,7 +1,7 @@
-"""What a normalizer is, and the softmax with a constant in its denominator.
+"""The base class of normalizers, and the softmax with a constant in its denominator.
 
 A fused normalizer is a softmax with e^s added to its denominator, s for each head or for each head
-and query; s = −∞ is the ordinary softmax. That form is what lets any fused kernel serve it: see
+and query; s = −∞ is the ordinary softmax. Fused kernels compute this form: see
 `wakeful.model.attend`. Any other weights are computed by their definition, at reference speed.
 """
 
@@ -23,17 +23,17 @@ class Normalizer(Variant, nn.Module, ABC):
     """
 
     fused: bool = True
-    """Whether the weights have that form, which fused kernels know."""
+    """True if the weights have that form, which fused kernels compute."""
 
     def __init__(self) -> None:
         super().__init__()
 
     def attach(self, shape: Shape) -> None:
-        """Make the parameters of one layer with this shape."""
+        """Create the parameters of one layer with this shape."""
         self.num_heads = shape.num_heads
 
     def start_plain(self) -> str:
-        """Set the parameters as near the softmax as can be; return what is changed, or ""."""
+        """Set the parameters as close to the softmax as possible; return the change, "" if none."""
         if str(self) == self.neutral:
             return ""
         if not self.fused:
@@ -42,7 +42,7 @@ class Normalizer(Variant, nn.Module, ABC):
 
     @property
     def note(self) -> str:
-        """What a reader of its speed and memory must know; "" if nothing."""
+        """Warning about speed and memory; "" if there is none."""
         if self.fused:
             return ""
         return f"{self} runs at reference speed: every head's L × S matrix is made"
@@ -63,8 +63,8 @@ class Normalizer(Variant, nn.Module, ABC):
     def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
         """Return the attention weights by their definition; masked logits are −∞.
 
-        Logits come in float32 or float64, whatever the model computes in. No weight is negative.
-        Fused weights have no other definition than `sink_softmax`.
+        Logits are float32 or float64, whatever the model's dtype. No weight is negative.
+        `sink_softmax` is the definition of all fused weights.
         """
         raise NotImplementedError
 

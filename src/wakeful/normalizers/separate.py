@@ -1,4 +1,4 @@
-"""ReLU and sigmoid attention: every key is weighed by itself."""
+"""ReLU and sigmoid attention: each key's weight depends on its own logit only."""
 
 import math
 
@@ -10,7 +10,7 @@ from wakeful.normalizers.base import Normalizer
 
 
 class _Separate(Normalizer):
-    """Weights that depend on n, the keys that the query sees, or `length` of them."""
+    """Base class of weights scaled by n, the number of keys that the query sees, or by `length`."""
 
     fused = False
 
@@ -25,7 +25,7 @@ class _Separate(Normalizer):
 
 
 class ReLU(_Separate):
-    """p_i = relu(x_i) / n, n the keys that the query sees: all may be zero.
+    """p_i = relu(x_i) / n, n the number of keys that the query sees; all weights may be zero.
 
     Wortsman et al. (2309.08586) divide by one number, the sequences' length: `length` sets it. With
     n, early queries, which see few keys, have the scale of late ones.
@@ -34,11 +34,11 @@ class ReLU(_Separate):
     examples = ("relu", "relu(length=16)")
 
     def weights(self, logits: Tensor) -> Tensor:
-        return logits.relu() / (self.length or _seen(logits))
+        return logits.relu() / (self.length or _count_keys(logits))
 
 
 class Sigmoid(_Separate):
-    """p_i = σ(x_i − ln n), n the keys that the query sees (Ramapuram et al., 2409.04431, sec. 4).
+    """p_i = σ(x_i − ln n), n keys that the query sees (Ramapuram et al., 2409.04431, section 4).
 
     The paper's n is one number, the length of its sequences: `length` sets it. A query that sees
     fewer keys then starts with less than the softmax's total weight of one.
@@ -49,8 +49,8 @@ class Sigmoid(_Separate):
     def weights(self, logits: Tensor) -> Tensor:
         if self.length:
             return torch.sigmoid(logits - math.log(self.length))
-        return torch.sigmoid(logits - _seen(logits).to(logits.dtype).log())
+        return torch.sigmoid(logits - _count_keys(logits).to(logits.dtype).log())
 
 
-def _seen(logits: Tensor) -> Tensor:
+def _count_keys(logits: Tensor) -> Tensor:
     return (logits > -torch.inf).sum(-1, keepdim=True).clamp_min(1)

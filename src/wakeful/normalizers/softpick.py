@@ -10,9 +10,9 @@ from wakeful.normalizers.base import Normalizer
 class Softpick(Normalizer):
     """p_i = relu(e^{x_i} − 1) / (Σ_j |e^{x_j} − 1| + ε) (Zuhri et al., 2504.20966, eq. 2).
 
-    Keys with x ≤ 0 get nothing, and a query whose logits are all below zero attends to nothing.
-    As in the authors' code every term is divided by e^m and ε stands beside the divided sum; m is
-    max(x, 0) here, for theirs, max x, overflows where all logits are far below zero.
+    Keys with x ≤ 0 get no weight, and a query whose logits are all below zero attends to no key.
+    As in the authors' code every term is divided by e^m before ε is added to the sum. Here m is
+    max(x, 0): the authors' max x overflows where all logits are far below zero.
 
     Near x = 0 the weights are relu(x_i) / (Σ_j |x_j| + ε), whose slope grows to 1 / ε: in half
     precision the gradients of a model whose logits are small carry large errors.

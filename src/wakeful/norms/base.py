@@ -1,4 +1,4 @@
-"""What a norm owes: where it stands, and what it does with channels."""
+"""The base class of norms, and the settings that each receives from the decoder."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ placement says so), after one of them, before the head, or of the query or key h
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormPlace:
-    """Where a norm stands, and over how many channels."""
+class NormSpec:
+    """Settings of one norm in a model: its position, channels and ε."""
 
     part: NormSite
     layer: int
@@ -28,42 +28,42 @@ class NormPlace:
     eps: float
     """Added to the variance."""
     bias: bool
-    """Whether the model has biases."""
+    """True if the model has biases."""
 
 
 class Norm(Variant, nn.Module, ABC):
-    """A normalization over the channels, one module a place."""
+    """A normalization over the channels; one module for each position in the model."""
 
-    place: NormPlace
+    spec: NormSpec
     centers: ClassVar[bool] = False
-    """Whether it takes the mean over the channels out."""
+    """True if the norm subtracts the mean over the channels."""
     scales_channels: ClassVar[bool] = False
-    """Whether channels have scales or biases of their own, which a rotation would mix."""
+    """True if single channels have scales or biases, which a rotation would mix."""
     plainer: ClassVar[str] = ""
     """The expression of a simpler norm that is the same function with the `folded` parameters."""
 
     def __init__(self) -> None:
         super().__init__()
 
-    def attach(self, place: NormPlace) -> None:
-        """Make the parameters for one place."""
-        self.place = place
+    def attach(self, spec: NormSpec) -> None:
+        """Create the parameters for one position in the model."""
+        self.spec = spec
 
     def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
-        """Take the channels' scales γ and biases β out of the norm, and return them.
+        """Remove the scales γ and biases β of the channels from the norm, and return them.
 
-        What is left commutes with rotations (of vectors without a mean, where it `centers`).
+        The remaining norm commutes with rotations (of vectors with zero mean, where it `centers`).
 
         Raises:
-            WakefulError: it does more with channels than that.
+            WakefulError: the norm has other parameters of single channels.
         """
         raise WakefulError(f"model.norm = {self} has no scale that could be taken out of it")
 
     def take_over(self, reference: "Norm") -> None:
-        """Undo what this place changes in parameters copied from the same norm in another layer."""
+        """Adapt parameters copied from the same norm in another layer to this norm's position."""
 
     def folded(self) -> dict[str, Tensor]:
-        """Return the parameters, by name, with which the `plainer` norm does what this one does."""
+        """Return the parameters, by name, with which the `plainer` norm is the same function."""
         return {}
 
     @abstractmethod

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.norms.base import Norm, NormPlace
+from wakeful.norms.base import Norm, NormSpec
 from wakeful.norms.rms import rms_norm
 from wakeful.variants.roles import Role
 
@@ -31,12 +31,12 @@ class GatedNorm(Norm):
             raise WakefulError(f"gated_norm: rank must be at least 1, got {rank}")
         self.rank = rank
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
         # Not called weight, which whatever divides a norm's output would multiply into.
-        self.scale = nn.Parameter(torch.ones(place.width))
-        self.down = nn.Parameter(torch.zeros(self.rank, place.width))
-        self.up = nn.Parameter(torch.zeros(place.width, self.rank))
+        self.scale = nn.Parameter(torch.ones(spec.width))
+        self.down = nn.Parameter(torch.zeros(self.rank, spec.width))
+        self.up = nn.Parameter(torch.zeros(spec.width, self.rank))
 
     def roles(self) -> Mapping[str, Role]:
         return {
@@ -45,7 +45,7 @@ class GatedNorm(Norm):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        y = rms_norm(x, self.scale, self.place.eps)
+        y = rms_norm(x, self.scale, self.spec.eps)
         gate = F.linear(F.silu(F.linear(y, self.down.to(y.dtype))), self.up.to(y.dtype))
         return y * torch.sigmoid(gate)
 
@@ -62,10 +62,10 @@ class PreAffine(Norm):
     neutral = "pre_affine"
     scales_channels = True
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
-        self.before = nn.Parameter(torch.ones(place.width))
-        self.weight = nn.Parameter(torch.ones(place.width))
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
+        self.before = nn.Parameter(torch.ones(spec.width))
+        self.weight = nn.Parameter(torch.ones(spec.width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x * self.before.to(x.dtype), self.weight, self.place.eps)
+        return rms_norm(x * self.before.to(x.dtype), self.weight, self.spec.eps)

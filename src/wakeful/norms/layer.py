@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.norms.base import Norm, NormPlace
+from wakeful.norms.base import Norm, NormSpec
 
 
 class LayerNorm(Norm):
@@ -14,10 +14,10 @@ class LayerNorm(Norm):
     centers = True
     scales_channels = True
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
-        self.weight = nn.Parameter(torch.ones(place.width))
-        self.bias = nn.Parameter(torch.zeros(place.width)) if place.bias else None
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
+        self.weight = nn.Parameter(torch.ones(spec.width))
+        self.bias = nn.Parameter(torch.zeros(spec.width)) if spec.bias else None
 
     @torch.no_grad()
     def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
@@ -29,4 +29,4 @@ class LayerNorm(Norm):
         return scale, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.place.width,), self.weight, self.bias, self.place.eps)
+        return F.layer_norm(x, (self.spec.width,), self.weight, self.bias, self.spec.eps)

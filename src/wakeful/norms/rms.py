@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from wakeful.norms.base import Norm, NormPlace
+from wakeful.norms.base import Norm, NormSpec
 from wakeful.tracing import differentiate, is_differentiated_again, is_transformed
 
 
@@ -72,9 +72,9 @@ class RMSNorm(Norm):
     neutral = "rmsnorm"
     scales_channels = True
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
-        self.weight = nn.Parameter(torch.ones(place.width))
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
+        self.weight = nn.Parameter(torch.ones(spec.width))
 
     @torch.no_grad()
     def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
@@ -83,7 +83,7 @@ class RMSNorm(Norm):
         return scale, None
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.place.eps)
+        return rms_norm(x, self.weight, self.spec.eps)
 
 
 class RMSNormSingle(Norm):
@@ -96,8 +96,8 @@ class RMSNormSingle(Norm):
     examples = ("rmsnorm_single",)
     plainer = "rmsnorm"
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
         self.weight = nn.Parameter(torch.ones(1))
 
     def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
@@ -105,7 +105,7 @@ class RMSNormSingle(Norm):
 
     @torch.no_grad()
     def folded(self) -> dict[str, Tensor]:
-        return {"weight": self.weight.repeat(self.place.width)}
+        return {"weight": self.weight.repeat(self.spec.width)}
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.place.eps)
+        return rms_norm(x, self.weight, self.spec.eps)

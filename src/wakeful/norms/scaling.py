@@ -1,11 +1,11 @@
-"""LayerNorm scaling: the deeper a layer, the smaller what its norms put out."""
+"""LayerNorm scaling: norms whose outputs shrink with depth."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from wakeful.norms.base import Norm, NormPlace
+from wakeful.norms.base import Norm, NormSpec
 from wakeful.norms.rms import RMSNorm, rms_norm
 
 
@@ -24,9 +24,9 @@ class LayerNormScaling(RMSNorm):
     neutral = None
     plainer = "rmsnorm"
 
-    def attach(self, place: NormPlace) -> None:
-        super().attach(place)
-        self.scale = 1.0 if place.part == "final" else 1 / math.sqrt(place.layer + 1)
+    def attach(self, spec: NormSpec) -> None:
+        super().attach(spec)
+        self.scale = 1.0 if spec.part == "final" else 1 / math.sqrt(spec.layer + 1)
 
     @torch.no_grad()
     def take_over(self, reference: Norm) -> None:
@@ -38,4 +38,4 @@ class LayerNormScaling(RMSNorm):
         return {"weight": self.weight * self.scale}
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight * self.scale, self.place.eps)
+        return rms_norm(x, self.weight * self.scale, self.spec.eps)

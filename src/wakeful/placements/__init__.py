@@ -1,4 +1,4 @@
-"""Placements: where a block's norms stand."""
+"""Placements of a block's norms."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ feed-forward network."""
 
 
 class Placement(Variant, ABC):
-    """Which norms each layer has; whichever it is, a final norm stands before the head."""
+    """The positions of each layer's norms; a final norm before the head is always there."""
 
     @abstractmethod
     def at(self, layer: int, num_layers: int) -> NormOrder:
-        """Return where the norms of a layer (from 0) stand."""
+        """Return the positions of the norms of a layer (from 0)."""
 
 
 class Pre(Placement):

@@ -50,7 +50,7 @@ class AttentionEvent:
     Where a layer attends several times to the same values, its weights are the sum of this event's
     and of those in `others`, each times its `share`. `unseen` says why the weights are not one
     L × L matrix, where they are not: a probe that asks for them is refused with that reason.
-    With `joined` = n, each n heads in turn have the same values: those of all n, side by side.
+    With `heads_per_value` = n, each group of n heads shares the concatenated values of all n.
     """
 
     layer: int
@@ -68,7 +68,7 @@ class AttentionEvent:
     share: float = 1.0
     others: "tuple[AttentionEvent, ...]" = ()
     unseen: str = ""
-    joined: int = 1
+    heads_per_value: int = 1
 
     @cached_property
     def sequences(self) -> list[Attended]:
@@ -107,7 +107,7 @@ class AttentionEvent:
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=sink, before=self.before, weigh=self.weigh,
-            keep=keep, share=self.share, joined=self.joined,
+            keep=keep, share=self.share, heads_per_value=self.heads_per_value,
             others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip
 

@@ -46,14 +46,14 @@ class Attended:
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
     others: "tuple[Attended, ...]" = ()
-    joined: int = 1
+    heads_per_value: int = 1
 
     @property
     def values(self) -> Float[Tensor, "G L _"]:
         """Each key/value head's own values, several of which `v` may hold side by side, in float32
         (float64 stays)."""
-        v = widened(self.v)[:: self.joined]
-        return v.unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
+        v = widened(self.v)[:: self.heads_per_value]
+        return v.unflatten(-1, (self.heads_per_value, -1)).transpose(1, 2).flatten(0, 1)
 
     @property
     def length(self) -> int:

@@ -85,7 +85,7 @@ class DecoderSource:
         self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any], unseen: str
     ) -> AttentionEvent:
         dot = attention.dot
-        joined = next((route.joined(layer) for route in attention.attenders), 1)
+        heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
         before = None
@@ -105,7 +105,7 @@ class DecoderSource:
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
-            joined=joined,
+            heads_per_value=heads_per_value,
         )  # fmt: skip
 
 

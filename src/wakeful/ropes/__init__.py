@@ -1,4 +1,4 @@
-"""Ropes: how frequencies are changed so that a model reads further than it was trained to."""
+"""RoPE scalings: changes of the frequencies for texts longer than those of training."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,15 +13,15 @@ __all__ = ["Linear", "Llama3", "Plain", "RopeScaling"]
 
 
 class RopeScaling(Variant, ABC):
-    """A map of RoPE's frequencies, in radians a token, that holds for every length of text."""
+    """A map of RoPE's frequencies, in radians per token, for texts of every length."""
 
     @abstractmethod
     def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
-        """Return the frequencies to use in place of θ^{−2i/d}."""
+        """Return the frequencies that replace θ^{−2i/d}."""
 
 
 class Plain(RopeScaling):
-    """The frequencies θ^{−2i/d} as they are."""
+    """The unchanged frequencies θ^{−2i/d}."""
 
     examples = ("plain",)
     neutral = "plain"
@@ -31,7 +31,7 @@ class Plain(RopeScaling):
 
 
 class Linear(RopeScaling):
-    """Every frequency divided by `factor`: positions stand closer together (Chen et al. 2023)."""
+    """All frequencies divided by `factor`: position interpolation (Chen et al. 2023)."""
 
     examples = ("linear(factor=2.0)",)
     neutral = "linear(factor=1.0)"
@@ -46,7 +46,7 @@ class Linear(RopeScaling):
 
 
 class Llama3(RopeScaling):
-    """Slow frequencies divided by `factor`, fast ones kept, and a straight line between.
+    """Slow frequencies divided by `factor`, fast ones kept, linear interpolation in between.
 
     A frequency f turns r = f · original_length / 2π times in the context of the first training;
     with s = (r − low) / (high − low), cut to [0, 1], it becomes f · (s + (1 − s) / factor).
@@ -70,5 +70,5 @@ class Llama3(RopeScaling):
 
     def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
         turns = frequencies * (self.original_length / (2 * math.pi))
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
-        return frequencies * (kept + (1 - kept) / self.factor)
+        blend = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (blend + (1 - blend) / self.factor)

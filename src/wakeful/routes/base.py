@@ -1,4 +1,4 @@
-"""What a value route may decide, and how routes combine.
+"""The base class of value routes, their combinations, and the plan of a decoder's routes.
 
 Shapes: B batch, L new tokens, S all tokens so far (S = L without a cache), H query heads, G
 key/value heads, d head width. Layers are counted from 0 in code, from 1 in the papers' formulas.
@@ -16,7 +16,7 @@ from wakeful.variants.shape import Shape
 
 
 class QKV(NamedTuple):
-    """Heads of the new tokens: `q` (B, L, H, d), `k` and `v` (B, L, G, d); RoPE is already in."""
+    """Heads of the new tokens: `q` (B, L, H, d), `k` and `v` (B, L, G, d), after RoPE."""
 
     q: Tensor
     k: Tensor
@@ -24,7 +24,7 @@ class QKV(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The layer whose query, key and value projections a layer uses; its own where it has them."""
+    """The layers whose query, key and value projections a layer uses, such as its own."""
 
     query: int
     key: int
@@ -32,18 +32,18 @@ class Source(NamedTuple):
 
 
 Basis = Literal["stream", "values"]
-"""What a rotation turns: the residual stream, or the values of a head."""
+"""The vectors that a rotation acts on: the residual stream, or the values of a head."""
 Kind = Literal["query", "key", "value", "keys", "values", "sink", "null", "tokens", "embedded"]
 
 
 class Read(NamedTuple):
-    """One tensor that a layer needs, of an earlier layer or of what stands before the first.
+    """One tensor of an earlier layer, or of the model's input, that a layer needs.
 
-    `query`, `key`, `value` are a layer's projections of the new tokens before any mixing;
-    `keys`, `values` are what it attended to: after mixing, the cached past included; `sink` is the
-    s of its normalizer, where it has one; `null` is what depth mixes are told of it. Before the
-    first layer, at layer −1, are `tokens`, the new tokens' ids (B, L), and `embedded`, x_0: their
-    embeddings (B, L, D) as the first block gets them.
+    `query`, `key`, `value` are a layer's projections of the new tokens before any mixing; `keys`,
+    `values` are those of all tokens after mixing, which it attends to; `sink` is the s of its
+    normalizer, where it has one; `null` is the share of attention that goes to no key, for depth
+    mixes. The input has layer −1: `tokens`, the new tokens' ids (B, L), and `embedded`, their
+    embeddings x_0 (B, L, D) as the first block receives them.
     """
 
     kind: Kind
@@ -58,60 +58,60 @@ EMBEDDED = Read("embedded", -1)
 BEFORE_LAYERS = frozenset({TOKENS, EMBEDDED})
 
 Memory = Mapping[Read, Tensor]
-"""The tensors that layers state in `reads`, and no others."""
+"""The tensors that layers declare in `reads`."""
 Attend = Callable[..., Tensor]
 """`attend(q, k, v)`: this layer's masked attention.
 
 `attend(q, k, v, like=m)` attends with the scale and sink of layer m, whose `sink` the route reads;
-`copies=2` masks keys and values that stand twice in a row (see `CrossLayer`).
+`copies=2` masks two concatenated sequences of keys and values (see `CrossLayer`).
 """
 
 
 class ValueRoute(Variant, nn.Module):
-    """Where a layer's values come from and what happens to them around the attention.
+    """The source of each layer's values, and the operations on them around the attention.
 
-    One object serves the whole decoder. `attach` tells it the shape and the layers it acts on, and
-    makes its parameters; every method below is then asked layer by layer, and only for those
-    layers. A subclass overrides what it changes and states each tensor of another layer in `reads`.
+    One object serves the whole decoder. `attach` sets the shape and the layers it acts on and
+    creates its parameters; the methods below are then called for each of those layers. A subclass
+    overrides the operations that it changes and declares all tensors of other layers in `reads`.
     """
 
     mixes: frozenset[Kind] = frozenset()
-    """The projections that `mix` changes; a layer that borrows one of them refuses the route."""
+    """The projections that `mix` changes; layers that borrow one of them cannot have the route."""
     from_second = False
-    """Whether it leaves layer 0 alone, which has no layer before it."""
+    """True if the route acts from layer 1 on: layer 0 has no layer before it."""
     by_layer = False
-    """Whether each parameter is of one layer, the first number in its name, or a row for each of
-    `layers`."""
+    """True if each parameter belongs to one layer, the first number in its name, or has a row for
+    each of `layers`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers: tuple[int, ...] = ()
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Bind the route to a decoder of this shape, acting on `layers`; make its parameters."""
+        """Bind the route to `layers` of a decoder of this shape; create its parameters."""
         self.shape = shape
         self.layers = tuple(layer for layer in layers if layer > 0 or not self.from_second)
         self.row_of = {layer: row for row, layer in enumerate(self.layers)}
-        """The row of each layer in a parameter that has a row for each of `layers`."""
+        """Index of each layer in parameters that have a row for each of `layers`."""
 
     def routes(self, layer: int) -> "list[ValueRoute]":
         """Return the elementary routes that act on this layer, in order."""
         return [self] if layer in self.layers else []
 
     def single_channels(self) -> Mapping[Basis, str]:
-        """Say what it does with single channels of the residual stream or of the values.
+        """Describe operations on single channels of the residual stream or of the values.
 
-        No rotation of those leaves the function what it is. Matrices that read all channels of the
-        stream are declared by their roles instead, and leave nothing to say here.
+        They do not commute with a rotation of that basis. Matrices that read all channels of the
+        stream are not among them: their roles declare them.
         """
         return {}
 
     def source(self, layer: int) -> Source:
-        """Return whose projections the layer uses, decided once when the decoder is built."""
+        """Return the layers whose projections this layer uses; called when a decoder is built."""
         return Source(layer, layer, layer)
 
     def reads(self, layer: int) -> frozenset[Read]:
-        """Return the tensors that `mix`, `attend` or `correct` will look up in `memory`."""
+        """Return the tensors that `mix`, `attend` or `correct` look up in `memory`."""
         return frozenset()
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
@@ -128,18 +128,18 @@ class ValueRoute(Variant, nn.Module):
         return attend(q, keys, values)
 
     def shares(self, layer: int) -> tuple[float, ...]:
-        """Return what each of `attend`'s calls weighs in the layer's weights, in their order.
+        """Return the coefficients of `attend`'s calls in the layer's attention weights.
 
-        A route that attends n times to the same values as U = Σ s_m A_m V gives s_1 … s_n; what
-        looks at attention then sees Σ s_m A_m, once. Nothing at all says that the layer's weights
-        are not one matrix over its own tokens.
+        A route that attends n times to the same values as U = Σ s_m A_m V returns s_1 … s_n, and
+        probes see Σ s_m A_m. An empty tuple means that the layer's attention is not one matrix over
+        its own tokens.
         """
         return (1.0,)
 
-    def joined(self, layer: int) -> int:
-        """Return how many heads' values stand side by side in what `attend` attends to.
+    def heads_per_value(self, layer: int) -> int:
+        """Return the number n of heads whose values are concatenated for `attend`.
 
-        Each of those heads attends to them all, so that they are there as often.
+        Each of those n heads attends to all of them, so they are repeated n times.
         """
         return 1
 
@@ -154,44 +154,45 @@ class ValueRoute(Variant, nn.Module):
         """Raise `WakefulError` if the route makes no sense at this layer given all the sources."""
 
     def acts(self, layer: int) -> bool:
-        """Tell whether the route does anything on this layer."""
+        """Return True if the route changes anything in this layer."""
         steps = ("mix", "attend", "correct")
         changes = any(getattr(type(self), step) is not getattr(ValueRoute, step) for step in steps)
         return changes or self.source(layer) != Source(layer, layer, layer)
 
     def start_plain(self) -> str:
-        """Set the route's parameters to where it changes nothing, if there is such a point.
+        """Set the parameters to values at which the route changes nothing, if there are any.
 
-        Returns what it changes all the same, for a model that inherits plain blocks; "" if nothing.
+        Return a description of the remaining change, for a model that inherits plain blocks; "" if
+        there is none.
         """
         return "" if str(self) == self.neutral else f"{self} changes what plain blocks compute"
 
     @torch.no_grad()
     def take_over(self, reference: "ValueRoute", sources: Sequence[int]) -> None:
-        """Copy the parameters that the same route has learned in another decoder.
+        """Copy the trained parameters of the same route in another decoder.
 
-        `sources[n]` is the layer of that decoder which became layer n here, or −1: such a layer
-        keeps its own. Call it after `start_plain`.
+        `sources[n]` is the layer of that decoder which is layer n here, or −1 for a new layer,
+        which keeps its parameters. Call it after `start_plain`.
 
         Raises:
-            WakefulError: what was learned has no meaning for layers in this order.
+            WakefulError: the parameters do not apply to layers in this order.
         """
         if not self.by_layer and next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
         for layer in self.layers:
             if sources[layer] in reference.layers:
-                theirs = reference._learned(sources[layer])
-                for own, learned in zip(self._learned(layer), theirs, strict=True):
-                    own.copy_(learned)
+                trained = reference._parameters_of_layer(sources[layer])
+                for target, source in zip(self._parameters_of_layer(layer), trained, strict=True):
+                    target.copy_(source)
 
-    def _learned(self, layer: int) -> list[Tensor]:
-        """Return the parameters of one of its layers, `by_layer`."""
-        found: list[Tensor] = []
-        for name, each in self.named_parameters():
+    def _parameters_of_layer(self, layer: int) -> list[Tensor]:
+        """Return the parameters of one layer, or the layer's rows of them; see `by_layer`."""
+        parameters: list[Tensor] = []
+        for name, parameter in self.named_parameters():
             number = next((part for part in name.split(".") if part.isdigit()), "")
             if number in ("", str(layer)):
-                found.append(each if number else each[self.row_of[layer]])
-        return found
+                parameters.append(parameter if number else parameter[self.row_of[layer]])
+        return parameters
 
 
 class Own(ValueRoute):
@@ -202,7 +203,7 @@ class Own(ValueRoute):
 
 
 class Then(ValueRoute):
-    """Several routes at once: each mixes and corrects what the one before it left."""
+    """Several routes in sequence: each mixes and corrects the results of the one before it."""
 
     examples = (
         "then(resformer, neutreno(lam=0.2))",
@@ -232,8 +233,8 @@ class Then(ValueRoute):
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
         assert isinstance(reference, Then)
-        for part, theirs in zip(self._parts(), reference._parts(), strict=True):
-            part.take_over(theirs, sources)
+        for part, reference_part in zip(self._parts(), reference._parts(), strict=True):
+            part.take_over(reference_part, sources)
 
     def _parts(self) -> list[ValueRoute]:
         return [part for part in self.parts if isinstance(part, ValueRoute)]
@@ -288,7 +289,7 @@ class OnLayers(ValueRoute):
 
 
 class RoutePlan:
-    """What a route means for each layer of one decoder, settled and checked when it is built."""
+    """The routes, sources and shared tensors of each layer, decided when a decoder is built."""
 
     def __init__(self, route: ValueRoute, shape: Shape) -> None:
         route.attach(shape, range(shape.num_layers))
@@ -298,16 +299,16 @@ class RoutePlan:
         self.reads = [self._reads(layer) for layer in everywhere]
         for layer in everywhere:
             self._check(layer)
-        wanted = frozenset[Read]().union(*self.reads)
-        self.before = wanted & BEFORE_LAYERS
-        """What routes read of what stands before the first layer."""
-        self.leaves: list[frozenset[Kind]] = [
-            frozenset(read.kind for read in wanted if read.layer == layer) for layer in everywhere
+        needed = frozenset[Read]().union(*self.reads)
+        self.before = needed & BEFORE_LAYERS
+        """Tensors of the model's input that routes read."""
+        self.shared_kinds: list[frozenset[Kind]] = [
+            frozenset(read.kind for read in needed if read.layer == layer) for layer in everywhere
         ]
-        """The tensors each layer must leave behind for later ones."""
+        """Kinds of tensors of each layer that later layers read."""
 
     def owns(self, kind: Literal["query", "key", "value"], layer: int) -> bool:
-        """Tell whether the layer has this projection itself."""
+        """Return True if the layer has its own projection of this kind."""
         return getattr(self.sources[layer], kind) == layer
 
     def _source(self, layer: int) -> Source:

@@ -70,7 +70,7 @@ class Differential(ValueRoute):
         # Output heads stand where the plain model has those of the same values.
         return normed.unflatten(-1, (2, width)).transpose(3, 4).flatten(2, 4)
 
-    def joined(self, layer: int) -> int:
+    def heads_per_value(self, layer: int) -> int:
         return 2
 
     def _share(self, layer: int) -> tuple[Tensor, float]:

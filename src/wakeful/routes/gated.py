@@ -1,4 +1,4 @@
-"""Gates on V_1: each token and head takes as much of the first layer's value as it opens for."""
+"""Gated first value: each token and head adds V_1 times a learned gate."""
 
 from typing import Literal
 
@@ -12,11 +12,11 @@ from wakeful.variants.shape import Shape
 
 Gate = Literal["sigmoid", "relu", "mix"]
 _NEARLY_SHUT = 1e-3
-"""What a relu's W is multiplied by for plain blocks."""
+"""Factor on the weights W of ReLU gates in models that inherit plain blocks."""
 
 
 class Gated(Gates):
-    """V'_n = V_n + g(h_n) V_1, one gate a key/value head and token; g by `gate`:
+    """V'_n = V_n + g(h_n) V_1, one gate per key/value head and token; g by `gate`:
 
     * `sigmoid`: g = sigmoid(W h_n + b), W from zero and b from `start`: ½ at the start by default.
     * `relu`: g = relu(W h_n) (SATFormer, 2605.03953, and its code), W drawn with deviation 0.02.
@@ -24,7 +24,7 @@ class Gated(Gates):
       residuals, with our start).
 
     h_n is the normalized input of layer n's attention; with `channels` W reads only its first
-    channels alone, as the gates of modded-nanogpt and nanochat read 12.
+    channels, as the gates of modded-nanogpt and nanochat read 12.
     """
 
     examples = ("gated", 'gated(gate="relu")', 'gated(gate="mix")', "gated(channels=12)")
@@ -37,9 +37,9 @@ class Gated(Gates):
             raise WakefulError('gated: start is used by gate="sigmoid" and "mix" only, not "relu"')
         super().__init__(start=start, channels=channels)
         self.gate: Gate = gate
-        self.nearly = 8.0 if gate == "mix" else -8.0
+        self.plain_bias = 8.0 if gate == "mix" else -8.0
         self.biased = gate != "relu"
-        # No gradient reaches a relu's zero, so W starts as the authors' does.
+        # ReLU has no gradient at W = 0, so W starts as in the authors' code.
         self.deviation = 0.02 if gate == "relu" else 0.0
 
     def width(self, shape: Shape) -> int:
@@ -57,11 +57,11 @@ class Gated(Gates):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        opening = self.opening(layer, x).unsqueeze(-1)
+        logits = self.gate_logits(layer, x).unsqueeze(-1)
         first = memory[FIRST_VALUE]
         if self.gate == "relu":
-            return qkv._replace(v=torch.addcmul(qkv.v, opening.relu(), first))
-        gate = opening.sigmoid()
+            return qkv._replace(v=torch.addcmul(qkv.v, logits.relu(), first))
+        gate = logits.sigmoid()
         if self.gate == "mix":
             return qkv._replace(v=torch.lerp(first, qkv.v, gate))
         return qkv._replace(v=qkv.v + gate * first)

@@ -1,4 +1,4 @@
-"""Gates that a layer opens; `output_gate`, which lets through so much of a head's output."""
+"""The base class of gated routes, and `output_gate`, a gate on each head's output."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,20 +21,19 @@ _SOFTPLUS_1 = math.log(math.e - 1)
 
 
 class Gates(ValueRoute):
-    """What routes share that have W h_n + b of the normalized input h_n a layer, as gates.
+    """Base class of routes with gates W h_n + b, h_n the normalized input of layer n's attention.
 
-    W starts at zero and b at `start`; with `channels` W reads the first channels of h_n alone.
+    W starts at zero and b at `start`; with `channels` W reads only the first channels of h_n.
     """
 
     by_layer = True
     biased = True
-    """Whether there is a b."""
+    """True if there is a bias b."""
     deviation = 0.0
-    """Of what W is drawn with, where zero would never learn."""
+    """Standard deviation of W at the start, for gates that have no gradient at W = 0."""
 
-    nearly: float
-    """The bias that all but opens or shuts a gate: one that is wide open or shut has no slope to
-    learn by."""
+    plain_bias: float
+    """The bias at which a gate is almost open or shut; a saturated gate would have no gradient."""
 
     def __init__(self, *, start: float, channels: int) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Gates(ValueRoute):
         self.channels = channels
 
     def width(self, shape: Shape) -> int:
-        """Return the gates of a layer."""
+        """Return the number of gates in a layer."""
         raise NotImplementedError
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
@@ -62,7 +61,7 @@ class Gates(ValueRoute):
             self.gates[str(layer)] = gate
 
     def roles(self) -> Mapping[str, Role]:
-        # Some channels of the stream are not the stream: another basis would mix in the others.
+        # A matrix that reads only some channels of the stream does not admit another basis.
         matrix = Role(residual=None if self.channels else 1, decays=True, quantized=True)
         return {f"gates.{layer}.weight": matrix for layer in self.layers}
 
@@ -71,16 +70,17 @@ class Gates(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        if self.start / self.nearly >= 1:
+        if self.start / self.plain_bias >= 1:
             return super().start_plain()
         for gate in self.gates.values():
             assert isinstance(gate, nn.Linear)
             gate.weight.zero_()
-            gate.bias.fill_(self.nearly)
-        share, end = 1 / (1 + math.exp(-self.nearly)), "wide open" if self.nearly > 0 else "shut"
+            gate.bias.fill_(self.plain_bias)
+        share = 1 / (1 + math.exp(-self.plain_bias))
+        end = "wide open" if self.plain_bias > 0 else "shut"
         return f"{self} starts with gates of {share:.4f}, for a gate that is {end} cannot learn"
 
-    def opening(self, layer: int, x: Tensor) -> Tensor:
+    def gate_logits(self, layer: int, x: Tensor) -> Tensor:
         """Return W h_n + b (B, L, width) for a layer's normalized input x (B, L, D)."""
         return self.gates[str(layer)](x[..., : self.channels] if self.channels else x)
 
@@ -88,11 +88,11 @@ class Gates(ValueRoute):
 class OutputGate(Gates):
     """U'_n = U_n ⊙ sigmoid(W h_n + b) before the output projection (Qiu et al., 2505.06708, G1).
 
-    h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
-    `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
-    by default; b and this start are ours. With `channels` W reads the first channels of h_n
-    (modded-nanogpt: 12). With `gate="softplus"` it is ln(1 + e^{W h_n + b}), which has no upper
-    bound, as in Laguna (Transformers' `LagunaAttention`).
+    h_n is the normalized input of layer n's attention; W is (H, D), one gate per head, or (H d, D)
+    with `per="channel"`. W starts at zero and b at `start`, so every gate starts at
+    sigmoid(`start`), ½ by default; b and this start are ours. With `channels` W reads the first
+    channels of h_n (modded-nanogpt: 12). With `gate="softplus"` it is ln(1 + e^{W h_n + b}), which
+    has no upper bound, as in Laguna (Transformers' `LagunaAttention`).
     """
 
     name = "output_gate"
@@ -103,7 +103,7 @@ class OutputGate(Gates):
         'output_gate(gate="softplus")',
     )
     neutral = "output_gate(start=40.0)"
-    nearly = 8.0
+    plain_bias = 8.0
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class OutputGate(Gates):
         return shape.num_heads * (shape.head_width if self.per == "channel" else 1)
 
     def single_channels(self) -> Mapping[Basis, str]:
-        apart: Mapping[Basis, str] = {"values": "has a gate for each of"}
-        return {**super().single_channels(), **(apart if self.per == "channel" else {})}
+        gated: Mapping[Basis, str] = {"values": "has a gate for each of"}
+        return {**super().single_channels(), **(gated if self.per == "channel" else {})}
 
     @torch.no_grad()
     def start_plain(self) -> str:
@@ -133,6 +133,6 @@ class OutputGate(Gates):
         return ""
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        opening = self.opening(layer, x)
-        gate = opening.sigmoid() if self.gate == "sigmoid" else F.softplus(opening)
+        logits = self.gate_logits(layer, x)
+        gate = logits.sigmoid() if self.gate == "sigmoid" else F.softplus(logits)
         return u * gate.unflatten(-1, (u.shape[2], -1))

@@ -1,4 +1,4 @@
-"""RMSNorms of single heads: of what a head puts out, and of the values that go into it."""
+"""RMSNorms of single heads: of a head's output, and of its values."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,6 +1,6 @@
-"""What ResFormer is compared with: other residuals from earlier layers, cross-layer attention.
+"""Alternatives to ResFormer: other residuals from earlier layers, and cross-layer attention.
 
-References of Value Residual Learning, written for the comparison and not for speed.
+The references of Value Residual Learning, written for comparison and not for speed.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ class _Projection(_Residual):
     """X'_n = (1 − w) X_n + w X_m of the projections X that `mixes` names."""
 
     def earlier(self, layer: int) -> Read:
-        """Return which X_m, by default the first layer's."""
+        """Return the tensor X_m, by default the first layer's."""
         (kind,) = self.mixes
         return Read(kind, 0)
 
@@ -120,8 +120,8 @@ class IdentityMapping(ValueRoute):
 class CrossLayer(ValueRoute):
     """U_n = softmax(Q_n [K_n; K_m]ᵀ / √d) [V_n; V_m] (Value Residual Learning, eq. 2).
 
-    m is the layer before (`other="previous"`, fig. 3) or the first (fig. 8). A reference: it
-    doubles the attention's cost and takes an explicit mask.
+    m is the previous layer (`other="previous"`, fig. 3) or the first (fig. 8). A reference: it
+    doubles the attention's cost and needs an explicit mask.
     """
 
     examples = ("crosslayer", 'crosslayer(other="first")')
@@ -132,7 +132,8 @@ class CrossLayer(ValueRoute):
         self.other: Other = other
 
     def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({Read("keys", self._other(layer)), Read("values", self._other(layer))})
+        source = self._source_layer(layer)
+        return frozenset({Read("keys", source), Read("values", source)})
 
     def shares(self, layer: int) -> tuple[float, ...]:
         return ()
@@ -140,10 +141,10 @@ class CrossLayer(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
-        other = self._other(layer)
-        both_keys = torch.cat([keys, memory[Read("keys", other)]], dim=1)
-        both_values = torch.cat([values, memory[Read("values", other)]], dim=1)
+        source = self._source_layer(layer)
+        both_keys = torch.cat([keys, memory[Read("keys", source)]], dim=1)
+        both_values = torch.cat([values, memory[Read("values", source)]], dim=1)
         return attend(q, both_keys, both_values, copies=2)
 
-    def _other(self, layer: int) -> int:
+    def _source_layer(self, layer: int) -> int:
         return layer - 1 if self.other == "previous" else 0

@@ -84,11 +84,11 @@ class ResFormer(ValueRoute):
                 f"{self} shares one total among its layers, and one of them would come from a "
                 "layer that has no share in the reference; inherit with another route"
             )
-        # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
-        kept = [reference.row_of[sources[layer]] for layer in self.layers]
-        share = reference.share.softmax(0)[kept].sum()
+        # λ_s · softmax(λ')_n stays the same for all inherited layers.
+        rows = [reference.row_of[sources[layer]] for layer in self.layers]
+        share = reference.share.softmax(0)[rows].sum()
         self.total.copy_(reference.total * share)
-        self.share.copy_(reference.share[kept])
+        self.share.copy_(reference.share[rows])
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})
@@ -158,9 +158,9 @@ class Dense(ValueRoute):
         for layer in self.layers:
             if str(sources[layer]) not in reference.weights:
                 continue
-            theirs = reference.weights[str(sources[layer])]
+            source_weights = reference.weights[str(sources[layer])]
             for earlier, source in enumerate(sources[: layer + 1]):
-                self.weights[str(layer)][earlier] = theirs[source] if source >= 0 else 0.0
+                self.weights[str(layer)][earlier] = source_weights[source] if source >= 0 else 0.0
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset(Read("value", earlier) for earlier in range(layer))

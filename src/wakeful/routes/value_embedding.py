@@ -1,4 +1,4 @@
-"""Value embeddings: what a token's id alone says goes straight into its value."""
+"""Value embeddings: a table looked up by token id, added to the values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,12 +13,12 @@ from wakeful.variants.shape import Shape
 
 
 class ValueEmbedding(Gates):
-    """V'_n = V_n + g(h_n) E_n[token], g = c sigmoid(W_n h_n), a gate a key/value head and token.
+    """V'_n = V_n + g(h_n) E_n[token], g = c sigmoid(W_n h_n), a gate per key/value head and token.
 
-    As in nanochat, which took it from modded-nanogpt: each layer has a table E_n (V, G d) of its
-    own, W_n reads the first `channels` channels of the attention's normalized input, and c is
-    `peak`. W starts at zero, E as other tables do. Of every `every` layers the last has one, the
-    decoder's last layer among them.
+    As in nanochat, which took it from modded-nanogpt: each layer has its own table E_n (V, G d),
+    W_n reads the first `channels` channels of the attention's normalized input, and c is `peak`. W
+    starts at zero, E as other tables do. One layer in `every` has a table, counted back from the
+    decoder's last layer.
     """
 
     name = "value_embedding"
@@ -73,6 +73,6 @@ class ValueEmbedding(Gates):
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
         rows = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)
-        gate = self.opening(layer, x).sigmoid().unsqueeze(-1)
+        gate = self.gate_logits(layer, x).sigmoid().unsqueeze(-1)
         embedded = rows.unflatten(-1, qkv.v.shape[2:])
         return qkv._replace(v=torch.addcmul(qkv.v, gate, embedded, value=self.peak))

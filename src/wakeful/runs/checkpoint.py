@@ -31,7 +31,7 @@ from wakeful.config.tables import to_table
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError, first_line
 from wakeful.model import lora
-from wakeful.model.initialize import check_shapes, skeleton
+from wakeful.model.initialize import build_on_meta, check_shapes
 from wakeful.optim.judged import judged, put_back
 from wakeful.optim.saved import (
     BUILT,
@@ -256,7 +256,7 @@ def check_description(path: Path, config: ModelConfig) -> None:
     verify(path, digests=False)
     try:
         stored = shards.StoredTensors(path, "model", read_state(path).cut)
-        own = unique_state(skeleton(config, len(stored.shapes), path))
+        own = unique_state(build_on_meta(config, len(stored.shapes), path))
         _check_shapes(own, stored, path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation

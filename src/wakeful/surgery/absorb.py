@@ -20,7 +20,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
-from wakeful.model.rebuild import rebuilt
+from wakeful.model.rebuild import rebuild_decoder
 from wakeful.surgery.prefix import store_prefix
 
 _SMALLEST = 1e-6
@@ -143,7 +143,7 @@ def absorb(
         prefixed.hidden(text)
     if decoder.config.positions == "learned":
         new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
-    return rebuilt(
+    return rebuild_decoder(
         decoder, new, attention_bias="all", max_length=decoder.config.max_length - 1, **changes
     )
 

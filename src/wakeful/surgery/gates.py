@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.rebuild import rebuilt
+from wakeful.model.rebuild import rebuild_decoder
 from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
 
 ROUTE = "output_gate"
@@ -84,4 +84,4 @@ def open_gates(decoder: Decoder) -> Decoder:
         new[f"route.gates.{layer}.bias"] = like.new_zeros(heads)
         out = f"blocks.{layer}.attention.out.weight"
         new[out] = 2 * decoder.get_parameter(out).detach()
-    return rebuilt(decoder, new, route=ROUTE)
+    return rebuild_decoder(decoder, new, route=ROUTE)

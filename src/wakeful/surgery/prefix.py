@@ -15,7 +15,7 @@ import torch
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.prefix import prefix_ids
-from wakeful.model.rebuild import rebuilt
+from wakeful.model.rebuild import rebuild_decoder
 
 
 def check_stores(decoder: Decoder, num_tokens: int) -> None:
@@ -50,4 +50,4 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
         f"blocks.{layer}.attention.stored.{kind}": cache.read((kind, layer))[0].clone()
         for kind, layer in decoder.cache_slots
     }
-    return rebuilt(decoder, stored, stored_prefix=len(tokens))
+    return rebuild_decoder(decoder, stored, stored_prefix=len(tokens))

@@ -29,7 +29,7 @@ from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.model.fold import folded
-from wakeful.model.rebuild import rebuilt
+from wakeful.model.rebuild import rebuild_decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
@@ -76,7 +76,7 @@ def rotate(
     turned = copy.deepcopy(plain, {id(each): each for each in plain.parameters()}).eval()
     if stream:
         _untie(turned)
-    norms = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
+    norms = [m for m in turned.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
     norms = norms if stream else []
     centered = any(norm.centers for norm in norms)
     readers, roles = (list(_stream_readers(turned)), roles_of(turned)) if stream else ([], {})
@@ -105,7 +105,7 @@ def rotate(
                     down = part.mlp.down.weight
                     down.copy_(WalshHadamard()(down.double()))
     if inner:
-        turned = rebuilt(turned, mlp_rotation=True)
+        turned = rebuild_decoder(turned, mlp_rotation=True)
     _compare(decoder, turned, kind)
     return turned
 
@@ -125,7 +125,7 @@ def rotate_keys(decoder: Decoder) -> Decoder:
         for name, keys in decoder.named_parameters():
             if name.endswith("attention.stored.keys"):
                 stored[name] = WalshHadamard()(keys.double()).to(keys.dtype)
-    turned = rebuilt(decoder, stored, qk_rotation=True)
+    turned = rebuild_decoder(decoder, stored, qk_rotation=True)
     _compare(decoder, turned, "a rotation of queries and keys")
     return turned
 
@@ -272,7 +272,7 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
         WakefulError: a rotation is known not to be exact.
     """
     kind = check_rotates(decoder, rotation)
-    norms = [m for m in decoder.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
+    norms = [m for m in decoder.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
     centered = any(norm.centers for norm in norms)
     width, device = decoder.config.width, decoder.embed.weight.device
     turn = turning(kind, "stream", width, device, seed=seed, centered=centered)

@@ -47,7 +47,7 @@ class Variant(HasRoles):
     name: str = ""
     examples: tuple[str, ...] = ()
     neutral: str | None = None
-    others = Role()
+    default_role = Role()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -1,9 +1,9 @@
-"""The role of a parameter in the model, for the rooms that treat parameters by it.
+"""Roles of parameters, which decide on initialization, weight decay, rotation and quantization.
 
-The module that makes a parameter declares its role in a method `roles()`. Optimizers,
-initialization, quantization and heirs ask for roles and know no name. Walking over a model
-(`named_parameters()`, `parameters()`, `modules()`, its own or a wrapper's) marks its parameters, so
-that `role_of` finds the role of one that comes alone.
+The module that creates a parameter declares its role in a method `roles()`. Optimizers,
+initialization, quantization and heirs ask for roles and know no parameter's name. Enumerating a
+model (`named_parameters()`, `parameters()`, `modules()`, its own or a wrapper's) marks its
+parameters with their roles, so that `role_of` needs the parameter alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Start = Literal["normal", "residual", "orthogonal", "zeros", "defined"]
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """One parameter, as the rest of the library sees it.
+    """Properties of a parameter that decide how other packages treat it.
 
-    The defaults are what a variant's own parameter is: none of the library's business.
+    The defaults are the role of a variant's own parameter: not decayed, rotated or quantized.
     """
 
     residual: int | None = None
@@ -33,12 +33,12 @@ class Role:
     embedding: bool = False
     """A table in which tokens or positions are looked up; a tied head is one."""
     decays: bool = False
-    """Whether weight decay applies."""
+    """True if weight decay applies."""
     start: Start = "defined"
-    """Normal with the model's deviation; the same, scaled where the model asks for it, for what
-    writes to the residual stream; an orthogonal matrix; zeros; or as its module makes it."""
+    """Initial values: normal with the model's standard deviation; "residual", the same, scaled with
+    depth if the model is configured so; an orthogonal matrix; zeros; or "defined" by its module."""
     quantized: bool = False
-    """Whether quantization of linear layers covers it."""
+    """True if quantization of linear layers covers it."""
 
 
 READS = Role(residual=1, decays=True, start="normal", quantized=True)
@@ -49,14 +49,14 @@ BIAS = Role(start="zeros")
 TABLE = Role(residual=1, vocabulary=True, embedding=True, decays=True, start="normal")
 """The (rows, D) matrix of an embedding."""
 HEAD = Role(residual=1, vocabulary=True, decays=True, start="normal", quantized=True)
-"""The (V, D) matrix of an output head that has one of its own."""
+"""The (V, D) matrix of an output head that is not tied."""
 
 
 class HasRoles:
     """A module that declares the roles of parameters inside it."""
 
-    others: ClassVar[Role | None] = None
-    """The role of every parameter inside it that nobody declares; None: they have none."""
+    default_role: ClassVar[Role | None] = None
+    """Role of all parameters inside the module that are not declared; None: no role."""
 
     def roles(self) -> Mapping[str, Role]:
         """Return the roles of parameters by their names inside this module.
@@ -67,11 +67,11 @@ class HasRoles:
 
 
 class Marked:
-    """What makes a module mark its parameters whenever somebody walks over it.
+    """Mixin of modules that mark their parameters with roles whenever they are enumerated.
 
-    A mark is an attribute, which copying and sharding lose: hence at this door, through which
-    every enumeration of parameters goes, that of a wrapper included. Whoever takes the first
-    parameter alone, to see its device at every token, does not pay for the others.
+    A mark is an attribute, which copying and sharding lose. All enumerations of parameters, also
+    those of a wrapper, call `named_modules`, which therefore sets the marks. It marks lazily, so
+    that reading the first parameter's device costs little.
     """
 
     def named_modules(
@@ -83,15 +83,15 @@ class Marked:
         module: Any = super()  # `nn.Module` comes after this class
         marking = _marking(module.__self__)
         marked: set[nn.Module] = set()
-        for name, each in module.named_modules(memo, prefix, remove_duplicate):
-            while each not in marked and (one := next(marking, None)) is not None:
-                marked.add(one)
-            yield name, each
+        for name, part in module.named_modules(memo, prefix, remove_duplicate):
+            while part not in marked and (marked_part := next(marking, None)) is not None:
+                marked.add(marked_part)
+            yield name, part
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """Return the declared roles of a model's parameters by full name, a tied one's once."""
-    return {name: role for _, found in _walked(model) for name, _, role in found}
+    """Return the declared roles of a model's parameters by full name; a tied parameter's once."""
+    return {name: role for _, parameters in _walk(model) for name, _, role in parameters}
 
 
 def mark(model: nn.Module) -> None:
@@ -106,32 +106,33 @@ def role_of(parameter: Tensor) -> Role | None:
 
 
 def _marking(model: nn.Module) -> Iterator[nn.Module]:
-    """Mark the parameters of one module after another; yield each when its own are marked."""
-    for module, found in _walked(model):
-        for _, parameter, role in found:
+    """Mark the parameters of one module after another; yield each module when it is done."""
+    for module, parameters in _walk(model):
+        for _, parameter, role in parameters:
             parameter._wakeful_role = role  # pyright: ignore[reportAttributeAccessIssue]
         yield module
 
 
-def _walked(model: nn.Module) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
-    """Yield modules in the order of `named_modules`, each with its own parameters of a role."""
-    seen: set[int] = set()
+def _walk(model: nn.Module) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
+    """Yield modules in the order of `named_modules`, each with its own parameters and roles."""
+    visited: set[int] = set()
     waiting: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
     while waiting:
-        prefix, module, declared, others = waiting.pop()
+        prefix, module, declared, default = waiting.pop()
         if isinstance(module, HasRoles):
-            others = others if module.others is None else module.others
+            default = default if module.default_role is None else module.default_role
             declared = {**declared, **{prefix + k: role for k, role in module.roles().items()}}
-        found: list[tuple[str, nn.Parameter, Role]] = []
+        parameters: list[tuple[str, nn.Parameter, Role]] = []
         for name, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in seen:
+            if parameter is None or id(parameter) in visited:
                 continue
-            seen.add(id(parameter))
-            role = declared.get(prefix + name, others)
+            visited.add(id(parameter))
+            role = declared.get(prefix + name, default)
             if role is not None:
-                found.append((prefix + name, parameter, role))
-        yield module, found
+                parameters.append((prefix + name, parameter, role))
+        yield module, parameters
         children = [
-            (f"{prefix}{name}.", child, declared, others) for name, child in module.named_children()
+            (f"{prefix}{name}.", child, declared, default)
+            for name, child in module.named_children()
         ]
         waiting += reversed(children)  # the first child comes off first
