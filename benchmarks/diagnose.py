@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from benchmarks.resident import forget_peak, resident
 from benchmarks.timing import Ratio, compare, seconds
 from wakeful.data.sources import read_documents
-from wakeful.hf.whole import smollm2_folder
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.probes import exact
 from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather, mean_over_layers

@@ -10,7 +10,7 @@ from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.config.model import ModelConfig
 from wakeful.hf import as_transformers
-from wakeful.hf.whole import smollm2_folder
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.timing import Ratio, compare
 from wakeful.data.sources import read_documents
-from wakeful.hf.whole import smollm2_folder
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.loading.load import load
 from wakeful.probes.attention import Sinks
 from wakeful.probes.hidden import Outliers

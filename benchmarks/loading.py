@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.resident import resident
 from benchmarks.timing import Ratio, compare
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.hf.weights_out import export_decoder
-from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 

@@ -13,7 +13,7 @@ from evaluation.models import save_llama
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hub import hub_or_cache
-from wakeful.loading.load import Place, _stored
+from wakeful.loading.load import Location, _stored_types
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_name_that_is_not_in_the_cache_has_not_the_weights_of_this_folder(
 ) -> None:
     save_llama(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    assert _stored(Place("hub", Path("nobody/tiny"), "nobody/tiny")) == (None, {})
+    assert _stored_types(Location("hub", Path("nobody/tiny"), "nobody/tiny")) == (None, {})
 
 
 @pytest.mark.parametrize("way", ["address", "proxy", "told"])

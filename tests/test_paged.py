@@ -18,7 +18,7 @@ import wakeful
 from verbs.test_diagnose import save_tokenizer
 from wakeful import paged
 from wakeful.errors import WakefulError
-from wakeful.hf.whole import Shards
+from wakeful.hf.checkpoint_reader import Shards
 from wakeful.loading.model import Model
 from wakeful.paged import Paged, in_file, is_finite, like, page
 from wakeful.probes.running import held_bytes

@@ -16,7 +16,7 @@ import pytest
 
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.hf.whole import smollm2_folder
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.quantization.compressed import file_bytes
 
 README = Path(__file__).parents[1] / "README.md"

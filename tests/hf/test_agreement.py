@@ -22,8 +22,8 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf import agreement as module
 from wakeful.hf.agreement import InFloat32, agreement
+from wakeful.hf.checkpoint_reader import attention_of
 from wakeful.hf.weights_in import decoder_of
-from wakeful.hf.whole import attention_of
 from wakeful.loading.load import read_decoder
 
 

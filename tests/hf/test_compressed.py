@@ -31,10 +31,10 @@ from transformers import (
 from helpers import tiny_decoder
 from quantization.test_experts import model_of
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import whole_model
 from wakeful.hf.dropping import drop_layers
 from wakeful.hf.transforms import attach
 from wakeful.hf.weights_in import decoder_of
-from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
 from wakeful.quantization import compressed, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization.compressed import (

@@ -20,11 +20,11 @@ import wakeful
 from helpers import since
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import _check_rotation, whole_model
 from wakeful.hf.gguf_architectures import stated
 from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.gguf_tokens import vocabulary_of
-from wakeful.hf.whole import _check_rotation, whole_model
 from wakeful.loading.load import read_decoder
 
 TRANSFORMERS = (

@@ -38,13 +38,13 @@ from helpers import some_tokens, tiny_decoder
 from hf.softmax1_models import PLAIN, build, plain_attention
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
 from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import smollm2_folder
-from wakeful.loading.load import fetched, place_of, read_decoder
+from wakeful.loading.load import fetch_from_hub, locate_model, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.watch import DecoderSource
@@ -202,9 +202,9 @@ def test_a_folder_has_the_name_that_it_is_asked_for_by(
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert place_of(tmp_path / "link").name == "link"
+    assert locate_model(tmp_path / "link").name == "link"
     monkeypatch.chdir(tmp_path / "real")
-    assert place_of(".").name == "real"
+    assert locate_model(".").name == "real"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -310,7 +310,7 @@ def test_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert fetched("oss").read_text().split("\n") == there[:5]
+    assert fetch_from_hub("oss").read_text().split("\n") == there[:5]
 
 
 def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hf.gguf_models import TEXTS, decoder
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2, narrowed, smollm2_folder
 from wakeful.hf.weights_out import export_decoder
-from wakeful.hf.whole import INSTALL_SMOLLM2, narrowed, smollm2_folder
 from wakeful.quantization.compressed import file_bytes
 
 TOKENS = torch.arange(24).view(1, 24) * 7 % 250

@@ -15,8 +15,8 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import hushed
 from wakeful.hf.weights_out import export_decoder
-from wakeful.hf.whole import hushed
 from wakeful.loading.load import load, read_decoder
 from wakeful.quantization.compressed import save_compressed
 from wakeful.quantization.convert import quantize_module

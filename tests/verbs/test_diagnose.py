@@ -32,7 +32,7 @@ from wakeful.diagnosis.report import diagnosis_report
 from wakeful.diagnosis.verdict import findings, summary
 from wakeful.errors import WakefulError
 from wakeful.finding import Advice
-from wakeful.hf import whole
+from wakeful.hf import checkpoint_reader as whole
 from wakeful.loading.load import load
 from wakeful.probes import exact
 from wakeful.reports.charts import slug, specification

@@ -12,8 +12,8 @@ import wakeful
 from hf.foreign_gguf import CONFIGS, write_foreign
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import quantization_method
 from wakeful.hf.weights_in import family_of
-from wakeful.hf.whole import quantization_method
 from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model

@@ -39,7 +39,7 @@ def test_an_estimate_stands_before_long_work(
         read_tokenizer=lambda: pytest.fail("nobody asked for it"),
     )  # fmt: skip
     shown = Heard()
-    tell = session.counting(shown, "windows", model, tokens=16, passes=3.0)
+    tell = session.count_progress(shown, "windows", model, tokens=16, passes=3.0)
     for done in range(3):
         tell(done, 2)
     size = sum(parameter.numel() for parameter in decoder.parameters())

@@ -10,7 +10,7 @@ from wakeful.curing.matching import MATCHING_PASSES, Matching, divergence, match
 from wakeful.curing.options import CureOptions
 from wakeful.errors import Diverged, WakefulError
 from wakeful.loading.model import Model
-from wakeful.loading.session import counting
+from wakeful.loading.session import count_progress
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
 from wakeful.terminal.display import Display
@@ -61,7 +61,7 @@ def retrained(
             if name.endswith(_FAST) or name.startswith("route.")
         ]  # fmt: skip
         tokens = options.batch_size * length
-        told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
+        told = count_progress(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
         after = divergence(student, teacher, text)
         if not math.isfinite(after):

@@ -51,14 +51,14 @@ from wakeful.diagnosis import (
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange, finite
 from wakeful.finding import Advice
+from wakeful.hf.checkpoint_reader import is_hybrid
 from wakeful.hf.weights_out import describe, export_decoder, refuse_existing, save_stock, written_as
-from wakeful.hf.whole import is_hybrid
 from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import TextWords
-from wakeful.loading.session import foretell, session
-from wakeful.loading.sources import Source, as_ours, dtype_of, name_of
+from wakeful.loading.session import note_duration, session
+from wakeful.loading.sources import Source, convert_to_decoder, dtype_of, name_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
@@ -352,12 +352,12 @@ class _At:
 def _cured_ours(at: _At) -> _Made:
     """Cure a model that our decoder can be."""
     loaded, wanted, show = at.loaded, at.wanted, at.show
-    ours = as_ours(loaded, show)
+    ours = convert_to_decoder(loaded, show)
     plain, said = ours.decoder(), str(ours.agreement or "")
     _check_possible(loaded, plain, wanted)
     text = _text(at)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
-    foretell(
+    note_duration(
         show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
         passes=2 * DIAGNOSIS_PASSES + 2 + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
     )  # fmt: skip
@@ -609,7 +609,7 @@ def _choice(
     schemes = [format_of(name) for name in wanted.for_]
     token = None if sink is None else sink.token.tokens[0]
     looks = sum(each.method.passes(CALIBRATING) for each in schemes if each.method)
-    foretell(
+    note_duration(
         at.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
         total=len(candidates(plain, schemes, token)),
         passes=CHOOSING * len(schemes) + CALIBRATING * looks,

@@ -13,7 +13,7 @@ from wakeful.config.tables import merged, read_table
 from wakeful.demonstration.report import Story, demonstration_report
 from wakeful.device import choose_device, rough_seconds
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
-from wakeful.hf.whole import INSTALL_SMOLLM2
+from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2
 from wakeful.reports.html import write
 from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Report

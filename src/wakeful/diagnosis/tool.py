@@ -19,7 +19,7 @@ from wakeful.diagnosis.verdict import summary
 from wakeful.errors import WakefulError
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import Words, words_of
-from wakeful.loading.session import counting, own_words, session
+from wakeful.loading.session import choose_words, count_progress, session
 from wakeful.loading.sources import Source, name_of
 from wakeful.reports.result import Measured, same_or_each
 from wakeful.reports.value import Report
@@ -94,7 +94,7 @@ def diagnose(
         found: list[Diagnosed] = []
         texts: dict[str, str] = {}
         for model in at.models():
-            own = own_words(model, options, words)
+            own = choose_words(model, options, words)
             texts[model.name] = own.name or options.source
             found.append(_diagnosed(model, own, options, at.show))
             del model
@@ -142,7 +142,7 @@ def _diagnosed(model: Model, words: Words, options: DiagnoseOptions, show: Displ
         rank_seconds=options.rank_seconds,
         picture_layers=options.layers,
         picture_heads=options.heads or range(min(4, heads)),
-        progress=counting(
+        progress=count_progress(
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
     )

@@ -20,10 +20,10 @@ from wakeful.evaluation.perplexity import check_likelihoods, perplexity
 from wakeful.evaluation.report import evaluation_report, method_of, summary
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.inheritance import with_heirs
-from wakeful.loading.load import is_own_gguf, place_of
+from wakeful.loading.load import is_own_gguf, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import Words, words_of
-from wakeful.loading.session import counting, own_words, session
+from wakeful.loading.session import choose_words, count_progress, session
 from wakeful.loading.sources import Source, name_of
 from wakeful.probes.running import as_decoder
 from wakeful.reports.result import Measured, same_or_each
@@ -116,7 +116,7 @@ def evaluate(
             names[model.name] = model.architecture
             length = options.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {options.stride or length}"
-            words = {name: own_words(model, options, text) for name, text in material.items()}
+            words = {name: choose_words(model, options, text) for name, text in material.items()}
             texts[model.name] = ", ".join(
                 text.name or options.source or options.sources[name] for name, text in words.items()
             )
@@ -174,7 +174,7 @@ def _measure(
             num_sequences=options.windows,
             bos=bos,
             batch_size=options.batch_size,
-            progress=counting(show, f"{model.name}: windows", model, tokens=length),
+            progress=count_progress(show, f"{model.name}: windows", model, tokens=length),
         )
         scores += [dataclasses.replace(score, task=name) for score in text_scores]
     if tasks.tasks:
@@ -196,7 +196,7 @@ def _is_ours(source: Source) -> bool:
     if isinstance(source, Model | nn.Module):
         module = source.module if isinstance(source, Model) else source
         return code_of(module) == OURS
-    location = place_of(source)
+    location = locate_model(source)
     return location.kind in ("run", "export") or is_own_gguf(location)
 
 

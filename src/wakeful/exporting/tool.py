@@ -17,17 +17,17 @@ from wakeful.exporting.options import (
     MEMORY_RULES,
     ExportOptions,
 )
+from wakeful.hf.checkpoint_reader import read_config
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export_decoder as write
 from wakeful.hf.weights_out import refuse_existing, written_as
-from wakeful.hf.whole import read_config
 from wakeful.inheritance import inherit_blocks, named_layers, numbered
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import file_lineage, model_card, shortened_card
-from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
+from wakeful.loading.load import check_step, fetch_from_hub, load, locate_model, read_decoder
 from wakeful.loading.model import AnyTokenizer
-from wakeful.loading.sources import Source, as_ours, name_of
+from wakeful.loading.sources import Source, convert_to_decoder, name_of
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import DisplayFactory, default_display
 
@@ -94,7 +94,7 @@ def export(
             "save_model"
         )
     with (display or default_display)("export") as show:
-        loaded = original = as_ours(loaded, show)
+        loaded = original = convert_to_decoder(loaded, show)
     if layers:
         of = loaded.decoder().config.num_layers
         loaded = dataclasses.replace(
@@ -128,8 +128,8 @@ def _stock_folder(model: Source, step: int) -> Path | None:
     """
     if not isinstance(model, str | Path):
         return None
-    location = place_of(model)
+    location = locate_model(model)
     check_step(location, step)
     if location.kind == "hub":
-        return fetched(location.name)
+        return fetch_from_hub(location.name)
     return location.path if location.kind == "folder" else None

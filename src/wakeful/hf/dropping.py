@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError, warn
 from wakeful.guard import guarded
+from wakeful.hf.checkpoint_reader import Shards, read_config
 from wakeful.hf.read_back import Unreadable, read_back
 from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
@@ -32,7 +33,6 @@ from wakeful.hf.weights_out import (
     write_generation,
     write_tensors,
 )
-from wakeful.hf.whole import Shards, read_config
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")

@@ -24,6 +24,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import is_read_by_transformers, whole_model
 from wakeful.hf.gguf_architectures import (
     architecture,
     as_stored,
@@ -37,7 +38,6 @@ from wakeful.hf.gguf_tokens import vocabulary_of
 from wakeful.hf.read_back import Rounded, read_back
 from wakeful.hf.weights_in import own_gguf
 from wakeful.hf.weights_out import refuse_existing, tensors_of
-from wakeful.hf.whole import is_read_by_transformers, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replaced

@@ -14,7 +14,7 @@ from gguf import Keys, TokenType
 from wakeful.data.encoding import merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer, token_ids
 from wakeful.errors import WakefulError
-from wakeful.hf.whole import with_embedding
+from wakeful.hf.checkpoint_reader import with_embedding
 
 _KEYS = Keys.Tokenizer
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"

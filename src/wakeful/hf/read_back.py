@@ -20,8 +20,15 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError, first_line, warn
 from wakeful.hf.agreement import InFloat32, changed, last_logits, rounded_frequencies
+from wakeful.hf.checkpoint_reader import (
+    Shards,
+    attention_of,
+    check_loading,
+    hushed,
+    whole_model,
+    widen,
+)
 from wakeful.hf.transforms import transforms_of
-from wakeful.hf.whole import Shards, attention_of, check_loading, hushed, whole_model, widen
 from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.paged import page

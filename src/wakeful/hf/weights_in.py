@@ -11,12 +11,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError, first_line
-from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.families import CANNOT, FAMILIES, Family
-from wakeful.hf.gguf_in import described, tensors_of
-from wakeful.hf.softmax1 import NAME
-from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import (
+from wakeful.hf.checkpoint_reader import (
     UNPACKED,
     Shards,
     is_hybrid,
@@ -25,6 +20,11 @@ from wakeful.hf.whole import (
     read_floats,
     shares_head,
 )
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.families import CANNOT, FAMILIES, Family
+from wakeful.hf.gguf_in import described, tensors_of
+from wakeful.hf.softmax1 import NAME
+from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import build_on_meta
 from wakeful.probes.running import is_quantized, refuse_adapters

@@ -27,12 +27,20 @@ from wakeful.data.tokenizer import (
 )
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
+from wakeful.hf.checkpoint_reader import (
+    INDEX,
+    ONE,
+    PAD,
+    as_in_files,
+    config_of,
+    hushed,
+    with_embedding,
+)
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK
 from wakeful.hf.families.base import canonical
 from wakeful.hf.read_back import embedding_rows, read_back
-from wakeful.hf.whole import INDEX, ONE, PAD, as_in_files, config_of, hushed, with_embedding
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite

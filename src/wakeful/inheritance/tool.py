@@ -41,7 +41,7 @@ from wakeful.inheritance.stages import FinishedStages
 from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.sources import Source, as_ours, name_of
+from wakeful.loading.sources import Source, convert_to_decoder, name_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
@@ -349,11 +349,11 @@ def _reference(
     """Return the reference and where a resumed inheritance will find it."""
     show.note(f"loading {name_of(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
-        return as_ours(read_decoder(source), show), str(source)
+        return convert_to_decoder(read_decoder(source), show), str(source)
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
-    given, model = model.module, as_ours(model, show)
+    given, model = model.module, convert_to_decoder(model, show)
     decoder = model.decoder()
     # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
     if decoder is given or decoder.head.weight.dtype != torch.float32:

@@ -13,7 +13,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL, with_interval
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.layer_ranges import format_layers
-from wakeful.loading.load import place_of
+from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import adapters, bridged, objective
@@ -33,8 +33,8 @@ def model_card(
 ) -> str:
     """Return the card of a model that is exported as Transformers' `kind` by this command.
 
-    Where it was made of another model, that is the `source`, what was `done` to it is said a line
-    each, and `figures` are rows of a table: the name, before and after.
+    For a model derived from another, that is the `source`, `done` lists the steps, one per line,
+    and `figures` are rows of a table: name, before and after.
     """
     source = source or model
     run = run_at(source.path)
@@ -42,7 +42,7 @@ def model_card(
     own = kind == WakefulConfig.model_type
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
-    total = sum(each.numel() for each in model.module.parameters())
+    total = sum(parameter.numel() for parameter in model.module.parameters())
     code = "its code lies beside its weights" if own else f"the stock architecture {markdown(kind)}"
     return _card(
         model.name, [kind], origin,
@@ -50,8 +50,8 @@ def model_card(
         f"{model.context}; {code}.",
         [
             *(lineage or [f"Written from {markdown(model.name)}; nothing was trained.\n"]),
-            *(_trained(run, model, source) if run is not None else []),
-            *_beside(figures),
+            *(_training_lines(run, model, source) if run is not None else []),
+            *_format_figures(figures),
         ],
         [*_commands(run), command], trusted=own,
     )  # fmt: skip
@@ -60,18 +60,18 @@ def model_card(
 def file_lineage(
     model: Model, *, source: Model | None = None, done: Iterable[str] = ()
 ) -> tuple[str, str]:
-    """Return what a file without a card says of a model's lineage: a line, and the model that its
-    weights come from, as the hub names it or by its bare name; "" where there is none.
+    """Return a model's lineage for a file without a card: one line, and the name of the model that
+    its weights come from (the hub's where it is there, else the bare name; "" for none).
     """
-    said, origin = _lineage_of(model, source or model, done)
-    return " ".join(" ".join(said).split()), origin if _on_hub(origin) else Path(origin).name
+    lines, origin = _lineage_of(model, source or model, done)
+    return " ".join(" ".join(lines).split()), origin if _on_hub(origin) else Path(origin).name
 
 
 def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
     run = run_at(source.path)
-    said = _lineage(run) if run is not None else []
-    said += _made(source.name, done) if source is not model or done else []
-    return said, _origin(run) or (source.name if source is not model else "")
+    lines = _lineage_lines(run) if run is not None else []
+    lines += _format_origin(source.name, done) if source is not model or done else []
+    return lines, _origin(run) or (source.name if source is not model else "")
 
 
 def quantized_card(
@@ -84,17 +84,17 @@ def quantized_card(
 ) -> str:
     """Return the card of a quantized model of `source`, saved as compressed-tensors.
 
-    `done` says a line each how it is quantized, `figures` are as of `model_card`.
+    `done` lists the steps of quantization, one per line; `figures` are as in `model_card`.
     """
     about = "Read by Transformers and vLLM where compressed-tensors is installed."
-    told = [*_made(source, done), *_beside(figures)]
-    return _card(name, ["quantized", "compressed-tensors"], source, about, told, [command])
+    sections = [*_format_origin(source, done), *_format_figures(figures)]
+    return _card(name, ["quantized", "compressed-tensors"], source, about, sections, [command])
 
 
 def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
-    """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
-    kept = f"its layers {format_layers(layers)} (from 0), as they were stored"
-    lineage = _made(source, [kept, "nothing was trained"])
+    """Return the card of a model of Transformers' `kind` with only these layers of `source`."""
+    kept_layers = f"its layers {format_layers(layers)} (from 0), as they were stored"
+    lineage = _format_origin(source, [kept_layers, "nothing was trained"])
     about = f"{len(layers)} layers; the stock architecture {markdown(kind)}."
     return _card(name, [kind], source, about, lineage, [command])
 
@@ -103,9 +103,9 @@ def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
     commands: Sequence[str], *, trusted: bool = False,
 ) -> str:  # fmt: skip
-    """Return a card: metadata that the hub reads, a heading, how to load the model, and the rest.
+    """Return a card: metadata for the hub, a heading, code that loads the model, lineage, commands.
 
-    Code beside the weights is to be `trusted`.
+    With `trusted` that code passes `trust_remote_code=True`.
     """
     data = ModelCardData(
         library_name="transformers",
@@ -127,12 +127,12 @@ def _card(
     ])  # fmt: skip
 
 
-def _made(source: str, done: Iterable[str]) -> list[str]:
-    said = "\n".join(f"- {markdown(line)}" for line in done)
-    return [f"Made of {markdown(source)}, whose license holds here too:\n\n{said}\n"]
+def _format_origin(source: str, done: Iterable[str]) -> list[str]:
+    lines_made = "\n".join(f"- {markdown(line)}" for line in done)
+    return [f"Made of {markdown(source)}, whose license holds here too:\n\n{lines_made}\n"]
 
 
-def _beside(rows: Iterable[str]) -> list[str]:
+def _format_figures(rows: Iterable[str]) -> list[str]:
     table = "\n".join(map(visible, rows))
     return (
         [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
@@ -140,39 +140,39 @@ def _beside(rows: Iterable[str]) -> list[str]:
 
 
 def _origin(run: Run | None) -> str:
-    """Return the model that a run's weights come from, as it was named."""
+    """Return the name of the model that a run's weights come from, as the user gave it."""
     initial = (run.header.initial or {}) if run is not None else {}
     return "" if initial.get("random") is True else str(initial.get("reference", ""))
 
 
 def _on_hub(name: str) -> bool:
-    """Tell whether a name is one of the hub's and not a folder here."""
+    """Return True where a name is one of the hub's and not of a local folder."""
     try:
-        return "/" in name and not Path(name).is_absolute() and place_of(name).kind == "hub"
+        return "/" in name and not Path(name).is_absolute() and locate_model(name).kind == "hub"
     except WakefulError:
         return False
 
 
-def _lineage(run: Run) -> list[str]:
+def _lineage_lines(run: Run) -> list[str]:
     initial, train = run.header.initial, run.config.train
     teacher, alone = train.distill, adapters(train.lora)
-    said = [f"Trained from random weights, seed {train.seed}.\n"]
+    lines = [f"Trained from random weights, seed {train.seed}.\n"]
     if initial is not None:
-        said = [f"{line}\n" for line in _inherited(run, initial)]
+        lines = [f"{line}\n" for line in _inheritance_lines(run, initial)]
     if teacher.teacher:
-        said.append(
+        lines.append(
             f"Trained on {markdown(teacher.teacher)}'s predictions: "
             f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
         )
     elif initial is not None or alone:
-        said.append(f"Trained on text by cross-entropy{alone}.\n")
-    return said
+        lines.append(f"Trained on text by cross-entropy{alone}.\n")
+    return lines
 
 
-def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was taken of a reference and what became of the rest, before training."""
+def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what an heir took over from its reference and what replaces the rest."""
     reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
-    arm, place = markdown(initial.get("arm", "")), _inheritance(run)
+    arm, folder = markdown(initial.get("arm", "")), _inheritance(run)
     if "baseline" in initial:
         terms = "The license of that model holds here too."
         if initial.get("random") is True:
@@ -182,49 +182,52 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     else:
         took = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{took}. Its license holds here too."
-    recipe = {} if place is None else read_table(place / "recipe.toml")
+    recipe = {} if folder is None else read_table(folder / "recipe.toml")
     if recipe and arm.startswith("heir") and initial.get("offset"):
         yield f"It grew by {recipe['grow']} layers a round, with training in between."
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
-    yield from (bridged(one, bridge if recipe else None) for one in bridges)
+    yield from (bridged(entry, bridge if recipe else None) for entry in bridges)
 
 
-def _trained(run: Run, model: Model, source: Model) -> Iterator[str]:
-    """Yield what a finished run's weights, the `source`, were trained on, and what they reached
-    where that was measured; not of a model with fewer layers.
+def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
+    """Yield the training data and the validation loss of a finished run, the `source`.
+
+    The loss is left out for a model with fewer layers.
     """
     if not (run.path / "summary.json").is_file():
         return
     summary, train, step = run.read(Summary, "summary.json"), run.config.train, source.step
     data, tokens, steps = summary.data, summary.tokens, summary.steps
-    found: Validated | None = summary.validation
+    validation: Validated | None = summary.validation
     offset = (run.header.initial or {}).get("offset")
-    before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
-    each = train.batch_size * train.length
+    before = offset if isinstance(offset, int) else 0  # steps of the runs that it continues
+    tokens_per_step = train.batch_size * train.length
     if step not in (0, steps):  # 0 is the newest
         logged = {row.step: row.tokens for row in rows(run, Step)}
-        tokens, steps = logged.get(step, step * each), step
-        found = {row.step: row for row in rows(run, Evaluation)}.get(step)
+        tokens, steps = logged.get(step, step * tokens_per_step), step
+        validation = {row.step: row for row in rows(run, Evaluation)}.get(step)
     yield "## Data\n"
     yield (
         f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "
-        f"training tokens, of which {before * each + tokens:,} were read in {before + steps:,} "
-        f"steps of {train.batch_size} × {train.length}.\n"
+        f"training tokens, of which {before * tokens_per_step + tokens:,} were read in "
+        f"{before + steps:,} steps of {train.batch_size} × {train.length}.\n"
     )
-    if found and model.decoder().config.num_layers >= source.decoder().config.num_layers:
-        told = with_interval(found.loss, found.standard_error, summary.validation.num_windows)
+    if validation and model.decoder().config.num_layers >= source.decoder().config.num_layers:
+        loss = with_interval(
+            validation.loss, validation.standard_error, summary.validation.num_windows
+        )
         undone = "" if model is source else " It was measured before that was done to it."
         yield "## Figures\n"
         yield (
-            f"Loss {told} nats a token ({INTERVAL} over windows) on the "
+            f"Loss {loss} nats a token ({INTERVAL} over windows) on the "
             f"{data.validation_tokens:,} held-out tokens of that text, windows of "
             f"{summary.validation.length or train.length}, one seed.{undone}\n"
         )
 
 
 def _commands(run: Run | None) -> Iterator[str]:
-    """Yield the commands that made a run, as far as its folder says."""
+    """Yield the commands that produced a run, as its folder records them."""
     if run is None:
         return
     above = _inheritance(run)
@@ -235,10 +238,10 @@ def _commands(run: Run | None) -> Iterator[str]:
 
 
 def _inheritance(run: Run) -> Path | None:
-    """Return the folder of the inheritance that a run is of; None where it is of none."""
-    place, files = run.path.absolute(), ("plan.json", "recipe.toml")
+    """Return the folder of the inheritance that a run belongs to; None for another run."""
+    parent, files = run.path.absolute(), ("plan.json", "recipe.toml")
     # Below an inheritance, or below the folder of a later seed of one.
-    for each in (place.parent, place.parent.parent):
-        if all((each / file).is_file() for file in files):
-            return each
+    for folder in (parent.parent, parent.parent.parent):
+        if all((folder / file).is_file() for file in files):
+            return folder
     return None

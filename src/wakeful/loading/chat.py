@@ -1,4 +1,4 @@
-"""What a chat template puts around a user's message: the turns of a conversation, as tokens."""
+"""Turns of a conversation as tokens: a user's message within the chat template."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ from wakeful.errors import WakefulError
 from wakeful.loading.template import Template
 
 _MESSAGE = "\ue000"
-"""Stands for what the user says, in no text of anybody's."""
+"""Placeholder of the user's message, a private character that no text contains."""
 _ANSWER = "\ue001"
-"""Stands for what the model answers."""
+"""Placeholder of the model's answer."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A user's turn: what is around the message, and the whole with a message in it."""
+    """A user's turn: the tokens around a message, and the turn with a message in it."""
 
     before: list[int]
-    """Everything before a message that the model writes, a system message included."""
+    """Tokens before the message, including a system message."""
     after: list[int]
-    """From such a message's end to where the answer begins."""
+    """Tokens between the message and the answer."""
     end: int | None
-    """The token that ends the message; None where the template ends it with ordinary text."""
+    """Token that ends the message; None where the template ends it with ordinary text."""
     answer_end: int | None
-    """The token that ends the answer; `end` where the template does not tell."""
+    """Token that ends the answer; `end` where the template does not show it."""
     around: Callable[[str], list[int]]
-    """Returns the turn with a message in it, up to where the answer begins.
+    """Function from a message to the tokens of the turn, up to where the answer begins.
 
-    The tokens are those that Transformers gives: the template may strip the message, and text on
-    both sides of its ends is encoded together. A message that holds the spelling of a special token
-    is encoded by itself, as mere text. Raises `WakefulError` where the template cannot hold it.
+    The tokens are those of Transformers: the template may strip the message, and the text across
+    both its ends is encoded together. A message that spells a special token is encoded separately,
+    as plain text. Raises `WakefulError` where the template cannot hold the message.
     """
 
 
 def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Turn | None:
     """Return a user's first turn by the tokenizer's chat template; None where it has none.
 
-    `otherwise` is how to do without it, for messages.
+    `otherwise` is advice for error messages: how to go on without the template.
 
     Raises:
         WakefulError: the template cannot be rendered, or does not hold the message as it is.
@@ -60,8 +60,8 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
         # Encoded by itself, the message can be no special token.
         if not (text.startswith(before) and text.endswith(after)):
             raise _not_held(otherwise)
-        said = text[len(before) : len(text) - len(after)]
-        return [*tokenizer.encode_marked(before), *tokenizer.encode(said), *ids]
+        inner = text[len(before) : len(text) - len(after)]
+        return [*tokenizer.encode_marked(before), *tokenizer.encode(inner), *ids]
 
     try:
         _, answer, rest = render(_MESSAGE, _ANSWER).partition(_ANSWER)
@@ -72,21 +72,21 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
 
 
 def _renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
-    """Return what fills the template in: a question, or a question and its answer."""
+    """Return a function that renders the template with a question, or a question and its answer."""
     begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
     ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}
     special = {name: token for name, token in ends.items() if token is not None}
     compiled: list[Template] = []
 
-    def render(*said: str) -> str:
+    def render(*texts: str) -> str:
         turns = [
             {"role": role, "content": text}
-            for role, text in zip(("user", "assistant"), said, strict=False)
+            for role, text in zip(("user", "assistant"), texts, strict=False)
         ]
         try:
             if not compiled:
                 compiled.append(Template(tokenizer.chat_template))
-            return compiled[0].render(turns, add_generation_prompt=len(said) == 1, **special)
+            return compiled[0].render(turns, add_generation_prompt=len(texts) == 1, **special)
         except Exception as error:  # a template is a program, and fails as one
             raise WakefulError(
                 f"the chat template cannot be rendered ({' '.join(str(error).split())[:200]}): "
@@ -97,11 +97,11 @@ def _renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
 
 
 def _first_special(tokenizer: Tokenizer, ids: list[int]) -> int | None:
-    """Return the first special token, or else the first added one; None where neither is there."""
+    """Return the first special token, else the first added token, else None."""
     added = tokenizer.inner.get_added_tokens_decoder()
-    found = [token for token in ids if token in tokenizer.special_tokens]
-    found = found or [token for token in ids if token in added]
-    return found[0] if found else None
+    special = [token for token in ids if token in tokenizer.special_tokens]
+    special = special or [token for token in ids if token in added]
+    return special[0] if special else None
 
 
 def _not_held(otherwise: str) -> WakefulError:

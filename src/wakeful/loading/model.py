@@ -1,4 +1,4 @@
-"""A model ready to run, with what turns text into its tokens: what `load` returns."""
+"""A loaded model with its tokenizer, as `load` returns it."""
 
 import dataclasses
 import json
@@ -27,10 +27,10 @@ from wakeful.data.tokenizer import (
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
 from wakeful.hf.agreement import Agreement, agreement
+from wakeful.hf.checkpoint_reader import UNPACKED, quantization_method
 from wakeful.hf.weights_in import decoder_of
-from wakeful.hf.whole import UNPACKED, quantization_method
 from wakeful.loading.chat import Turn, user_turn
-from wakeful.loading.theirs import TheirForward
+from wakeful.loading.hf_forward import HFForward
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import Sampling, continuation, generate
@@ -38,42 +38,41 @@ from wakeful.probes.running import as_decoder, blocks_of, is_quantized, logits_o
 from wakeful.switches import ordinary_switches
 
 Bos = Literal["auto", "on", "off"]
-"""Whether a BOS token stands before a text: as the model's own tokenizer does, always, never."""
+"""BOS before a text: as the model's own tokenizer adds it ("auto"), always or never."""
 BOS = ("auto", "on", "off")
 AnyTokenizer = Tokenizer | PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
-    """A causal language model of whatever class, run in evaluation mode, with its tokenizer."""
+    """A causal language model of any class, run in evaluation mode, with its tokenizer."""
 
     name: str
     module: nn.Module
     """Our `Decoder`, or a causal language model of Transformers."""
     context: int
-    """Most tokens it was made for."""
+    """Context length, in tokens."""
     architecture: str
     path: Path | None = None
-    """The run directory, the folder or the GGUF file it was read from."""
+    """Run directory, folder or GGUF file that it was read from."""
     step: int = 0
-    """The checkpoint's, for a run."""
+    """Step of the checkpoint, for a run."""
     stored: torch.dtype | None = None
-    """The type of its weights in the files it, or what it was made of, was read from: of most."""
+    """Type of most weights in the files that the model, or its source, was read from."""
     types: Mapping[str, torch.dtype] | None = field(default_factory=dict)
-    """Of those stored in another type, by `unnumbered` name; None where `stored` is to round all
-    weights."""
+    """Types of the other weights, by `unnumbered` name; None to round all weights to `stored`."""
     agreement: Agreement | None = None
-    """Of our decoder, how far it is from the model of Transformers it was made of."""
+    """For our decoder, its difference from the Transformers model that it was converted from."""
     read_tokenizer: Callable[[], AnyTokenizer]
     generates_as: "Model | None" = None
-    """What it was made of, whose settings of generation are its own."""
+    """Model that it was derived from, whose generation settings it has."""
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.architecture}, context {self.context}>"
 
     @cached_property
     def tokenizer(self) -> AnyTokenizer:
-        """Ours for a run, else that of Transformers.
+        """The model's tokenizer: ours for a run, else that of Transformers.
 
         Raises:
             WakefulError: the model has none.
@@ -82,17 +81,17 @@ class Model:
 
     @cached_property
     def own_tokenizer(self) -> Tokenizer:
-        """The tokenizer as ours, which takes any text as mere text.
+        """The tokenizer converted to ours, which encodes special tokens in a text as plain text.
 
         Raises:
             WakefulError: it has no tokenizer.json.
         """
-        theirs = self.tokenizer
-        if isinstance(theirs, Tokenizer):
-            return theirs
-        if getattr(theirs, "backend_tokenizer", None) is None:
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise WakefulError(
-                f"the tokenizer of {self.name} is a {type(theirs).__name__} without a "
+                f"the tokenizer of {self.name} is a {type(tokenizer).__name__} without a "
                 "tokenizer.json"
             )
         with tempfile.TemporaryDirectory() as folder:
@@ -101,37 +100,35 @@ class Model:
 
     @property
     def bos(self) -> int | None:
-        """The token that begins a sequence; None where the tokenizer has none."""
+        """Token that begins a sequence; None where the tokenizer has none."""
         tokenizer = self.tokenizer
         return tokenizer.bos if isinstance(tokenizer, Tokenizer) else tokenizer.bos_token_id  # pyright: ignore
 
     @property
     def end(self) -> int | None:
-        """The token that ends a text; None where the tokenizer has none."""
+        """Token that ends a text; None where the tokenizer has none."""
         tokenizer = self.tokenizer
         return tokenizer.end if isinstance(tokenizer, Tokenizer) else tokenizer.eos_token_id  # pyright: ignore
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end what it writes: its tokenizer's, and those that its own settings of
-        generation name.
-        """
+        """Tokens that end generation: the tokenizer's, and those of the generation settings."""
         named = token_ids(self.generation, "eos_token_id")
         return frozenset(token for token in (self.end, *named) if token is not None)
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """How it generates, as its generation_config.json says; of a configuration without one the
-        ends, where they are not the tokenizer's.
+        """Generation settings of generation_config.json; without that file the configuration's
+        `eos_token_id`, where it is not the tokenizer's.
         """
         tokenizer, table = self.tokenizer, dict[str, Any]()
-        said = getattr(self.module, "generation_config", None)
+        generation_config = getattr(self.module, "generation_config", None)
         if self.generates_as is not None:
             return self.generates_as.generation
-        if isinstance(said, GenerationConfig):
-            table = json.loads(said.to_json_string())
+        if isinstance(generation_config, GenerationConfig):
+            table = json.loads(generation_config.to_json_string())
             table.pop("transformers_version", None)
-            if not table.pop("_from_model_config", False):  # a file of its own said it
+            if not table.pop("_from_model_config", False):  # it comes from a file
                 return table
         elif isinstance(tokenizer, Tokenizer):
             return json.loads(tokenizer.beside.get(GENERATION, "{}"))
@@ -145,37 +142,37 @@ class Model:
 
     @cached_property
     def opening(self) -> list[int]:
-        """What its tokenizer, left to itself, puts before a text.
+        """Tokens that its tokenizer adds before a text by default.
 
-        Where a prefix is stored BOS is not part of it: it stands there already.
+        A BOS token is left out where the model has a stored prefix, which begins with it.
         """
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            found = tokenizer.opening
+            added = tokenizer.opening
         else:
             plain = tokenizer.encode("a", add_special_tokens=False)
-            found, _ = around(tokenizer.encode("a"), plain)
+            added, _ = around(tokenizer.encode("a"), plain)
         own = as_decoder(self.module)
         if own is None:  # what of Transformers' has parts is our own class
             parts = getattr(self.module.config, "parts", {})
             stored = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
             stored = own.config.stored_prefix
-        return [token for token in found if not stored or token != self.bos]
+        return [token for token in added if not stored or token != self.bos]
 
     @property
     def adds_bos(self) -> bool:
-        """Whether its tokenizer, left to itself, begins a text with BOS."""
+        """True where its tokenizer begins a text with BOS by default."""
         return self.bos in self.opening
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of its weights."""
         return next(self.module.parameters()).device
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some of its layers are, or its cache; here or in the files it was read from."""
+        """True where layers or the cache are quantized, in memory or in the model's files."""
         config = getattr(self.module, "config", None)
         stored = quantization_method(config) if isinstance(config, PreTrainedConfig) else ""
         return stored not in ("", *UNPACKED) or is_quantized(self.module)
@@ -186,15 +183,15 @@ class Model:
         return blocks_of(self.module)
 
     def logits(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
-        """Return the logits of the token after each."""
+        """Return the logits of the next token at every position."""
         with evaluating(self.module):
             return logits_of(self.module, tokens)
 
     def begin(self, bos: Bos = "auto") -> list[int]:
-        """Return what stands before a text: what its tokenizer puts there, BOS, or nothing.
+        """Return the tokens before a text: the tokenizer's default ("auto"), BOS, or none.
 
         Raises:
-            WakefulError: `bos` is "on", and the model has none, or no embedding of it.
+            WakefulError: `bos` is "on", and the model has no BOS token or no embedding of it.
         """
         if bos not in BOS:
             raise WakefulError(f"bos = {bos!r}: must be one of {', '.join(BOS)}")
@@ -205,19 +202,19 @@ class Model:
         return self.checked([self.bos])
 
     def begins(self, bos: Bos = "auto") -> bool:
-        """Return whether BOS stands before every sequence that is measured.
+        """Return True where BOS precedes every sequence that is measured.
 
         Raises:
-            WakefulError: as of `begin`.
+            WakefulError: as in `begin`.
         """
         return self.bos in self.begin(bos)
 
     def encode(self, text: str, bos: Bos = "auto") -> list[int]:
-        """Return the tokens of a text, after BOS where `bos` says so."""
+        """Return the tokens of a text, preceded by BOS as `bos` says."""
         return [*self.begin(bos), *self.plain(text)]
 
     def plain(self, text: str) -> list[int]:
-        """Return the tokens of a text and nothing else; what it spells is text (`Encoder`).
+        """Return the tokens of a text alone; special tokens that it spells are plain text.
 
         Raises:
             WakefulError: the model has no embedding of one of them, or the tokenizer fails.
@@ -229,7 +226,7 @@ class Model:
         return self.checked(encoded)
 
     def plain_with_ends(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return `plain`, and how many characters lie before each token's end, if that is known."""
+        """Return `plain`, and the character offset of the end of every token; None if unknown."""
         if self._encoder is None:
             return self.plain(text), None
         tokens, ends = self._encoder.with_ends(text)
@@ -245,7 +242,7 @@ class Model:
         return None if backend is None else Encoder(backend.to_str(), special)
 
     def checked(self, tokens: list[int]) -> list[int]:
-        """Return token ids as they are, once each is known to have an embedding.
+        """Return token ids unchanged, after checking that every id has an embedding.
 
         Raises:
             WakefulError: one has none.
@@ -267,20 +264,20 @@ class Model:
         if isinstance(tokenizer, Tokenizer):
             return tokenizer.decode(ids, special=special)
         # Ours, and text that streams, are not cleaned up either.
-        shown = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        decoding = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         with guarded(f"the tokenizer of {self.name} cannot decode its tokens"):
-            return str(tokenizer.decode(list(ids), **shown))
+            return str(tokenizer.decode(list(ids), **decoding))
 
     def text_of(self, token: int) -> str:
-        """Return a token's text, a special one's name included."""
+        """Return the text of one token, also of a special token."""
         return self.decode([token], special=True)
 
     def decoder(self) -> Decoder:
-        """Return the model as our decoder, sharing its weights, once both gave the same logits.
+        """Return the model as our decoder with shared weights, after comparing their logits.
 
         Raises:
-            WakefulError: our decoder cannot be it (the field of its configuration is named), or it
-                gives other logits.
+            WakefulError: our decoder does not support its configuration (the field is named), or
+                the logits differ.
         """
         return self._converted.module  # pyright: ignore[reportReturnType]
 
@@ -290,8 +287,8 @@ class Model:
         if as_decoder(self.module) is not None:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
-        whole = getattr(config, "max_position_embeddings", None) or 0
-        decoder = decoder_of(self.module, self.context if self.context < whole else 0)
+        full_context = getattr(config, "max_position_embeddings", None) or 0
+        decoder = decoder_of(self.module, self.context if self.context < full_context else 0)
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
             agreement=agreement(self.module, decoder),  # pyright: ignore[reportArgumentType]
@@ -318,11 +315,11 @@ class Model:
         bos: Bos = "auto",
         chat: bool = False,
     ) -> Iterator[str]:
-        """Return the text that continues a prompt, in whole characters as they come.
+        """Return the continuation of a prompt as an iterator over pieces of whole characters.
 
-        A prompt of token ids is taken as it is; before a text stands BOS as `bos` says, and an
-        empty one begins as a document does. With `chat` the text is a user's message in the model's
-        chat template, and what is returned the answer. The other options are those of
+        A prompt of token ids is used unchanged; a text is preceded by BOS as `bos` says, and an
+        empty text by the token that begins a document. With `chat` the prompt is a user's message
+        in the model's chat template, and the answer is returned. The other options are those of
         `wakeful.model.generate.generate`.
 
         Raises:
@@ -332,18 +329,18 @@ class Model:
         tokenizer, stop = self.own_tokenizer, self.ends
         if chat:
             turn = self._turn(prompt, bos)
-            given = turn.around(str(prompt))
+            prompt_ids = turn.around(str(prompt))
             stop |= set() if turn.answer_end is None else {turn.answer_end}
         else:
-            given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
+            prompt_ids = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
         tokens = self.tokens_after(
-            given or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
+            prompt_ids or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
             top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
-        return _pieces(StreamDecoder(tokenizer, () if chat else given), tokens)
+        return _pieces(StreamDecoder(tokenizer, () if chat else prompt_ids), tokens)
 
     def _turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
-        """Return the turn that a user's message goes into."""
+        """Return the user's turn of the chat template."""
         if not isinstance(prompt, str):
             raise WakefulError("chat takes a text, and a prompt of token ids is taken as it is")
         if bos != "auto":
@@ -356,7 +353,7 @@ class Model:
         return turn
 
     def tokens_after(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
-        """Return up to `num_tokens` token ids that continue `prompt`, each once it is known.
+        """Return an iterator over up to `num_tokens` token ids that continue `prompt`.
 
         `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
         `wakeful.model.generate.generate`; a model of Transformers keeps its own cache.
@@ -364,14 +361,16 @@ class Model:
         own, prompt = as_decoder(self.module), self.checked(list(prompt))
         if own is not None:
             return self._one_by_one(generate(own, prompt, **choice))
-        forward = TheirForward(self.module)
-        much = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
-        how = Sampling(**choice)
-        found = continuation(forward, prompt, how, device=self.device, context=self.context, **much)
-        return self._one_by_one(found)
+        forward = HFForward(self.module)
+        limits = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
+        sampling = Sampling(**choice)
+        tokens = continuation(
+            forward, prompt, sampling, device=self.device, context=self.context, **limits
+        )
+        return self._one_by_one(tokens)
 
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
-        """Give tokens, each made in evaluation mode: between them the module is the user's."""
+        """Yield tokens computed in evaluation mode; between them the module has its own mode."""
         while True:
             with ordinary_switches(), evaluating(self.module):
                 token = next(tokens, None)
@@ -381,13 +380,13 @@ class Model:
 
     @property
     def written_in(self) -> torch.dtype:
-        """The type to write its weights in: as stored, or else as they are; at most float32."""
+        """Type to write its weights in: that of the files or of memory, at most float32."""
         first = next(self.module.parameters()).dtype
         kind = self.stored or (first if first.is_floating_point else torch.float32)
         return torch.float32 if kind == torch.float64 else kind
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder, and beside them how the model generates."""
+        """Write the tokenizer's files and the generation settings into a folder."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             tokenizer.save(folder)

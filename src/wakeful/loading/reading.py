@@ -1,4 +1,4 @@
-"""Words for models to read: the beginning of a text, or the validation windows of a task."""
+"""Evaluation data of a model: the beginning of a text, or the validation windows of a task."""
 
 import dataclasses
 import hashlib
@@ -20,27 +20,27 @@ from wakeful.scores import Score
 
 @dataclass(frozen=True)
 class Window:
-    """Some inputs, and which of the tokens after them are counted here."""
+    """A window of inputs with its targets, the next tokens."""
 
     inputs: list[int]
     targets: list[int]
-    """As many; −100 where another window counts the token."""
+    """Targets, as many as inputs; −100 where another window counts the token."""
     first: int
-    """The place in x of the first counted target."""
+    """Index in the token stream of the first counted target."""
     num_bytes: float = 0.0
-    """UTF-8 bytes of text that the counted targets stand for; 0 where nobody knows."""
+    """UTF-8 bytes of the counted targets; 0 where unknown."""
 
     @property
     def counted(self) -> int:
-        """How many targets are counted here."""
+        """Number of targets counted in this window."""
         return sum(target != IGNORED for target in self.targets)
 
 
 class Words(ABC):
-    """Words for models to read."""
+    """Text or task that models are evaluated on."""
 
     name: str = ""
-    """Its name on a page; empty where that is its source."""
+    """Name in reports; "" where that is the source."""
 
     @property
     @abstractmethod
@@ -51,10 +51,10 @@ class Words(ABC):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool
     ) -> list[list[int]]:
-        """Return the first sequences of `length` tokens, each begun with BOS if asked.
+        """Return the first `num_sequences` sequences of `length` tokens, with BOS first if `bos`.
 
         Raises:
-            WakefulError: there are fewer, the length is past the model's context, or the model
+            WakefulError: there are fewer, the length exceeds the model's context, or the model
                 cannot read them.
         """
 
@@ -70,11 +70,11 @@ class Words(ABC):
 
     @abstractmethod
     def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        """Return the scores that the `nats` of the windows give beside the perplexity."""
+        """Return further scores computed from the windows' losses `nats`, such as bits per byte."""
 
 
 class TextWords(Words):
-    """A text's beginning, and how sequences are cut from it."""
+    """Beginning of a text, cut into sequences."""
 
     def __init__(self, beginning: Beginning) -> None:
         self.beginning = beginning
@@ -112,14 +112,14 @@ class TextWords(Words):
         cut = cut[:num_sequences] if num_sequences else cut
         if ends is None:
             return cut
-        places = [(each, each.first - bos) for each in cut]
+        places = [(window, window.first - bos) for window in cut]
         return [
-            dataclasses.replace(each, num_bytes=float(ends[first + each.counted] - ends[first]))
-            for each, first in places
+            dataclasses.replace(window, num_bytes=float(ends[first + window.counted] - ends[first]))
+            for window, first in places
         ]
 
     def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        sizes = np.array([each.num_bytes for each in cut])
+        sizes = np.array([window.num_bytes for window in cut])
         if not sizes.sum():
             return []
         bits = dataclasses.replace(
@@ -130,9 +130,9 @@ class TextWords(Words):
 
 
 class TaskWords(Words):
-    """The validation windows of a task, those of training with the same length.
+    """Validation windows of a task, equal to those of training with the same length.
 
-    Only models with its tokens read them, and each begins with BOS.
+    Every window begins with BOS, and only models with the task's tokens can read them.
     """
 
     def __init__(self, task: Task) -> None:
@@ -146,7 +146,7 @@ class TaskWords(Words):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool, targets: int = 0
     ) -> list[list[int]]:
-        """Return the first sequences, each with so many `targets` behind its `length` tokens."""
+        """Return the first sequences of `length` tokens, each followed by `targets` more tokens."""
         task = self.task
         ids = [[number] for number in range(1, len(task.characters) + 1)]
         if loaded.bos != BOS_ID or [*map(loaded.plain, task.characters)] != ids:
@@ -173,8 +173,8 @@ class TaskWords(Words):
             raise WakefulError(
                 f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
             )
-        most = VALIDATION_TOKENS // length
-        number = min(num_sequences or most, most)
+        num_windows = VALIDATION_TOKENS // length
+        number = min(num_sequences or num_windows, num_windows)
         rows = self.sequences(loaded, length=length, num_sequences=number, bos=bos, targets=1)
         return [Window(row[:-1], row[1:], 1) for row in rows]
 
@@ -188,7 +188,7 @@ class TaskWords(Words):
 
 
 def words_of(source: str, num_tokens: int) -> Words:
-    """Return the task that a source names, or a text read as far as `enough` tokens mostly need.
+    """Return the task that a source names, or the beginning of a text, at least `num_tokens` long.
 
     Raises:
         WakefulError: what `task_of` and `beginning_of` raise.
@@ -198,15 +198,15 @@ def words_of(source: str, num_tokens: int) -> Words:
 
 
 def words_in(text: str | Words) -> Words:
-    """Return a text at hand as words; words stay as they are."""
+    """Return a string as `TextWords`; `Words` are returned unchanged."""
     return TextWords(Beginning(text)) if isinstance(text, str) else text
 
 
 def own_task(loaded: Model) -> Words | None:
-    """Return the task that a run was trained on; None of other models.
+    """Return the task that a run was trained on; None for other models.
 
     Raises:
-        WakefulError: the task is of a module that nobody has imported.
+        WakefulError: the task's module has not been imported.
     """
     run = run_at(loaded.path)
     if run is None or run.header.kind != "train":
@@ -230,8 +230,8 @@ def check_length(loaded: Model, length: int, *, bos: bool) -> None:
 
 
 def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
-    """Encode a text whole; return its tokens, and how many of its UTF-8 bytes the first 0, 1, 2 …
-    tokens stand for, the last for what is left, or None where the tokenizer does not tell.
+    """Encode a text; return its tokens, and the number of its UTF-8 bytes in the first 0, 1, 2 …
+    tokens. The last number counts the whole text; None where the tokenizer has no offsets.
     """
     tokens, ends = loaded.plain_with_ends(text)
     if ends is None:
@@ -240,12 +240,12 @@ def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
     bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     # An end may lie before its left neighbor's where one character is several tokens.
-    found = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
-    return tokens, [0, *found[:-1].tolist(), int(bytes_before[-1])]
+    byte_ends = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
+    return tokens, [0, *byte_ends[:-1].tolist(), int(bytes_before[-1])]
 
 
 def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
-    """Cut x into windows; with `bos`, x[0] is BOS and stands first in every window."""
+    """Cut a token stream into windows; with `bos`, stream[0] is BOS and begins every window."""
     cut: list[Window] = []
     counted = 1
     start = 0
@@ -255,8 +255,8 @@ def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) ->
         inputs = inputs[: len(targets)]
         if bos:
             inputs[0] = stream[0]
-        seen = counted - start - 1
-        targets = [IGNORED] * seen + targets[seen:]
+        num_seen = counted - start - 1
+        targets = [IGNORED] * num_seen + targets[num_seen:]
         cut.append(Window(inputs, targets, counted))
         counted = start + len(targets) + 1
         start += stride

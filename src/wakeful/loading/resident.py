@@ -1,9 +1,9 @@
-"""A model in memory whose weights are ordinary tensors: none offloaded, on the meta device, or made
-in inference mode.
+"""Models in memory with ordinary weights: none offloaded, on the meta device or created in
+inference mode.
 
 Accelerate's `cpu_offload`, `disk_offload` and `dispatch_model` (which `device_map` uses) leave
-weights on the meta device, read them as each module is called, and put a function in the place of
-its `forward`. Verbs read weights, exchange layers and copy models, so they get a copy without that.
+weights on the meta device, read them when a module is called, and replace the module's `forward`.
+Tools read weights, exchange layers and copy models, so they get a copy without accelerate's hooks.
 """
 
 import copy
@@ -21,64 +21,66 @@ from wakeful.paged import Paged, in_file
 from wakeful.probes.running import as_decoder
 
 COPIES = 2
-"""Models of one size that a verb holds at once: the one it was given, and the one it makes."""
+"""Models of one size that a tool holds at once: the given model and its result."""
 _CPU = torch.device("cpu")
 _ADDED = (
     "_hf_hook", "_old_forward", "forward", "to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa",
     "neuron",
 )  # fmt: skip
-"""What accelerate puts into a module's own attributes."""
+"""Attributes that accelerate adds to a module."""
 
 
 def with_resident_weights(model: nn.Module) -> nn.Module:
-    """Return a model all of whose weights are ordinary tensors: itself where they are.
+    """Return the model where its weights are ordinary tensors, else a copy whose weights are.
 
-    A copy shares the tensors that lie in memory. One that was offloaded lies and runs on the CPU,
-    its matrices in files where they do not fit memory; one that is spread over several devices
-    stays where it is, and inputs go to each module's device by hooks that copies of it keep.
+    A copy shares the tensors that are in memory. The copy of an offloaded model runs on the CPU,
+    with its matrices in files where they do not fit memory. A model spread over several devices
+    stays there; hooks, which its copies keep, move inputs to the device of every module.
 
     Raises:
-        WakefulError: a weight is on the meta device, and nothing has its values.
+        WakefulError: a weight is on the meta device, and no hook has its values.
     """
     tensors = [*model.parameters(), *model.buffers()]
     hooked = any("_hf_hook" in vars(part) for part in model.modules())
-    if not hooked and not any(each.is_meta or each.is_inference() for each in tensors):
+    if not hooked and not any(tensor.is_meta or tensor.is_inference() for tensor in tensors):
         return model
-    offloaded = any(each.is_meta for each in tensors)
-    found: dict[int, Tensor] = {id(each): _ordinary(each) for each in tensors if not each.is_meta}
-    found |= _read_offloaded(model)
-    for name, each in [*model.named_parameters(), *model.named_buffers()]:
-        if id(each) not in found:
+    offloaded = any(tensor.is_meta for tensor in tensors)
+    values: dict[int, Tensor] = {
+        id(tensor): _without_inference_mode(tensor) for tensor in tensors if not tensor.is_meta
+    }
+    values |= _read_offloaded(model)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in values:
             raise WakefulError(
                 f"the {type(model).__name__} has no values of its weight {name}, which is on the "
                 "meta device: load the model with its weights"
             )
-    made = _copied_without_hooks(model, found)
+    resident = _copied_without_hooks(model, values)
     if offloaded:
-        made.to(_CPU)
-        _tie_head(made)
+        resident.to(_CPU)
+        _tie_head(resident)
     else:
-        _move_inputs(model, made)
-    return made
+        _move_inputs(model, resident)
+    return resident
 
 
-def _ordinary(tensor: Tensor) -> Tensor:
+def _without_inference_mode(tensor: Tensor) -> Tensor:
     """Return a tensor over the same memory that autograd may save."""
     if not tensor.is_inference() or isinstance(tensor, Paged):
         return tensor
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    plain.set_(tensor.untyped_storage(), *place)  # pyright: ignore[reportArgumentType]
+    layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+    plain.set_(tensor.untyped_storage(), *layout)  # pyright: ignore[reportArgumentType]
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(plain, requires_grad=tensor.requires_grad)
     return plain
 
 
 def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
-    """Return the values of weights on the meta device, by the identity of those."""
-    size = sum(each.nbytes for each in model.parameters() if each.is_meta)
+    """Return the values of weights on the meta device, by `id` of the weight."""
+    size = sum(tensor.nbytes for tensor in model.parameters() if tensor.is_meta)
     stays = size * COPIES > free_memory(_CPU)
-    found: dict[int, Tensor] = {}
+    resident: dict[int, Tensor] = {}
     shared: dict[tuple[Any, ...], Tensor] = {}
     for part in model.modules():
         for hook in _hooks(part):
@@ -88,20 +90,20 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
             inside = bool(hook.place_submodules)
             in_memory = isinstance(getattr(values, "dataset", values), dict)
             names = [*part.named_parameters(recurse=inside), *part.named_buffers(recurse=inside)]
-            for name, each in names:
-                if not each.is_meta or id(each) in found:
+            for name, tensor in names:
+                if not tensor.is_meta or id(tensor) in resident:
                     continue
-                value = _ordinary(values[name].detach())
-                place = value.data_ptr(), value.shape, value.dtype
-                if in_memory and place in shared:  # tied ones have one memory
-                    found[id(each)] = shared[place]
+                value = _without_inference_mode(values[name].detach())
+                memory = value.data_ptr(), value.shape, value.dtype
+                if in_memory and memory in shared:  # tied ones have one memory
+                    resident[id(tensor)] = shared[memory]
                     continue
                 if stays and not in_memory and value.ndim > 1:
                     value = in_file(value)
-                if isinstance(each, nn.Parameter):
-                    value = nn.Parameter(value, requires_grad=each.requires_grad)
-                found[id(each)] = shared[place] = value
-    return found
+                if isinstance(tensor, nn.Parameter):
+                    value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                resident[id(tensor)] = shared[memory] = value
+    return resident
 
 
 def _hooks(part: nn.Module) -> list[Any]:
@@ -110,7 +112,7 @@ def _hooks(part: nn.Module) -> list[Any]:
 
 
 def _copied_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
-    """Return a copy with other tensors, by identity, and without what accelerate added."""
+    """Copy a model with other tensors, by `id`, and without the attributes of accelerate."""
     memo: dict[int, Any] = dict(tensors)
     for part in model.modules():
         added = vars(part)
@@ -122,22 +124,22 @@ def _copied_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Mo
                 for name in _ADDED
                 if name in added and (plain or name != "_old_forward")
             }
-    made = copy.deepcopy(model, memo)
-    for part in made.modules():
-        kept = vars(part)
-        if "_hf_hook" in kept:
-            own = kept.get("_old_forward")
+    duplicate = copy.deepcopy(model, memo)
+    for part in duplicate.modules():
+        attributes = vars(part)
+        if "_hf_hook" in attributes:
+            own = attributes.get("_old_forward")
             for name in _ADDED:
-                kept.pop(name, None)
+                attributes.pop(name, None)
             if own:
                 part.forward = own
-    vars(made).pop("hf_device_map", None)
-    return made
+    vars(duplicate).pop("hf_device_map", None)
+    return duplicate
 
 
 def _tie_head(model: nn.Module) -> None:
-    """Let the head be the embedding again, as the description says, where both have its values:
-    what is offloaded to a disk is read as two.
+    """Tie the head to the embedding again, as the configuration says, where their values are equal:
+    tied weights that were offloaded to disk are read as two tensors.
     """
     own = as_decoder(model)
     if own is None:
@@ -146,34 +148,43 @@ def _tie_head(model: nn.Module) -> None:
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # pyright: ignore
     else:
         tied, head, embedding = own.config.tied, own.head, own.embed
-    one, other = getattr(head, "weight", None), getattr(embedding, "weight", None)
-    if not tied or one is other or one is None or other is None or one.shape != other.shape:
+    head_weight, embedding_weight = (
+        getattr(head, "weight", None),
+        getattr(embedding, "weight", None),
+    )
+    if (
+        not tied
+        or head_weight is embedding_weight
+        or head_weight is None
+        or embedding_weight is None
+        or head_weight.shape != embedding_weight.shape
+    ):
         return
-    if torch.equal(one, other):
-        head.weight = other  # pyright: ignore
+    if torch.equal(head_weight, embedding_weight):
+        head.weight = embedding_weight  # pyright: ignore
 
 
-def _move_inputs(model: nn.Module, made: nn.Module) -> None:
-    """Let inputs of a spread model's modules go to where accelerate's hooks brought them."""
-    if len({each.device for each in made.parameters()}) < 2:
+def _move_inputs(model: nn.Module, resident: nn.Module) -> None:
+    """Move inputs of a spread model's modules to the devices that accelerate's hooks name."""
+    if len({tensor.device for tensor in resident.parameters()}) < 2:
         return
-    parts = dict(made.named_modules())
+    parts = dict(resident.named_modules())
     for name, part in model.named_modules():
         for hook in _hooks(part):
             if getattr(hook, "execution_device", None) is not None:
                 first = next(iter(parts[name].parameters()), None)
                 device = hook.execution_device if first is None else first.device
                 parts[name].register_forward_pre_hook(partial(_to_device, device), with_kwargs=True)
-    first = next(made.parameters()).device
-    made.register_forward_hook(lambda _part, _inputs, output: _moved(output, first))
+    first = next(resident.parameters()).device
+    resident.register_forward_hook(lambda _part, _inputs, output: _move(output, first))
 
 
 def _to_device(
     device: Any, _part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, Any]:
-    return _moved(inputs, device), _moved(options, device)
+    return _move(inputs, device), _move(options, device)
 
 
-def _moved(values: Any, device: Any) -> Any:
-    """Return tensors, in whatever holds them, on a device; caches stay where layers left them."""
-    return tree_map(lambda each: each.to(device) if hasattr(each, "to") else each, values)
+def _move(values: Any, device: Any) -> Any:
+    """Move the tensors in nested containers to a device; caches are not moved."""
+    return tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, values)

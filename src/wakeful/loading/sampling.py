@@ -4,8 +4,8 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from wakeful.errors import WakefulError
+from wakeful.loading.hf_forward import HFForward
 from wakeful.loading.model import Model
-from wakeful.loading.theirs import TheirForward
 from wakeful.model.generate import CachedForward, Sampling, side_by_side
 
 
@@ -32,7 +32,7 @@ def sample(
     try:
         step = CachedForward(model.decoder(), len(prompts), length)
     except WakefulError:
-        step = TheirForward(model.module, len(prompts))
+        step = HFForward(model.module, len(prompts))
     return side_by_side(
         step, prompts, device=model.device, length=length, ends=ends, reply=reply,
         how=Sampling(**choice),

@@ -1,4 +1,4 @@
-"""How a verb that measures models begins and ends: display, models in turn, a folder."""
+"""Session of a tool that measures models: its display, its models in turn, its folder."""
 
 import contextlib
 import dataclasses
@@ -11,8 +11,8 @@ import torch
 from wakeful.config.reading import SOURCES, ReadingOptions
 from wakeful.device import choose_device, rough_seconds
 from wakeful.errors import WakefulError
-from wakeful.hf.whole import unbarred
-from wakeful.loading.load import load, place_of
+from wakeful.hf.checkpoint_reader import unbarred
+from wakeful.loading.load import load, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import Words, own_task
 from wakeful.loading.sources import Source, dtype_of, in_memory, name_of
@@ -30,9 +30,9 @@ from wakeful.terminal.display import (
 
 @dataclass
 class Session:
-    """One call of a verb."""
+    """One call of a tool."""
 
-    wanted: ReadingOptions
+    options: ReadingOptions
     sources: Sequence[Source]
     tokenizer: AnyTokenizer | str | Path | None
     show: Display
@@ -41,15 +41,14 @@ class Session:
     _dtypes: dict[str, str] = field(default_factory=dict)
 
     def models(self) -> Iterator[Model]:
-        """Load models in turn; who takes one must let go of it before asking for the next.
+        """Load models in turn; drop every reference to one before asking for the next.
 
-        A model whose name another has already, as two runs of one preset do, is called by its path
-        too.
+        Where two models have the same name, as two runs of a preset do, the path is added to it.
 
         Raises:
-            WakefulError: what `load` raises; or no model is named, or one of them twice.
+            WakefulError: a model cannot be loaded (`load`), or none is named, or one twice.
         """
-        sources, wanted = self.sources, self.wanted
+        sources, options = self.sources, self.options
         if not sources:
             raise WakefulError(f"name a model: {SOURCES}")
         if self.tokenizer is not None and len(sources) > 1:
@@ -58,18 +57,18 @@ class Session:
         if twice := [name for n, name in enumerate(named) if name in named[:n]]:
             raise WakefulError(f"{twice[0]} is named twice: name each model once")
         for name in named:  # before the first one is measured
-            _ = place_of(name)
+            _ = locate_model(name)
         for source in sources:
             self.show.note(f"loading {name_of(source)}")
             model = load(
-                source, tokenizer=self.tokenizer, device=self.device, dtype=wanted.dtype,
-                trust_remote_code=wanted.trust_remote_code,
+                source, tokenizer=self.tokenizer, device=self.device, dtype=options.dtype,
+                trust_remote_code=options.trust_remote_code,
             )  # fmt: skip
             if isinstance(source, str | Path) and model.name in self._bos:
                 model = dataclasses.replace(model, name=f"{model.name} ({source})")
             if model.name in self._bos:
                 raise WakefulError(f"two models are called {model.name!r}; rename one")
-            self._bos[model.name] = bos_words(model, wanted.bos)
+            self._bos[model.name] = bos_words(model, options.bos)
             self._dtypes[model.name] = dtype_of(model)
             yield model
             del model
@@ -81,18 +80,18 @@ class Session:
 
     @property
     def bos(self) -> str:
-        """The page's words about BOS."""
+        """Description of BOS for the page."""
         return same_or_each(self._bos)
 
     @property
     def dtype(self) -> str:
-        """The arithmetic that models computed in."""
+        """Type of the models' arithmetic."""
         return same_or_each(self._dtypes)
 
     def keep(self, result: Result) -> None:
-        """Write the folder that was asked for, if any."""
-        if self.wanted.out:
-            result.save(self.wanted.out)
+        """Write the result's folder, if one was named."""
+        if self.options.out:
+            result.save(self.options.out)
 
 
 @contextlib.contextmanager
@@ -103,7 +102,7 @@ def session(
     tokenizer: AnyTokenizer | str | Path | None,
     display: DisplayFactory | None,
 ) -> Iterator[Session]:
-    """Give the session of a verb, whose folder must not exist and whose device must."""
+    """Open the session of a tool, after checking that its folder is free and its device exists."""
     modules = in_memory(sources)
     with evaluating(*modules), unbarred(), (display or default_display)(verb) as show:
         if options.out:
@@ -111,28 +110,26 @@ def session(
         yield Session(options, sources, tokenizer, show, choose_device(options.device))
 
 
-def counting(
+def count_progress(
     show: Display, name: str, model: Model, *, tokens: int, passes: float = 1.0
 ) -> Callable[[int, int], None]:
     """Return a function that shows the progress of units of `passes` forwards of `tokens`.
 
-    Before the first unit it says how long all of them may take, as `foretell` does.
+    Before the first unit it shows how long all of them may take (`note_duration`).
     """
 
-    def tell(done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         if done == 0:
-            foretell(show, name, model, tokens=tokens, total=total, passes=passes)
+            note_duration(show, name, model, tokens=tokens, total=total, passes=passes)
         show.count(name, done, total)
 
-    return tell
+    return on_progress
 
 
-def foretell(
+def note_duration(
     show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float
 ) -> None:
-    """Say how long `total` units of `passes` forwards of `tokens` may take, where that is half a
-    minute or more.
-    """
+    """Show how long `total` units of `passes` forwards of `tokens` may take, if 30 s or more."""
     size = sum(parameter.numel() for parameter in model.module.parameters())
     # A forward pass takes about two operations a parameter and token.
     seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
@@ -143,14 +140,14 @@ def foretell(
         )
 
 
-def own_words(model: Model, options: ReadingOptions, words: Words) -> Words:
-    """Return a model's words: the task that it was trained on, if any, where none is named."""
+def choose_words(model: Model, options: ReadingOptions, words: Words) -> Words:
+    """Return the words for a model: the task it was trained on, where the options name no text."""
     if options.text or not options.source:
         return words
     return own_task(model) or words
 
 
 def bos_words(model: Model, bos: str) -> str:
-    """Return a page's words about BOS for one model."""
+    """Describe a model's BOS for the page."""
     own = ", as its tokenizer does" if bos == "auto" else ""
     return ("before every sequence" if model.begins(bos) else "none") + own  # pyright: ignore

