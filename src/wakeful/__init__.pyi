@@ -281,6 +281,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    tune: int = 0,
 ) -> Quantization:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -327,6 +328,8 @@ def quantize(
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
+        tune: Steps of training the scales of the chosen formats on the calibration text, by KL
+            from the model; they stay untrained unless other text gets better.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.
@@ -366,6 +369,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    tune: int = 0,
 ) -> QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -412,6 +416,8 @@ def quantize(
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
+        tune: Steps of training the scales of the chosen formats on the calibration text, by KL
+            from the model; they stay untrained unless other text gets better.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.

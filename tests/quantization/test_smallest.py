@@ -17,6 +17,7 @@ from wakeful.quantization import quantized_layers
 from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.smallest import FULL, Budget, SmallestSearch, split_text
+from wakeful.quantization.tuning import tune_scales
 
 
 def llama(**over: object) -> LlamaForCausalLM:
@@ -78,6 +79,30 @@ def test_budgets_that_nothing_meets_are_refused() -> None:
         split_text(TEXT[:1])
 
 
+def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() -> None:
+    tried = search(bits=4.4)
+    found = tried.find()
+    layers = quantized_layers(found.module)
+    before = {name: (layer.integers.clone(), layer.scale.clone()) for name, layer in layers.items()}
+    others = [logits_of(module, TEXT[0]) for module in found.uniform.values()]
+    text = TEXT[:3]
+    tuning = tune_scales(tried.model, found.module, text, text, steps=40, rate=5e-3)
+    assert tuning.kept
+    assert tuning.after[0] < 0.9 * tuning.before[0]
+    assert quantized_layers(found.module) == layers
+    for name, layer in layers.items():
+        codes, scale = before[name]
+        assert torch.equal(layer.integers, codes)
+        assert layer.scale.dtype == torch.bfloat16
+        assert not torch.equal(layer.scale, scale)
+    for module, logits in zip(found.uniform.values(), others, strict=True):
+        assert torch.equal(logits_of(module, TEXT[0]), logits)
+    after = {name: layer.scale.clone() for name, layer in layers.items()}
+    worse = tune_scales(tried.model, found.module, TEXT[:1], TEXT[3:7], steps=3, rate=1.0)
+    assert not worse.kept
+    assert all(torch.equal(layer.scale, after[name]) for name, layer in layers.items())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = save_llama(tmp_path / "llama")
@@ -92,7 +117,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     text.write_text("def return value layer for in range and the river went down " * 60)
     options = {"text": str(text), "length": 16, "num_sequences": 3, "device": "cpu"}
     result = wakeful.quantize(
-        str(folder), bits=4.4, calibration_sequences=6, save=str(tmp_path / "small"),
+        str(folder), bits=4.4, calibration_sequences=6, tune=2, save=str(tmp_path / "small"),
         out=str(tmp_path / "out"), **options,
     )  # fmt: skip
     small = result.model
@@ -112,6 +137,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     assert proof["verdict"] in (
         "better than uniform", "worse than uniform", "not better than uniform"
     )  # fmt: skip
+    assert chosen["tuning"]["steps"] == 2
     sizes = {each["scheme"]: each["bytes"] for each in said["schemes"]}
     assert sizes["mixed"] == chosen["bytes"] <= sizes[proof["against"]]
     stored = load_file(tmp_path / "small" / "model.safetensors")
@@ -126,6 +152,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
         ({"bits": 4.4, "bytes": 9}, "each says how small"),
         ({"bits": 4.4, "scheme": "fine"}, "they choose the formats"),
         ({"bits": -1.0}, "must not be negative"),
+        ({"tune": 3}, "it trains the scales"),
     ):
         with pytest.raises(WakefulError, match=words):
             wakeful.quantize(str(folder), **wrong, **options)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.reading import ReadingOptions
-from wakeful.config.rules import AtLeast, Excludes
+from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
@@ -47,9 +47,14 @@ class QuantizeOptions(ReadingOptions):
     loss: HowMuch[float] = 0.0
     """The same, with the fewest bytes that raise the loss by so many nats per token."""
 
+    tune: HowMuch[int] = 0
+    """Steps of training the scales of the chosen formats on the calibration text, by KL from the
+    model; they stay untrained unless other text gets better."""
+
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
-        AtLeast("bits bytes loss", 0),
+        AtLeast("bits bytes loss tune", 0),
+        Needs("tune", "bits bytes loss", "it trains the scales of chosen formats"),
         Excludes("bits", "bytes loss", "each says how small the file is to be"),
         Excludes("bytes", "loss", "each says how small the file is to be"),
         Excludes("bits bytes loss", "scheme scales others sensitivity", "they choose the formats"),

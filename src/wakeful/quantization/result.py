@@ -23,7 +23,12 @@ from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import before_and_after, quantization_report
 from wakeful.quantization.sensitivity import LayerCost
 from wakeful.quantization.smallest import MIXED, Smallest
-from wakeful.quantization.smallest_report import format_words, proof_words, smallest_summary
+from wakeful.quantization.smallest_report import (
+    format_words,
+    proof_words,
+    smallest_summary,
+    tuning_words,
+)
 from wakeful.reports.result import Measured, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
@@ -125,7 +130,8 @@ class Quantization(Measured):
         done = [f"Quantized by {scheme.definition}{scales}", self._layers]
         figures = () if self.damage is None else before_and_after(self.damage)
         if self.smallest is not None:
-            done = [proof_words(self._measured), format_words(self.smallest)]
+            words = format_words(self.smallest) + tuning_words(self.smallest)
+            done = [proof_words(self._measured), words]
             figures = before_and_after(self._measured, MIXED)
         return quantized_card(
             self.model.name, self.source, command_of("quantize", self.options, self.source),

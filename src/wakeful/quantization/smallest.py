@@ -23,6 +23,7 @@ from wakeful.quantization.linear import QuantizedLinear, matrix
 from wakeful.quantization.measure import divergence, nll, predicted
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
+from wakeful.quantization.tuning import Tuning, tune_scales, with_own_scale
 
 MIXED = "mixed"
 """The name of the model whose layers' formats are chosen."""
@@ -63,6 +64,8 @@ class Smallest:
     """Of the layers."""
     other_bytes: int
     """What embeddings, norms and a head that stays take."""
+    tuning: Tuning | None = None
+    """What training the scales did, where that was asked for."""
 
     @property
     def bits(self) -> float:
@@ -89,6 +92,8 @@ class SmallestSearch:
     """What the model takes in full precision, as it is stored."""
     stored: torch.dtype
     arithmetic: Arithmetic = "integer"
+    tune: int = 0
+    """Steps of training the scales."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
     candidates: dict[str, Scheme] = field(default_factory=dict)
     formats: Formats = field(default_factory=dict)
@@ -141,8 +146,14 @@ class SmallestSearch:
                 "the model fits as it is, so that nothing is quantized: ask for fewer bits or "
                 "bytes, or more loss"
             )
+        module, tuning = self._module(allocation), None
+        if self.tune:
+            tuning = tune_scales(
+                self.model, module, self.rounding_text, self.choosing_text, steps=self.tune,
+                on_progress=lambda done: self.on_progress(done, self.tune),
+            )  # fmt: skip
         return Smallest(
-            module=self._module(allocation), formats=self._by_layer(allocation),
+            module=module, tuning=tuning, formats=self._by_layer(allocation),
             uniform=uniform, allocation=allocation, curve=frontier.curve(), points=points,
             weights=weights, other_bytes=other,
         )  # fmt: skip
@@ -178,7 +189,7 @@ class SmallestSearch:
     def _module(self, allocation: Allocation) -> nn.Module:
         chosen = self._by_layer(allocation)
         return self._with({
-            layer: self.formats[self.candidates[name]][layer]
+            layer: with_own_scale(self.formats[self.candidates[name]][layer])
             for layer, name in chosen.items() if name != FULL
         })  # fmt: skip
 

@@ -6,9 +6,10 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite, paired_ratio, reach, with_interval
+from wakeful.estimates import finite, paired_ratio, reach, with_error, with_interval
 from wakeful.quantization.damage import Damage, named
 from wakeful.quantization.smallest import MIXED, Smallest
+from wakeful.quantization.tuning import Tuning
 from wakeful.reports import charts
 from wakeful.reports.value import Chart, Section, Table, Text
 
@@ -71,6 +72,20 @@ def format_words(smallest: Smallest) -> str:
     )
 
 
+def tuning_words(smallest: Smallest) -> str:
+    """Return what training the scales did; empty where it was not asked for."""
+    tuning = smallest.tuning
+    if tuning is None:
+        return ""
+    before, after = (with_error(value) for value, _ in (tuning.before, tuning.after))
+    kept = "and they stay" if tuning.kept else "which its interval does not tell from chance: the "
+    kept += "" if tuning.kept else "untrained ones stay"
+    return (
+        f". Scales trained for {tuning.steps} steps, codes fixed: KL on text that trained nothing "
+        f"{before} to {after} nats per token, {kept}"
+    )
+
+
 def method_words(smallest: Smallest, sequences: int) -> str:
     """Return how the formats were chosen."""
     chosen = smallest.allocation
@@ -78,7 +93,7 @@ def method_words(smallest: Smallest, sequences: int) -> str:
         f"{format_words(smallest)}. Of {sequences} calibration sequences every fourth scored the "
         "formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
         f"engine fuses take one. Predicted cost {chosen.cost:.4f} nats per token; no allocation "
-        f"of as many bytes has a predicted cost below {chosen.bound:.4f}"
+        f"of as many bytes has a predicted cost below {chosen.bound:.4f}{tuning_words(smallest)}"
     )
 
 
@@ -89,9 +104,16 @@ def smallest_summary(smallest: Smallest, damage: Damage) -> dict[str, Any]:
         "bits": smallest.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
         "other_bytes": smallest.other_bytes, "predicted_cost": finite(chosen.cost),
         "bound": finite(chosen.bound), "formats": dict(smallest.formats),
-        "proof": proof(damage),
+        "proof": proof(damage), "tuning": _tuning(smallest.tuning),
         "curve": [{"bytes": size, "cost": cost} for size, cost in smallest.curve],
     }  # fmt: skip
+
+
+def _tuning(tuning: Tuning | None) -> dict[str, Any] | None:
+    if tuning is None:
+        return None
+    return {"steps": tuning.steps, "kept": tuning.kept, **named("kl_before", tuning.before),
+            **named("kl_after", tuning.after)}  # fmt: skip
 
 
 def smallest_section(damage: Damage, smallest: Smallest) -> Section:
@@ -99,7 +121,7 @@ def smallest_section(damage: Damage, smallest: Smallest) -> Section:
     rows = [[name, f"{count}"] for name, count in smallest.counts.items()]
     return Section("The smallest file", [
         Text(proof_words(damage)),
-        Text(f"{format_words(smallest)}."),
+        Text(f"{format_words(smallest)}{tuning_words(smallest)}."),
         Table(["format", "layers"], rows, "Layers of each format"),
         Chart("Loss increase against bytes", partial(_curve, damage, smallest)),
         Text("The line is what scores predict of the best choice within each number of bytes; "

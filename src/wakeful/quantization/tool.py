@@ -246,7 +246,7 @@ class _Each:
         search = SmallestSearch(
             whole, layers, Budget(wanted.bits, wanted.bytes, wanted.loss),
             *split_text(text), all_bytes=state_bytes(whole, loaded.stored), stored=loaded.stored,
-            arithmetic=wanted.arithmetic,
+            arithmetic=wanted.arithmetic, tune=wanted.tune,
             on_progress=partial(self.at.show.count, f"{loaded.name}: layers in all formats"),
         )  # fmt: skip
         smallest = search.find()

@@ -131,7 +131,7 @@ class Lines(Display):
     def count(self, name: str, done: int, total: int) -> None:
         if self._due(name, done, total):
             of = f" of {total}" if total else ""
-            self.note(f"{name} {done}{of}{self._left(name, done, total)}")
+            self.note(f"{name} {done}{of}{self._time_left(name, done, total)}")
 
     def _due(self, name: str, done: int, total: int | None) -> bool:
         """Return True for the first and the last report, and in between every few seconds."""
