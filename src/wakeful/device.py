@@ -1,4 +1,4 @@
-"""Where tensors live and in which arithmetic: devices and dtypes by the names users write."""
+"""Devices and dtypes by the names that users write."""
 
 import contextlib
 import math

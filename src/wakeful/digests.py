@@ -27,8 +27,8 @@ def json_digest(value: object) -> str:
 
 def state_sha256(model: "nn.Module", about: str = "") -> str:
     """Return the SHA-256 of a text and of a model's state: names, and tensors as float32."""
-    found = hashlib.sha256(about.encode())
+    digest = hashlib.sha256(about.encode())
     for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().float().cpu().contiguous().numpy())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy())
+    return digest.hexdigest()

@@ -28,10 +28,10 @@ class WakefulError(ValueError):
 class Interrupted(WakefulError):
     """Work was stopped from outside and saved what it had; the message says how to go on."""
 
-    def __init__(self, what: str, then: str) -> None:
-        super().__init__(f"{what}; {then}")
-        self.what = what
-        """What happened, without how to go on: whoever began more than this knows that better."""
+    def __init__(self, event: str, then: str) -> None:
+        super().__init__(f"{event}; {then}")
+        self.what = event
+        """The event, without how to continue: a caller that started more work says that itself."""
 
 
 class Diverged(WakefulError):
@@ -47,19 +47,19 @@ def warn(message: str) -> None:
     warnings.warn(WakefulWarning(one_line(message)), stacklevel=3)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
 
     The first few that begin with the word come before all that only resemble it:
     `" (did you mean 'x1', 'x2' or 'x3'?)"`.
     """
-    names = list(known)
-    found = [repr(name) for name in names if word and name.startswith(word)][:_HINTS]
-    found = found or [repr(name) for name in difflib.get_close_matches(word, names, n=1)]
-    if not found:
+    names = list(candidates)
+    matches = [repr(name) for name in names if word and name.startswith(word)][:_HINTS]
+    matches = matches or [repr(name) for name in difflib.get_close_matches(word, names, n=1)]
+    if not matches:
         return ""
-    *others, last = found
-    return f" (did you mean {', '.join(others)}{' or ' if others else ''}{last}?)"
+    *first, last = matches
+    return f" (did you mean {', '.join(first)}{' or ' if first else ''}{last}?)"
 
 
 def nearest_path(path: str | Path) -> str:

@@ -9,7 +9,7 @@ Level = Literal["good", "mixed", "bad", "unsure"]
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to do about what a model showed, as it was tried on windows of its text."""
+    """A recommendation for a finding, with its effect measured on windows of the model's text."""
 
     words: str
     arguments: str = ""

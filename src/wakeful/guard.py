@@ -1,4 +1,4 @@
-"""What another library raises while it reads a file, as one line that names the file."""
+"""Errors of other libraries, raised as one line that names the file being read."""
 
 import errno
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _TOO_LARGE = ("allocate memory", "out of memory", "Overflow when unpacking", "in
 
 
 @contextmanager
-def guarded(what: str, then: str = "") -> Iterator[None]:
+def guarded(problem: str, then: str = "") -> Iterator[None]:
     """Turn whatever is raised into a `WakefulError`: `what` is wrong, the library's line, and what
     to do `then`. One that is raised already goes through.
 
@@ -25,11 +25,11 @@ def guarded(what: str, then: str = "") -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = "it does not fit into memory" if lacks_memory(error) else first_line(error)
-        raise WakefulError(f"{what}: {' '.join(reason.split())[:200]}{then}") from None
+        raise WakefulError(f"{problem}: {' '.join(reason.split())[:200]}{then}") from None
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough."""
+    """Return True if an error says that memory was not enough."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError | OSError) and any(

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, or what its cache on this machine holds where no network leads there."""
+"""The Hugging Face hub, or its cache on this machine where there is no network."""
 
 import socket
 import urllib.request
@@ -29,7 +29,7 @@ def hub_or_cache() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if any(isinstance(each, _NOT_HELD) for each in _causes(error)):
+        if any(isinstance(cause, _NOT_HELD) for cause in _causes(error)):
             raise ConnectionError(
                 f"there is no network to {host}, and its files are not in the cache"
             ) from error
@@ -39,7 +39,7 @@ def hub_or_cache() -> Iterator[None]:
 
 
 def _is_known(host: str) -> bool:
-    """Whether a host has an address, or a proxy is there to find it."""
+    """Return True if a host has an address or a proxy is configured."""
     if urllib.request.getproxies():
         return True
     try:

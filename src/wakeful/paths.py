@@ -1,4 +1,4 @@
-"""Where what was made once is kept for next time."""
+"""Cache folders and temporary files."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ def default_cache_dir() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home folder in the place of `~`; that of a user unknown here stays."""
+    """Return a path with `~` replaced by the home folder; that of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
 
@@ -38,12 +38,12 @@ def check_readable(path: Path) -> None:
 
 def free_folder(path: str | Path) -> Path:
     """Return the path, or where something has that name the first of -2, -3 … that is free."""
-    place = first = Path(path)
+    candidate = first = Path(path)
     number = 2
-    while place.exists():
-        place = first.with_name(f"{first.name}-{number}")
+    while candidate.exists():
+        candidate = first.with_name(f"{first.name}-{number}")
         number += 1
-    return place
+    return candidate
 
 
 def part_beside(path: Path) -> Path:
@@ -63,10 +63,10 @@ def _sweep(folder: Path) -> None:
     """Remove the parts in a folder whose process, of this machine, is gone."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            found = _PART.fullmatch(path.name)
-            if found is None or found[1] != _machine():
+            match = _PART.fullmatch(path.name)
+            if match is None or match[1] != _machine():
                 continue
-            if found[2] == _boot() and _lives(int(found[3])):
+            if match[2] == _boot() and _lives(int(match[3])):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

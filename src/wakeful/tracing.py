@@ -1,4 +1,4 @@
-"""What runs this code: plain autograd, a graph being traced, torch.func, a second derivative."""
+"""Checks of the execution context: autograd, tracing, torch.func or a second derivative."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

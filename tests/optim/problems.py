@@ -69,5 +69,5 @@ def assert_same(a: dict[str, nn.Parameter], b: dict[str, Any], tolerance: float)
 
 def dense(rotation: str, name: str, axis: int, width: int, seed: int = 0) -> Tensor:
     generator = generator_for(seed, name, axis)
-    made = rotation_of(rotation).drawn(width, generator=generator, dtype=torch.float64)
+    made = rotation_of(rotation).for_width(width, generator=generator, dtype=torch.float64)
     return made.into(torch.eye(width, dtype=torch.float64)).mT

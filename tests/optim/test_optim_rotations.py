@@ -20,7 +20,7 @@ MIXING = ("hadamard", "haar")
 
 def make(kind: str, width: int, name: str = "a", seed: int = 0) -> Rotation:
     generator = generator_for(seed, name, 1)
-    return rotation_of(kind).drawn(width, generator=generator, dtype=torch.float64)
+    return rotation_of(kind).for_width(width, generator=generator, dtype=torch.float64)
 
 
 def matrix(rotation: Rotation, width: int) -> torch.Tensor:

@@ -181,7 +181,7 @@ def test_a_layer_that_attends_twice_shows_its_mixed_weights_once(variant):
                 exact.attention_weights(
                     part.q, part.k, scale=part.scale, sink=part.sink, keep=part.keep
                 )
-                for part in (*sequence.others, sequence)
+                for part in (*sequence.other_calls, sequence)
             )
             torch.testing.assert_close(A, torch.lerp(own, first, w), rtol=1e-4, atol=1e-6)
         mixed = A @ sequence.v.repeat_interleave(2, dim=0)

@@ -14,7 +14,7 @@ from verbs.test_diagnose import save_tokenizer
 from wakeful.diagnosis.advice import advise
 from wakeful.diagnosis.later_sinks import LaterSink
 from wakeful.errors import WakefulError
-from wakeful.surgery import fit_own_sinks, opened
+from wakeful.surgery import fit_own_sinks, prepend_tokens
 
 SLOW = {"rope_type": "linear", "factor": 1e12, "rope_theta": 1e4}
 ROWS = torch.cat(TEXT)
@@ -28,7 +28,7 @@ def gpt_oss(log_sink: float, **over: object) -> Any:
 
 
 def after(model: Any, token: int, text: Tensor) -> Tensor:
-    return model(opened((token,), text)).logits[:, 1:]
+    return model(prepend_tokens((token,), text)).logits[:, 1:]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])

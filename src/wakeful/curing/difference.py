@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
-from wakeful.surgery import opened
+from wakeful.surgery import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def differences(
     In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
     `plain` decoder, from the one before in its own.
     """
-    after = [opened(prefix, row[None]) for row in text]
+    after = [prepend_tokens(prefix, row[None]) for row in text]
     expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")

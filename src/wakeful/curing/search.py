@@ -409,7 +409,7 @@ class _Choosing:
     def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
         """Return what a candidate in a format costs each sequence, in nats a token."""
         before = () if candidate.first else self.texts.opening
-        given = [surgery.opened(before, row[None]) for row in self.texts.calibrating]
+        given = [surgery.prepend_tokens(before, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()
         small = quantize_module(
             made, scheme, arithmetic="integer", skip=skip,

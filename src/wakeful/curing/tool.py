@@ -448,7 +448,7 @@ def _cured_experts(at: _At) -> _Made:
     at.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
     with torch.inference_mode():
-        before = surgery.opened(stands, compared)
+        before = surgery.prepend_tokens(stands, compared)
         expected = [logits_of(loaded.module, row[None])[:, len(stands) :] for row in before]
         found = [logits_of(cured, row[None]) for row in compared]
         apart = difference(expected, found)

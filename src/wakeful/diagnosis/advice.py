@@ -228,7 +228,7 @@ class _Trials:
         losses: Sequence[float], *, turned: bool = False,
     ) -> Trial:  # fmt: skip
         change = LossChange.between(self.losses, losses)
-        rows = surgery.opened(opening, self.windows[:WATCHED])
+        rows = surgery.prepend_tokens(opening, self.windows[:WATCHED])
         shape = shape_of(made, rows, self.turn if turned else None, self.loaded.text_of)
         return Trial(options, words, change, *shape)
 
@@ -283,7 +283,7 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
 
     def measure(words: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
         change = LossChange.between(losses, surgery.window_losses(model, windows, opening))
-        rows = surgery.opened(opening, windows[:WATCHED])
+        rows = surgery.prepend_tokens(opening, windows[:WATCHED])
         return Trial(options, words, change, *shape_of(model, rows, None, loaded.text_of))
 
     model, opening = loaded.module, start

@@ -1,9 +1,9 @@
-"""Which axis of which parameter is rotated, and why.
+"""Choice of the axes of parameters that an optimizer rotates.
 
-In this order: what the caller gives (`axes=`); what the parameter's module declares
-(`wakeful.variants.roles`); what the family of its name says (`wakeful.variants.families`); the
-input axis of a matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than
-two axes keep the identity, and so do axes that count tokens or positions.
+In this order: the caller's choice (`axes=`); the role that the parameter's module declares
+(`wakeful.variants.roles`); the family of its name (`wakeful.variants.families`); the input axis of
+a matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than two axes keep
+the identity, and so do axes that count tokens or positions.
 """
 
 import re
@@ -35,7 +35,7 @@ class Line:
 
 
 class RotationPlan(tuple[Line, ...]):
-    """What an optimizer rotates: a line a parameter. Printed, layers that are alike share one."""
+    """Rotated axes of all parameters; printed, similar layers share one line."""
 
     __slots__ = ()
 
@@ -58,15 +58,14 @@ class RotationPlan(tuple[Line, ...]):
 
 
 def plain_name(name: str) -> str:
-    """Return the name without what data parallelism, compilation and checkpointing put into it.
-
-    So a wrapped model keeps its rotations.
+    """Return a name without the parts that wrappers (data parallelism, compilation, checkpointing)
+    insert, so that a wrapped model keeps its rotations.
     """
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def decide(
-    parameters: Mapping[str, Tensor], given: Axes | None = None, *, both: bool = False
+    parameters: Mapping[str, Tensor], axes: Axes | None = None, *, both: bool = False
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return the rotated axes of each parameter, the residual stream's first, and the reason.
 
@@ -76,52 +75,54 @@ def decide(
     Raises:
         WakefulError: a given axis is not one of a matrix, or of a parameter that is not there.
     """
-    choose = _chooser(parameters, given)
+    choose = _chooser(parameters, axes)
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    decisions: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
         choice = choose(name, parameter)
         if parameter.numel() == 0:
-            found[name] = (), "empty"
+            decisions[name] = (), "empty"
             continue
         if choice is not None:
-            found[name] = _checked(name, parameter, choice), "given"
+            decisions[name] = _checked(name, parameter, choice), "given"
             continue
         if parameter.ndim != 2:
-            found[name] = (), "scalar or vector" if parameter.ndim < 2 else "more than two axes"
+            decisions[name] = (), "scalar or vector" if parameter.ndim < 2 else "more than two axes"
             continue
         role, why = role_of(parameter), "role"
         if role is None and plain_name(name) in families:
             family, role = families[plain_name(name)]
             why = f"family {family}"
         if role is None:
-            found[name] = (1,), "input axis"
+            decisions[name] = (1,), "input axis"
         elif role.residual is None:
-            found[name] = (), why
+            decisions[name] = (), why
         else:
-            other = (1 - role.residual,) if both and not role.vocabulary else ()
-            found[name] = (role.residual, *other), why
-    return found
+            other_axis = (1 - role.residual,) if both and not role.vocabulary else ()
+            decisions[name] = (role.residual, *other_axis), why
+    return decisions
 
 
 def _chooser(
-    parameters: Mapping[str, Tensor], given: Axes | None
+    parameters: Mapping[str, Tensor], axes: Axes | None
 ) -> Callable[[str, Tensor], AxisChoice]:
-    if given is None:
+    if axes is None:
         return lambda name, parameter: None
-    if not isinstance(given, Mapping):
-        return given
+    if not isinstance(axes, Mapping):
+        return axes
     choices: dict[str | int, AxisChoice] = {}
     there = parameters.keys() | {id(parameter) for parameter in parameters.values()}
-    for key, choice in given.items():
-        known = key if isinstance(key, str) else id(key)
-        if known not in there:
-            what = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
+    for key, choice in axes.items():
+        choice_key = key if isinstance(key, str) else id(key)
+        if choice_key not in there:
+            described = (
+                repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
+            )
             raise WakefulError(
-                f"axes has {what}, which the optimizer does not: its parameters are "
+                f"axes has {described}, which the optimizer does not: its parameters are "
                 f"{', '.join(list(parameters)[:4])}, ..."
             )
-        choices[known] = choice
+        choices[choice_key] = choice
     return lambda name, parameter: choices.get(name, choices.get(id(parameter)))
 
 

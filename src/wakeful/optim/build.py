@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rates import Rate, check_rates
-from wakeful.optim.saved import BUILT, apart, options_of_group
+from wakeful.optim.saved import BUILT, options_of_group, to_json
+from wakeful.optim.schedule_free import switch
 from wakeful.variants import build_call
 from wakeful.variants.families import role_outside_layers
 from wakeful.variants.roles import role_of
@@ -38,24 +38,24 @@ def decay_groups(
         WakefulError: there is no parameter, or one parameter comes twice.
     """
     decayed: list[tuple[str, torch.nn.Parameter]] = []
-    kept: list[tuple[str, torch.nn.Parameter]] = []
-    seen: dict[int, str] = {}
+    not_decayed: list[tuple[str, torch.nn.Parameter]] = []
+    names: dict[int, str] = {}
     for name, parameter in named_parameters:
-        if id(parameter) in seen:
+        if id(parameter) in names:
             raise WakefulError(
-                f"{seen[id(parameter)]} and {name} are one parameter; pass it once, as "
+                f"{names[id(parameter)]} and {name} are one parameter; pass it once, as "
                 "model.named_parameters() does"
             )
-        seen[id(parameter)] = name
+        names[id(parameter)] = name
         role = role_of(parameter) or role_outside_layers(name)
         spared = role is not None and not (role.decays and (decay_embeddings or not role.embedding))
         decays = parameter.dim() >= 2 and not spared
-        (decayed if decays else kept).append((name, parameter))
-    if not seen:
+        (decayed if decays else not_decayed).append((name, parameter))
+    if not names:
         raise WakefulError("there is no parameter to optimize")
     groups = (
         {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        {"params": not_decayed, "weight_decay": 0.0},
     )
     return [group for group in groups if group["params"]]
 
@@ -85,10 +85,10 @@ def build_optimizer(
     """
     build = optimizer_of(optimizer, imports=True)
     title = optimizer if isinstance(optimizer, str) else getattr(build.func, "__name__", "it")
-    taken = optimizer_options(build)
+    accepted = optimizer_options(build)
     for key in options:
-        if key not in taken:
-            raise WakefulError(f"{title} has no option {key!r}; it takes {', '.join(taken)}")
+        if key not in accepted:
+            raise WakefulError(f"{title} has no option {key!r}; it takes {', '.join(accepted)}")
     for key in build.keywords:
         if key in options or key == "weight_decay":
             raise WakefulError(
@@ -106,19 +106,19 @@ def build_optimizer(
         named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
     )
     try:
-        made = build(groups, **options)
+        result = build(groups, **options)
     except WakefulError:
         raise
     except Exception as error:  # of another package, which may raise anything
         raise WakefulError(f"{title}: {error}") from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise WakefulError(f"{title} gives a {type(made).__name__}, which is not an optimizer")
-    for group in made.param_groups:
+    if not isinstance(result, torch.optim.Optimizer):
+        raise WakefulError(f"{title} gives a {type(result).__name__}, which is not an optimizer")
+    for group in result.param_groups:
         check_rates(group)
-    return made
+    return result
 
 
-def configured(
+def configure_optimizer(
     config: "OptimizerConfig", named_parameters: NamedParameters, *, seed: int
 ) -> torch.optim.Optimizer:
     """Return the optimizer that a configuration describes; each takes the fields that it has.
@@ -135,20 +135,20 @@ def configured(
         "seed": seed,
         "check_finite": False,  # the loop reads the gradient's norm itself
     }
-    taken = inspect.signature(build.func).parameters
+    accepted = inspect.signature(build.func).parameters
     options = {
         name: value for name, value in fields.items()
-        if name in optimizer_options(build) and _form(taken[name].default) in (_form(value), "")
+        if name in optimizer_options(build) and _form(accepted[name].default) in (_form(value), "")
     }  # fmt: skip
-    made = build_optimizer(
+    optimizer = build_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
     )
-    for group in made.param_groups:
+    for group in optimizer.param_groups:
         if config.lr and "lr" in group:
             group.setdefault("lr_scale", float(group["lr"]) / config.lr)
         group[BUILT] = options_of_group(group)
-    switch(made, train=True)
-    return made
+    switch(optimizer, train=True)
+    return optimizer
 
 
 def check_step(config: "OptimizerConfig") -> None:
@@ -166,9 +166,9 @@ def check_step(config: "OptimizerConfig") -> None:
         weight.grad = torch.ones_like(weight)
     try:
         with torch.random.fork_rng(devices=[]):
-            optimizer = configured(config, weights.items(), seed=0)
+            optimizer = configure_optimizer(config, weights.items(), seed=0)
             optimizer.step()
-        apart(optimizer.state_dict()["state"], "state", {})
+        to_json(optimizer.state_dict()["state"], "state", {})
     except Exception as error:  # of another package, which may raise anything
         raise WakefulError(f"optimizer.name = {config.name!r} cannot train: {error}") from error
 
@@ -188,14 +188,14 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
-def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any]":
+def optimizer_of(name: str | Builder, *, imports: bool = False) -> "partial[Any]":
     """Return what an expression names, with its options, to be called with groups.
 
     `imports` lets the module of `my_module:MyOptimizer` be imported: only for what the user wrote.
     """
-    if not isinstance(given, str):
-        return partial(given)
-    return build_call("optimizer", BUILDERS, given, folder="optim.rotations", imports=imports)
+    if not isinstance(name, str):
+        return partial(name)
+    return build_call("optimizer", BUILDERS, name, folder="optim.rotations", imports=imports)
 
 
 def optimizer_options(build: "partial[Any]") -> list[str]:

@@ -49,8 +49,8 @@ class MuonAdamW(torch.optim.Optimizer):
                 f"got {ns_steps} and {momentum}"
             )
         hidden, rest = (
-            [{**group, "params": some} for group in groups if (some := _chosen(group, wanted))]
-            for wanted in (True, False)
+            [{**group, "params": some} for group in groups if (some := _chosen(group, is_hidden))]
+            for is_hidden in (True, False)
         )
         if not hidden:
             raise WakefulError("muon found no hidden matrix to optimize; use adamw")

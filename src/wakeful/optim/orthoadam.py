@@ -25,7 +25,7 @@ from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
-from wakeful.optim.sharding import whole
+from wakeful.optim.sharding import full_tensor
 from wakeful.optim.step import ParameterStep, take_step
 
 KERNELS = ("auto", "chunked", "foreach")
@@ -97,7 +97,7 @@ class OrthoAdam(torch.optim.Optimizer):
         self._both = sides == "both"
         self._kernel = kernel
         self._check_finite = check_finite
-        self._places: dict[Tensor, RotatedParameter] = {}
+        self._rotated: dict[Tensor, RotatedParameter] = {}
         self._open = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -105,7 +105,7 @@ class OrthoAdam(torch.optim.Optimizer):
         self._open = True
 
     def __getstate__(self) -> dict[str, Any]:
-        private = ("_recipe", "_both", "_kernel", "_check_finite", "_places", "_open")
+        private = ("_recipe", "_both", "_kernel", "_check_finite", "_rotated", "_open")
         # `axes` may be a function, and has been asked
         return {**super().__getstate__(), **{k: getattr(self, k) for k in private}, "_axes": None}
 
@@ -117,60 +117,62 @@ class OrthoAdam(torch.optim.Optimizer):
         try:
             _check_options(group)
             for number, parameter in enumerate(group["params"]):
-                name = names[number] if names else f"parameter {len(self._places)}"
+                name = names[number] if names else f"parameter {len(self._rotated)}"
                 _check_kind(name, parameter)
-                self._places[parameter] = RotatedParameter(name, tuple(parameter.shape))
+                self._rotated[parameter] = RotatedParameter(name, tuple(parameter.shape))
             if self._open:
                 self._decide([group])
         except WakefulError:
             self.param_groups.pop()
             for parameter in group["params"]:
-                self._places.pop(parameter, None)
+                self._rotated.pop(parameter, None)
             raise
 
     def _decide(self, groups: list[dict[str, Any]]) -> None:
         """Decide the rotated axes of these groups' parameters and record them in the groups."""
-        parameters = {place.name: parameter for parameter, place in self._places.items()}
-        if len(parameters) < len(self._places):
+        parameters = {rotated.name: parameter for parameter, rotated in self._rotated.items()}
+        if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new = [parameter for group in groups for parameter in group["params"]]
-        found = decide(parameters, self._axes, both=self._both)
+        decisions = decide(parameters, self._axes, both=self._both)
         for parameter in new if self._recipe.rotates else ():
-            place = self._places[parameter]
-            place.axes, place.why = found[place.name]
-            if place.axes and self._recipe.learns and isinstance(parameter, DTensor):
+            rotated = self._rotated[parameter]
+            rotated.axes, rotated.why = decisions[rotated.name]
+            if rotated.axes and self._recipe.learns and isinstance(parameter, DTensor):
                 raise WakefulError(
-                    f"{place.name} is sharded; {self._recipe.rotation} takes whole parameters"
+                    f"{rotated.name} is sharded; {self._recipe.rotation} takes whole parameters"
                 )
         moving = (parameter for parameter in new if parameter.requires_grad)
-        self._recipe.check_memory((parameter, self._places[parameter].axes) for parameter in moving)
+        self._recipe.check_memory(
+            (parameter, self._rotated[parameter].axes) for parameter in moving
+        )
         for group in groups:
-            group["rotations"] = [self._recipe.describe(self._places[p]) for p in group["params"]]
+            group["rotations"] = [self._recipe.describe(self._rotated[p]) for p in group["params"]]
 
     def plan(self) -> RotationPlan:
         """Return which axis of which parameter is rotated, and why; print it."""
         return RotationPlan(
             Line(
-                place.name,
-                place.shape,
-                place.axes,
-                str(self._recipe.rotation) if place.axes else "identity",
-                place.why or "no rotation",
+                rotated.name,
+                rotated.shape,
+                rotated.axes,
+                str(self._recipe.rotation) if rotated.axes else "identity",
+                rotated.why or "no rotation",
             )
-            for place in self._places.values()
+            for rotated in self._rotated.values()
         )
 
     def rotations(self) -> Iterator[Rotation]:
         """Yield the rotations made so far, each once: a weight's is made at its first step."""
-        made = {id(r): r for place in self._places.values() for r in place.rotations or ()}
-        yield from made.values()
+        unique = {id(r): r for rotated in self._rotated.values() for r in rotated.rotations or ()}
+        yield from unique.values()
 
     def rotation_bytes(self) -> int:
         """Return the bytes of the fixed rotations made so far; learned ones are in the state."""
-        fixed = [vars(each) for each in self.rotations() if not isinstance(each, Learned)]
-        tensors = [each for each in tree_leaves(fixed) if isinstance(each, Tensor)]
+        fixed = [vars(part) for part in self.rotations() if not isinstance(part, Learned)]
+        tensors = [part for part in tree_leaves(fixed) if isinstance(part, Tensor)]
         storages = [tensor.untyped_storage() for tensor in tensors]
-        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+        return sum({part.data_ptr(): part.nbytes() for part in storages}.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -190,44 +192,44 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def _refuse_bad_gradients(self, parameters: list[Tensor]) -> None:
-        """One norm a gradient; they are read again where one is not finite: it may overflow."""
+        """Raise `WakefulError` for NaN or infinite entries; a norm alone may overflow."""
         dense: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             grad = cast(Tensor, parameter.grad)
             if grad.layout != torch.strided:
                 raise WakefulError(
-                    f"the gradient of {self._places[parameter].name} is sparse; OrthoAdam takes "
+                    f"the gradient of {self._rotated[parameter].name} is sparse; OrthoAdam takes "
                     "dense gradients (nn.Embedding(sparse=False))"
                 )
             mesh = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
             dense.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
         for some in dense.values() if self._check_finite else ():
             norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in some]))
-            for parameter in () if whole(norms).isfinite().all() else some:
-                grad = whole(cast(Tensor, parameter.grad))
+            for parameter in () if full_tensor(norms).isfinite().all() else some:
+                grad = full_tensor(cast(Tensor, parameter.grad))
                 if not grad.isfinite().all():
-                    what = "NaN" if grad.isnan().any() else "an infinite value"
+                    values = "NaN" if grad.isnan().any() else "an infinite value"
                     raise WakefulError(
-                        f"the gradient of {self._places[parameter].name} holds {what}; the step "
+                        f"the gradient of {self._rotated[parameter].name} holds {values}; the step "
                         "was refused and nothing changed"
                     )
 
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> ParameterStep:
-        """Make what the step of one parameter needs and is not there: its rotations, its state."""
-        place, state = self._places[parameter], self.state[parameter]
+        """Create the missing rotations and state of one parameter, and return its step."""
+        rotated, state = self._rotated[parameter], self.state[parameter]
         made_for = (parameter.device, moment_dtype(parameter))
-        if place.rotations is None or place.made_for != made_for:
-            place.rotations = self._recipe.make_all(place, parameter)
-            place.made_for = made_for
-            for key, tensor in place.learned().items():
+        if rotated.rotations is None or rotated.made_for != made_for:
+            rotated.rotations = self._recipe.make_all(rotated, parameter)
+            rotated.made_for = made_for
+            for key, tensor in rotated.learned().items():
                 if key in state:
                     state[key] = tensor.copy_(state[key])
         if "step" not in state:
             state["step"] = torch.tensor(0.0, device="cpu")
-            state["exp_avg"] = place.moment(parameter)
-            state["exp_avg_sq"] = place.moment(parameter)
-            state.update(place.learned())
-        return ParameterStep(parameter, place, state, group)
+            state["exp_avg"] = rotated.moment(parameter)
+            state["exp_avg_sq"] = rotated.moment(parameter)
+            state.update(rotated.learned())
+        return ParameterStep(parameter, rotated, state, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Load moments saved by an OrthoAdam with the same names, shapes, seed and rotation.
@@ -236,37 +238,37 @@ class OrthoAdam(torch.optim.Optimizer):
         names go by their order, as in torch's optimizers: only a shape that differs is noticed.
         """
         saved_groups = state_dict["param_groups"]
-        ours = [(group["params"], group["rotations"]) for group in self.param_groups]
-        if [len(g["params"]) for g in saved_groups] != [len(params) for params, _ in ours]:
+        current = [(group["params"], group["rotations"]) for group in self.param_groups]
+        if [len(g["params"]) for g in saved_groups] != [len(params) for params, _ in current]:
             raise WakefulError("the state has other parameter groups than this optimizer")
         states: dict[Tensor, dict[str, Any]] = {}
-        for saved, (parameters, rotations) in zip(saved_groups, ours, strict=True):
+        for saved, (parameters, rotations) in zip(saved_groups, current, strict=True):
             if "rotations" not in saved:
                 raise WakefulError("the state is not OrthoAdam's: it names no rotations")
-            for key, parameter, theirs, mine in zip(
+            for key, parameter, saved_rotations, mine in zip(
                 saved["params"], parameters, saved["rotations"], rotations, strict=True
             ):
-                place = self._places[parameter]
-                if theirs != mine:
+                rotated = self._rotated[parameter]
+                if saved_rotations != mine:
                     raise WakefulError(
-                        f"the state of {place.name} is of another rotation: {_written(theirs)} "
-                        f"saved, {_written(mine)} here"
+                        f"the state of {rotated.name} is of another rotation: "
+                        f"{_written(saved_rotations)} saved, {_written(mine)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
                 self._check_state(states[parameter], parameter)
             self._check_names(saved.get("param_names"), parameters)
         super().load_state_dict(state_dict)
-        for group, (_, rotations) in zip(self.param_groups, ours, strict=True):
+        for group, (_, rotations) in zip(self.param_groups, current, strict=True):
             group["rotations"] = rotations
         for parameter, saved in states.items():
-            place = self._places[parameter]
+            rotated = self._rotated[parameter]
             if self._recipe.learns:
-                place.rotations = None
+                rotated.rotations = None
             if saved:
                 state = self.state[parameter]
                 state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32).cpu().clone()
                 for key in ("exp_avg", "exp_avg_sq"):
-                    state[key] = place.moment(parameter, saved[key])
+                    state[key] = rotated.moment(parameter, saved[key])
                 for key in [key for key in saved if key.startswith("rotation_")]:
                     state[key] = saved[key].clone()
 
@@ -274,27 +276,27 @@ class OrthoAdam(torch.optim.Optimizer):
         """Refuse names that differ: those of rotations miss what is not rotated, or shares one."""
         if saved is None or "param_names" not in self.param_groups[0]:
             return
-        for theirs, parameter in zip(saved, parameters, strict=True):
-            mine = self._places[parameter].name
-            if plain_name(theirs) != plain_name(mine):
-                raise WakefulError(f"the state has {theirs} where this optimizer has {mine}")
+        for saved_name, parameter in zip(saved, parameters, strict=True):
+            mine = self._rotated[parameter].name
+            if plain_name(saved_name) != plain_name(mine):
+                raise WakefulError(f"the state has {saved_name} where this optimizer has {mine}")
 
     def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
         if not state:
             return
-        place = self._places[parameter]
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), place.shape)
+        rotated = self._rotated[parameter]
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), rotated.shape)
         if self._recipe.learns:
-            fresh = replace(place, rotations=self._recipe.make_all(place, parameter))
+            fresh = replace(rotated, rotations=self._recipe.make_all(rotated, parameter))
             shapes |= {key: tuple(tensor.shape) for key, tensor in fresh.learned().items()}
         for key in ("step", *shapes):
             if key not in state:
-                raise WakefulError(f"the state of {place.name} has no {key}")
+                raise WakefulError(f"the state of {rotated.name} has no {key}")
         for key, shape in shapes.items():
             if state[key].shape != shape:
                 raise WakefulError(
-                    f"{key} of {place.name} has shape {tuple(state[key].shape)} in the state, and "
-                    f"must have {shape}"
+                    f"{key} of {rotated.name} has shape {tuple(state[key].shape)} in the state, "
+                    f"and must have {shape}"
                 )
 
 

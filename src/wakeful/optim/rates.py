@@ -9,7 +9,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 
 Rate = float | Tensor
-"""A learning rate; a tensor of one number, which compiled steps read anew, is one too."""
+"""A learning rate; as a tensor of one number, compiled steps see its changes."""
 
 
 def check_rates(group: Mapping[str, Any]) -> None:

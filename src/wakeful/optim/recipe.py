@@ -1,4 +1,4 @@
-"""The rotations of an optimizer: what was asked for, and what each parameter gets."""
+"""The rotations of an optimizer: its settings, and the rotations of each parameter."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from wakeful.optim.sharding import fill_moment, layout_for, zeros
 
 @dataclass(eq=False)
 class RotatedParameter:
-    """What is decided once for a parameter: its name, its rotated axes, why, and its rotations."""
+    """A parameter's name, shape, rotated axes with the reason, and rotations."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,13 +37,13 @@ class RotatedParameter:
     def moment(self, parameter: Tensor, saved: Tensor | None = None) -> Tensor:
         """Return a moment, zero or as saved, laid out so that the rotated axis is contiguous."""
         layout = layout_for(parameter, self.axes)
-        made = zeros(parameter, layout, moment_dtype(parameter), self.axes[:1] == (0,))
-        return made if saved is None else fill_moment(made, saved)
+        empty = zeros(parameter, layout, moment_dtype(parameter), self.axes[:1] == (0,))
+        return empty if saved is None else fill_moment(empty, saved)
 
 
 @dataclass(frozen=True)
 class RotationRecipe:
-    """The rotation asked for, before it has a width."""
+    """Settings from which the rotations of all parameters are made."""
 
     rotation: Rotation
     seed: int
@@ -64,44 +64,44 @@ class RotationRecipe:
     def learns(self) -> bool:
         return isinstance(self.rotation, Learned)
 
-    def describe(self, place: RotatedParameter) -> list[dict[str, Any]]:
-        """Return what a checkpoint says of a parameter's rotations: an entry an axis, no matrix."""
+    def describe(self, rotated: RotatedParameter) -> list[dict[str, Any]]:
+        """Return a parameter's rotations for a checkpoint: one entry per axis, no matrices."""
         return [
             {
                 "kind": str(self.rotation),
                 "seed": self.seed,
-                "name": "*" if self.share else plain_name(place.name),
+                "name": "*" if self.share else plain_name(rotated.name),
                 "axis": axis,
-                "width": place.shape[axis],
+                "width": rotated.shape[axis],
             }
-            for axis in place.axes
+            for axis in rotated.axes
         ]
 
-    def make_all(self, place: RotatedParameter, parameter: Tensor) -> tuple[Rotation, ...]:
+    def make_all(self, rotated: RotatedParameter, parameter: Tensor) -> tuple[Rotation, ...]:
         """Return the rotations of a parameter's axes, for its device and its moments' dtype."""
         made_for = parameter.device, moment_dtype(parameter)
-        return tuple(self.make(place, axis, *made_for) for axis in place.axes)
+        return tuple(self.make(rotated, axis, *made_for) for axis in rotated.axes)
 
     def make(
-        self, place: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
+        self, rotated: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
     ) -> Rotation:
         """Return the rotation of one axis; with `share` the one of its width."""
-        width = place.shape[axis]
+        width = rotated.shape[axis]
         if (device, dtype, width) in self.shared:
             return self.shared[device, dtype, width]
-        name, side = (f"*{width}", 0) if self.share else (plain_name(place.name), axis)
+        name, side = (f"*{width}", 0) if self.share else (plain_name(rotated.name), axis)
         try:
-            made = self.rotation.drawn(
+            rotation = self.rotation.for_width(
                 width, generator=generator_for(self.seed, name, side), device=device, dtype=dtype
             )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise WakefulError(
-                f"no memory for the {self.rotation} rotation of {place.name}, {width} wide; use "
+                f"no memory for the {self.rotation} rotation of {rotated.name}, {width} wide; use "
                 "rotation='hadamard', or share=True"
             ) from error
         if self.share:
-            self.shared[device, dtype, width] = made
-        return made
+            self.shared[device, dtype, width] = rotation
+        return rotation
 
     def check_memory(self, work: Iterable[tuple[Tensor, tuple[int, ...]]]) -> None:
         """Raise a WakefulError where the rotations would not fit in free memory."""

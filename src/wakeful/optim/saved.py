@@ -1,4 +1,4 @@
-"""An optimizer's state in files: tensors by name beside what JSON holds, and what must be there."""
+"""An optimizer's state in files: tensors by name, other values as JSON; checks of its entries."""
 
 import enum
 import math
@@ -38,11 +38,11 @@ def missing(kind: type, state: Mapping[str, object]) -> list[str] | None:
 
 
 def keeps_options(kind: type) -> bool:
-    """Whether a class is torch's or ours, whose steps change no option of a group."""
+    """Return True for classes of torch and wakeful, whose steps do not change a group's options."""
     return kind.__module__.split(".")[0] in _OURS
 
 
-def apart(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = False) -> Any:
+def to_json(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = False) -> Any:
     """Return a value, of lists and dictionaries to any depth, as JSON holds it.
 
     Its tensors go into `tensors` by names that begin with `name`, and the order that their
@@ -58,41 +58,43 @@ def apart(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = F
         tensors[name] = value.detach()
         return {"tensor": name, "order": _order(value)}
     if isinstance(value, list | tuple):
-        return [apart(e, f"{name}.{n}", tensors, option=option) for n, e in enumerate(value)]
+        return [to_json(e, f"{name}.{n}", tensors, option=option) for n, e in enumerate(value)]
     if isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
-        items = {k: apart(e, f"{name}.{k}", tensors, option=option) for k, e in value.items()}
+        items = {k: to_json(e, f"{name}.{k}", tensors, option=option) for k, e in value.items()}
         return items if all(type(key) is str for key in value) else {"items": [*items.items()]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
         return value
     if option:
-        said = f" {value}" if isinstance(value, torch.dtype | enum.Enum) else ""
-        return {"fixed": type(value).__name__ + said}
+        detail = f" {value}" if isinstance(value, torch.dtype | enum.Enum) else ""
+        return {"fixed": type(value).__name__ + detail}
     raise WakefulError(
         f"{name} of its state is of the type {type(value).__name__}, and a checkpoint holds "
         "tensors, numbers, strings, lists and dictionaries"
     )
 
 
-def together(value: Any, read: Callable[[str], Tensor]) -> Any:
-    """Return what `apart` took apart; `read` gives a tensor by its name."""
+def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
+    """Return the value that `to_json` converted; `read` returns a tensor by its name."""
     match value:
         case {"tensor": name, "order": order}:
-            found = read(name)
-            if order and not isinstance(found, DTensor):  # as it lay in memory
-                found = torch.empty_permuted(found.shape, order, dtype=found.dtype).copy_(found)
+            restored = read(name)
+            if order and not isinstance(restored, DTensor):  # as it lay in memory
+                restored = torch.empty_permuted(restored.shape, order, dtype=restored.dtype).copy_(
+                    restored
+                )
         case {"float": text, **rest} if not rest:
-            found = float(text)
+            restored = float(text)
         case {"items": items, **rest} if not rest:
-            found = {key: together(each, read) for key, each in items}
+            restored = {key: from_json(item, read) for key, item in items}
         case dict():
-            found = {key: together(each, read) for key, each in value.items()}
+            restored = {key: from_json(item, read) for key, item in value.items()}
         case list():
-            found = [together(each, read) for each in value]
+            restored = [from_json(item, read) for item in value]
         case _:
-            found = value
-    return found
+            restored = value
+    return restored
 
 
 def _order(tensor: Tensor) -> list[int]:
@@ -106,14 +108,14 @@ def _order(tensor: Tensor) -> list[int]:
 def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group's options as JSON holds them, to tell later whether they are the same."""
     return {
-        key: apart(value, key, {}, option=True)
+        key: to_json(value, key, {}, option=True)
         for key, value in group.items()
         if key not in CHANGING
     }
 
 
-def exactly(loaded: Any, stored: Any) -> Any:
-    """Return what torch loaded in the form it was stored in.
+def as_stored(loaded: Any, stored: Any) -> Any:
+    """Return a loaded value in the form in which it was stored.
 
     torch gives every tensor its parameter's dtype, and takes strings apart.
     """
@@ -122,7 +124,7 @@ def exactly(loaded: Any, stored: Any) -> Any:
     if type(loaded) is not type(stored) or isinstance(loaded, Tensor):
         return loaded
     if isinstance(stored, list) and len(loaded) == len(stored):
-        return [exactly(*each) for each in zip(loaded, stored, strict=True)]
+        return [as_stored(*pair) for pair in zip(loaded, stored, strict=True)]
     if isinstance(stored, dict) and loaded.keys() == stored.keys():
-        return {key: exactly(loaded[key], stored[key]) for key in stored}
+        return {key: as_stored(loaded[key], stored[key]) for key in stored}
     return stored

@@ -52,9 +52,9 @@ def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -
     """Return zeros of the parameter's shape in that layout; with `turned` column by column."""
     part = local_part(parameter, layout)
     shape = part.shape[::-1] if turned else part.shape
-    made = torch.zeros(shape, dtype=dtype, device=part.device)
-    made = made.mT if turned else made
-    return _assembled(made, parameter, layout) if isinstance(parameter, DTensor) else made
+    result = torch.zeros(shape, dtype=dtype, device=part.device)
+    result = result.mT if turned else result
+    return _assembled(result, parameter, layout) if isinstance(parameter, DTensor) else result
 
 
 def _assembled(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
@@ -74,6 +74,6 @@ def fill_moment(moment: Tensor, saved: Tensor) -> Tensor:
     return moment
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

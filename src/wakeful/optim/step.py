@@ -24,15 +24,15 @@ class ParameterStep:
     def __init__(
         self,
         parameter: Tensor,
-        place: RotatedParameter,
+        rotated: RotatedParameter,
         state: dict[str, Any],
         group: dict[str, Any],
     ) -> None:
         self.parameter = parameter
-        self.rotations = place.rotations or ()
+        self.rotations = rotated.rotations or ()
         self.state = state
-        self.turned = place.axes[:1] == (0,)
-        self.layout = layout_for(parameter, place.axes)
+        self.turned = rotated.axes[:1] == (0,)
+        self.layout = layout_for(parameter, rotated.axes)
         self.exp_avg = self._view(state["exp_avg"])
         self.exp_avg_sq = self._view(state["exp_avg_sq"])
         self.grad = self._view(cast(Tensor, parameter.grad))
@@ -80,17 +80,17 @@ class ParameterStep:
             step = self.rotations[1].back(step.mT.contiguous()).mT.contiguous()
         return self.rotations[0].back(step) if self.rotations else step
 
-    def whole(self) -> MomentRows:
+    def rows(self) -> MomentRows:
         """Return the weight, its gradient and its moments."""
         return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
 
     def chunks(self) -> Iterator[MomentRows]:
         """Yield rows of them, few enough to stay in cache."""
         if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
-            yield self.whole()
+            yield self.rows()
             return
         rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())
-        yield from zip(*(tensor.split(rows) for tensor in self.whole()), strict=True)
+        yield from zip(*(tensor.split(rows) for tensor in self.rows()), strict=True)
 
 
 def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
@@ -106,7 +106,7 @@ def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
     for (device, _, _), some in alike.items():
         with torch.autocast(device.type, enabled=False):
             if kernel == "foreach" or (kernel == "auto" and device.type != "cpu"):
-                _update(some, [job.whole() for job in some])
+                _update(some, [job.rows() for job in some])
             else:
                 for job in some:
                     for part in job.chunks():
@@ -122,22 +122,22 @@ def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
     is rounded once.
     """
     weights, grads, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in zip(*parts, strict=True))
-    one = jobs[0]
+    first = jobs[0]
     turned = [job.into(grad) for job, grad in zip(jobs, grads, strict=True)]
-    torch._foreach_lerp_(exp_avgs, turned, 1 - one.beta1)
-    torch._foreach_mul_(exp_avg_sqs, one.beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, turned, turned, 1 - one.beta2)
+    torch._foreach_lerp_(exp_avgs, turned, 1 - first.beta1)
+    torch._foreach_mul_(exp_avg_sqs, first.beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, turned, turned, 1 - first.beta2)
     del turned
     roots = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_mul_(roots, (1 - one.beta2**one.count) ** -0.5)
-    torch._foreach_add_(roots, one.eps)
+    torch._foreach_mul_(roots, (1 - first.beta2**first.count) ** -0.5)
+    torch._foreach_add_(roots, first.eps)
     steps = torch._foreach_div(exp_avgs, roots)
     del roots
     steps = [job.back(step) for job, step in zip(jobs, steps, strict=True)]
-    size = -one.lr / (1 - one.beta1**one.count)
+    size = -first.lr / (1 - first.beta1**first.count)
     wide = [weight.to(step.dtype) for weight, step in zip(weights, steps, strict=True)]
-    if one.decay != 1:
-        torch._foreach_mul_(wide, one.decay)
+    if first.decay != 1:
+        torch._foreach_mul_(wide, first.decay)
     torch._foreach_add_(wide, steps, alpha=size)
     for weight, updated in zip(weights, wide, strict=True):
         if updated is not weight:

@@ -1,6 +1,4 @@
-"""What attention does to tokens: sinks, importance and its entropy, and the values it mixes; what
-the start token has that the others lack.
-"""
+"""Probes of attention: sinks, importance and its entropy, values, and the first token's role."""
 
 from collections.abc import Sequence
 
@@ -15,7 +13,7 @@ from wakeful.probes.streaming import first_column
 
 
 class Sinks(MeanProbe):
-    """How much of the attention the first token takes (From Attention to Activation, sections 3.1
+    """Share of attention that goes to the first token (From Attention to Activation, sections 3.1
     and 5).
 
     `first_key_share_…` is the fraction of (query, head) pairs whose largest weight is key 0,
@@ -40,12 +38,12 @@ class Sinks(MeanProbe):
                 values = {f"{metric}_with_row_0": total / length}
                 if length > 1:
                     values[f"{metric}_without_row_0"] = (total - row_0) / (length - 1)
-                for name, each in values.items():
-                    self.put_heads(event.layer, name, each)
+                for name, per_head in values.items():
+                    self.put_heads(event.layer, name, per_head)
 
 
 class KeyShares(Probe):
-    """How much of the attention every key of every sequence takes, over all heads and layers.
+    """Share of the attention that goes to each key of each sequence, over all heads and layers.
 
     They are no metric: `shares` and `masses` have them. `wakeful.diagnosis.later_sinks` sums them
     by token.
@@ -61,15 +59,15 @@ class KeyShares(Probe):
             self._place = len(self._sums)
             self._sums += [(0, torch.zeros(2, 0))] * len(event.statistics)
         self._layer = event.layer
-        for place, statistics in enumerate(event.statistics, start=self._place):
+        for index, statistics in enumerate(event.statistics, start=self._place):
             length = statistics.column_sums.shape[-1]
             both = [statistics.leading_rows.clone(), statistics.column_sums.clone()]
             if length > 1:
                 both[0][:, 0] -= statistics.row_0_dominated
                 both[1][:, 0] -= statistics.row_0_mass
-            found = torch.stack([each.mean(0) / max(1, length - 1) for each in both]).cpu()
-            layers, known = self._sums[place]
-            self._sums[place] = layers + 1, found if layers == 0 else known + found
+            sums = torch.stack([totals.mean(0) / max(1, length - 1) for totals in both]).cpu()
+            layers, previous = self._sums[index]
+            self._sums[index] = layers + 1, sums if layers == 0 else previous + sums
 
     @property
     def shares(self) -> list[Float[Tensor, "L"]]:
@@ -109,8 +107,8 @@ class BosMass(MeanProbe):
                 needed = needed if event.valid is None else needed[event.valid[b]]
             for position, rows in (("trigger", needed[1:]), ("other", ~needed[1:])):
                 if bool(rows.any()):
-                    each = mass[:, rows].mean(1)
-                    self.put_heads(event.layer, "bos_mass", each, position=position)
+                    per_head = mass[:, rows].mean(1)
+                    self.put_heads(event.layer, "bos_mass", per_head, position=position)
 
 
 class Entropy(MeanProbe):
@@ -141,8 +139,8 @@ class Importance(MeanProbe):
 
     def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
-            each = statistics.importance
-            for variant, a in (("code", each.mean(0)), ("per_head", each)):
+            importance = statistics.importance
+            for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
                 put = [("importance", "first", a[..., 0])]
                 if a.shape[-1] > 1:
                     put.append(("importance", "rest", a[..., 1:].mean(-1)))
@@ -164,10 +162,10 @@ class Leading(MeanProbe):
 
     def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
-            each = statistics.importance
-            for variant, a in (("code", each.mean(0)), ("per_head", each)):
-                largest, place = a.max(-1)
-                self.put(event.layer, "leading_key", place.double(), variant=variant)
+            importance = statistics.importance
+            for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
+                largest, position = a.max(-1)
+                self.put(event.layer, "leading_key", position.double(), variant=variant)
                 self.put(event.layer, "leading_importance", largest, variant=variant)
 
 
@@ -196,15 +194,15 @@ class Values(MeanProbe):
             else:
                 spectrum = exact.value_spectrum(joined)
             self.put(event.layer, "value_eigenvalue", spectrum[0], position="1")
-            each = exact.value_spectrum(v)[:, 0]
-            self.put(event.layer, "value_eigenvalue", each, variant="per_head", position="1")
+            per_head = exact.value_spectrum(v)[:, 0]
+            self.put(event.layer, "value_eigenvalue", per_head, variant="per_head", position="1")
             for i, value in enumerate((spectrum[: self.curve] / spectrum[0]).tolist(), start=1):
                 self.put(event.layer, "value_spectrum", value, position=str(i))
             if length > 1:
                 drain = exact.value_drain(joined)
                 self.put(event.layer, "value_drain", drain, position="first")
-                each = exact.value_drain(v)
-                self.put(event.layer, "value_drain", each, variant="per_head", position="first")
+                per_head = exact.value_drain(v)
+                self.put(event.layer, "value_drain", per_head, variant="per_head", position="first")
 
 
 class Spectrum(MeanProbe):
@@ -221,8 +219,8 @@ class Spectrum(MeanProbe):
         if event.layer != self.layer:
             return
         for sequence in event.sequences:
-            found = exact.value_spectrum(sequence.values.transpose(0, 1).flatten(1))[: self.curve]
-            for i, value in enumerate(found.tolist(), start=1):
+            spectrum = exact.value_spectrum(sequence.values.transpose(0, 1).flatten(1))
+            for i, value in enumerate(spectrum[: self.curve].tolist(), start=1):
                 self.put(event.layer, "value_eigenvalue_sorted", value, position=str(i))
 
 

@@ -1,4 +1,4 @@
-"""What probes see and what they report.
+"""Base classes of probes, and the events that they receive.
 
 Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D model width.
 """
@@ -48,7 +48,7 @@ class AttentionEvent:
     `weigh` makes the weights of logits where they are not a softmax with such a sink.
 
     Where a layer attends several times to the same values, its weights are the sum of this event's
-    and of those in `others`, each times its `share`. `unseen` says why the weights are not one
+    and of those in `other_calls`, each times its `share`. `unseen` says why the weights are not one
     L × L matrix, where they are not: a probe that asks for them is refused with that reason.
     With `heads_per_value` = n, each group of n heads shares the concatenated values of all n.
     """
@@ -66,7 +66,7 @@ class AttentionEvent:
     valid: Bool[Tensor, "B L"] | None = None
     keep: Bool[Tensor, "#B L L"] | None = None
     share: float = 1.0
-    others: "tuple[AttentionEvent, ...]" = ()
+    other_calls: "tuple[AttentionEvent, ...]" = ()
     unseen: str = ""
     heads_per_value: int = 1
 
@@ -108,16 +108,16 @@ class AttentionEvent:
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=sink, before=self.before, weigh=self.weigh,
             keep=keep, share=self.share, heads_per_value=self.heads_per_value,
-            others=tuple(other._sequence(b) for other in self.others),
+            other_calls=tuple(part._sequence(b) for part in self.other_calls),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class HiddenEvent:
-    """What a block (0, 1 ...) puts out, or what the first receives, the embedding (layer −1).
+    """The output of a block (0, 1 ...), or the embedding that the first receives (layer −1).
 
-    `before` is what the block received. That is not the output of the block before it where a
-    depth mix stands between them.
+    `before` is the block's input, which differs from the previous block's output if a depth mix
+    lies between them.
     """
 
     layer: int
@@ -138,16 +138,16 @@ class HiddenEvent:
     def _split(self, h: Tensor) -> list[Tensor]:
         h = widened(h)
         valid = [...] * len(h) if self.valid is None else self.valid
-        found = [states[real] for states, real in zip(h, valid, strict=True)]
-        check_finite(*found)
-        return found
+        sequences = [states[real] for states, real in zip(h, valid, strict=True)]
+        check_finite(*sequences)
+        return sequences
 
 
 Event: TypeAlias = AttentionEvent | HiddenEvent
 
 
 class Probe(ABC):
-    """Something that looks at events, one layer at a time, and reports rows."""
+    """Base class of measurements: receives events layer by layer and reports rows."""
 
     def see(self, event: Event) -> None:
         """Take in one layer of one forward pass: of its attention, or of its output."""
@@ -171,7 +171,7 @@ class Probe(ABC):
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a value is about; the columns of a row that are not numbers of the measurement."""
+    """Identifying columns of a row: all but the measured numbers."""
 
     layer: int
     head: int | None
@@ -233,10 +233,10 @@ class MeanProbe(Means, Probe):
         else:
             self.add(Key(layer, None, position, metric, variant), float(values))
 
-    def put_heads(self, layer: int, metric: str, each: Tensor, **where: str) -> None:
+    def put_heads(self, layer: int, metric: str, per_head: Tensor, **where: str) -> None:
         """Add one number for each head, and their mean for the layer."""
-        self.put(layer, metric, each, **where)
-        self.put(layer, metric, float(each.mean()), **where)
+        self.put(layer, metric, per_head, **where)
+        self.put(layer, metric, float(per_head.mean()), **where)
 
 
 class SumProbe(Probe):
@@ -247,10 +247,10 @@ class SumProbe(Probe):
         """Totals and their counts, which broadcast against them, by what they are about."""
 
     def add(self, key: tuple[Any, ...], total: Tensor, count: Tensor | float = 1.0) -> None:
-        """Add what one sequence shows, or several."""
-        known = self.sums.get(key, (0.0, 0.0))
-        fresh = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (total, count))
-        total, count = (more + sum_ for more, sum_ in zip(fresh, known, strict=True))
+        """Add the totals of one or several sequences."""
+        previous = self.sums.get(key, (0.0, 0.0))
+        fresh = (torch.as_tensor(number, dtype=torch.float64).cpu() for number in (total, count))
+        total, count = (more + sum_ for more, sum_ in zip(fresh, previous, strict=True))
         self.sums[key] = total, count
 
 
@@ -281,11 +281,11 @@ def gather(probes: Iterable[Probe]) -> Frame:
 
 
 Emit = Callable[[Event], None]
-"""What a source hands the events of a model's forward passes to."""
+"""Function that receives the events of a model's forward passes."""
 
 
 Visibility = tuple[int | None, Tensor | None]
-"""Who sees whom: within a window, by pairs (B or 1, L, L), or causally where both are None."""
+"""Attention mask: a window, pairs (B or 1, L, L), or causal if both are None."""
 
 
 def visibility(
@@ -304,7 +304,7 @@ def visibility(
         return None, None
     if window is not None:
         near = causal & exact.causal(length, window, keep.device)
-        given = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
-        if bool((given == near).all()):
+        visible = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
+        if bool((visible == near).all()):
             return window, None
     return None, keep

@@ -54,12 +54,12 @@ class RankBounds:
 
     @property
     def closed(self) -> bool:
-        """Whether the rank is known."""
+        """Return True if the rank is known."""
         return self.low == self.high
 
-    def meet(self, other: "RankBounds") -> "RankBounds":
+    def meet(self, bounds: "RankBounds") -> "RankBounds":
         """Return what both say together."""
-        return RankBounds(max(self.low, other.low), min(self.high, other.high))
+        return RankBounds(max(self.low, bounds.low), min(self.high, bounds.high))
 
 
 def column_bounds(
@@ -72,8 +72,8 @@ def column_bounds(
     target = tau * column_energy.sum(-1)
     spectral = column_sums.amax(-1) * largest_row_sum
     # The sums were made in float32: the bounds allow for it. A head may have no weight at all.
-    least = torch.where(target > 0, target / spectral, 0.0)
-    low = torch.ceil(least * (1 - 1e-5)).clamp_min(1).long()
+    lower = torch.where(target > 0, target / spectral, 0.0)
+    low = torch.ceil(lower * (1 - 1e-5)).clamp_min(1).long()
     high = mass_columns(column_energy, min(1.0, tau * (1 + 1e-5)))
     return [RankBounds(min(a, b), b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
 
@@ -138,8 +138,8 @@ def ritz_bounds(
 
 def _first(reached: Tensor, otherwise: int) -> int:
     """Return the first k, counted from 0, that reaches the target."""
-    found = reached.nonzero()
-    return int(found[0]) if len(found) else otherwise
+    indices = reached.nonzero()
+    return int(indices[0]) if len(indices) else otherwise
 
 
 def krylov_bounds(
@@ -157,7 +157,7 @@ def krylov_bounds(
     Args:
         energy: F of the whole matrix.
         slack: rounding error as a fraction of F.
-        dropped: energy of the columns that G leaves out.
+        dropped: energy of the columns that are not in G.
         width: p; the first block is the p columns with the most energy.
         limit: the largest b; a quarter of m where not given.
     """
@@ -223,22 +223,22 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     if bounds.closed:
         return 1
     for drop in _DROPS:
-        kept = kept_columns(column_energy, high, drop)
-        if len(kept) == before:
+        columns = kept_columns(column_energy, high, drop)
+        if len(columns) == before:
             continue
-        bounds = bounds.meet(_bounds_by(A, kept, energy, tau, high, causal, krylov=not before))
+        bounds = bounds.meet(_bounds_by(A, columns, energy, tau, high, causal, krylov=not before))
         if bounds.closed:
             return bounds.high
-        before = len(kept)
+        before = len(columns)
     return exact_rank(A, tau, causal=causal)
 
 
 def _bounds_by(
-    A: Tensor, kept: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
+    A: Tensor, sketch: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
 ) -> RankBounds:
     """Bracket the rank, which is at most `high`, by the columns that are kept."""
-    part = A if len(kept) == A.shape[1] else A.index_select(1, kept)
-    G = gram(part, kept if causal else None)
+    part = A if len(sketch) == A.shape[1] else A.index_select(1, sketch)
+    G = gram(part, sketch if causal else None)
     slack = rounding(A.dtype, A.shape[0])
     bounds = RankBounds(1, high)
     if krylov and high <= A.shape[0] // _KRYLOV:
@@ -285,8 +285,8 @@ def kept_columns(column_energy: Float[Tensor, "L"], at: int, drop: float) -> Int
     The others hold at most `drop` of the energy of the last of these.
     """
     ordered, order = column_energy.sort(descending=True)
-    left = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
-    count = int((left > drop * ordered[min(at, len(ordered)) - 1]).sum())
+    remaining = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
+    count = int((remaining > drop * ordered[min(at, len(ordered)) - 1]).sum())
     if count > 0.97 * len(ordered):
         return torch.arange(len(ordered), device=column_energy.device)
     return order[:count].sort().values

@@ -1,4 +1,4 @@
-"""Which channels stand out: whether the same whatever the text says, and those of large weights."""
+"""Outlier channels: their agreement between texts, and channels of large weights."""
 
 import torch
 from torch import Tensor

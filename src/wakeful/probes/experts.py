@@ -45,30 +45,30 @@ class Experts(nn.Module):
         activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
         y = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
-            token, place = torch.where(chosen == expert)
-            each = self.down_proj[expert](activate(up[expert](x[token])))
+            token, slot = torch.where(chosen == expert)
+            output = self.down_proj[expert](activate(up[expert](x[token])))
             if self.has_norm:
-                each = self.inner.post_expert_norm(each)
-            y.index_add_(0, token, (each * weights[token, place, None]).to(y.dtype))
+                output = self.inner.post_expert_norm(output)
+            y.index_add_(0, token, (output * weights[token, slot, None]).to(y.dtype))
         return y
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module is experts that Transformers keeps in one tensor a projection."""
+    """Return True for a module of experts that Transformers keeps in one tensor a projection."""
     down = module._parameters.get("down_proj")
     return down is not None and down.ndim == 3 and hasattr(module, "is_transposed")
 
 
-def unfused(model: nn.Module, wanted: Callable[[str], bool]) -> nn.Module:
+def unfused(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
     """Return a model whose fused experts of `wanted` names are linear layers; it shares all weights
     with `model`, which stays as it is. It is `model` where it has none.
     """
-    found = {
+    fused = {
         id(module): Experts(module)
         for name, module in model.named_modules()
-        if is_fused(module) and wanted(name)
+        if is_fused(module) and is_needed(name)
     }
-    return with_modules(model, found) if found else model
+    return with_modules(model, fused) if fused else model
 
 
 def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
@@ -87,16 +87,16 @@ def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 def routers_of(model: nn.Module) -> set[int]:
     """Return the ids of modules beside experts that have a row of weights for each expert."""
-    found: set[int] = set()
+    routers: set[int] = set()
     for parent in model.modules():
         beside: list[Any] = [*parent.children()]
-        experts = (each for each in beside if isinstance(each, Experts) or is_fused(each))
-        counts = {len(each.down_proj) for each in experts}
-        for each in beside if counts else ():
-            weight = each._parameters.get("weight")
+        experts = [part for part in beside if isinstance(part, Experts) or is_fused(part)]
+        counts = {len(part.down_proj) for part in experts}
+        for sibling in beside if counts else ():
+            weight = sibling._parameters.get("weight")
             if weight is not None and weight.ndim == 2 and len(weight) in counts:
-                found.add(id(each))
-    return found
+                routers.add(id(sibling))
+    return routers
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""How much a loss still moves the projections of queries and keys."""
+"""Gradients of a loss by the projections of queries and keys."""
 
 import contextlib
 from collections.abc import Iterable

@@ -12,12 +12,12 @@ from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows
 
 
 class _Shape(MeanProbe):
-    """What takes the shape of hidden states."""
+    """Base class of probes that measure the shape of hidden states."""
 
     def put_shape(self, layer: int, h: Tensor, variant: str = "paper") -> None:
-        """Add how unlike each other the channels of the first token are, and of the rest."""
-        each = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
-        for metric, values in each.items():
+        """Add the kurtosis and norm ratio of the first token's channels and of the rest."""
+        measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
+        for metric, values in measures.items():
             for position, part in first_and_rest(values):
                 self.put(layer, metric, part.mean(), variant=variant, position=position)
 
@@ -87,7 +87,7 @@ class BlockInfluence(MeanProbe):
     """`block_influence`, 1 − mean cos(x_in, x_out) (ShortGPT), and `angular_distance`,
     arccos(cos(x_in, x_out)) / π: variant `paper` at the last token, `all_tokens` their mean.
 
-    The row of layer n is about block n: from what it received to what it put out.
+    The row of layer n is about block n: from its input to its output.
     """
 
     def see_hidden(self, event: HiddenEvent) -> None:
@@ -114,10 +114,10 @@ class OutlierChannels(Probe):
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            size, position = (each.cpu() for each in h.abs().max(0))
-            known, place = self.peaks.get(event.layer, (size, position))
-            positions = torch.where(size > known, position, place)
-            self.peaks[event.layer] = torch.maximum(size, known), positions
+            size, position = (part.cpu() for part in h.abs().max(0))
+            previous, previous_position = self.peaks.get(event.layer, (size, position))
+            positions = torch.where(size > previous, position, previous_position)
+            self.peaks[event.layer] = torch.maximum(size, previous), positions
 
     def rows(self) -> Frame:
         rows = []

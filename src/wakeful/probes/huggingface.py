@@ -50,9 +50,9 @@ class HuggingFaceSource:
         }
         files = {type(module).__module__ for block in self.blocks for module in block.modules()}
         modules = [sys.modules[file] for file in sorted(files) if file in sys.modules]
-        found = [vars(module).get("ALL_ATTENTION_FUNCTIONS") for module in modules]
+        tables = [vars(module).get("ALL_ATTENTION_FUNCTIONS") for module in modules]
         self.interfaces: list[AttentionInterface] = list(
-            {id(item): item for item in found if isinstance(item, AttentionInterface)}.values()
+            {id(item): item for item in tables if isinstance(item, AttentionInterface)}.values()
         )
         self.implementation = implementation_of(model)
         # Falcon's own SDPA calls predate the interface.
@@ -196,30 +196,30 @@ class HuggingFaceSource:
                 f"{self.name} can't be watched: its tokens attend in both directions, and the "
                 "metrics are of causal decoders"
             )
-        seen: Visibility = None, None
+        visible: Visibility = None, None
         if mask is not None:
             key = (id(mask), window)
             if key not in self.masks:
                 # The mask is kept beside the answer so that its id stays its own.
                 self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, window))
-            seen = self.masks[key][1]
+            visible = self.masks[key][1]
         return AttentionEvent(
             layer, q.detach(), k.detach(), v.detach(), scale,
-            window=seen[0], keep=seen[1], valid=self.valid,
+            window=visible[0], keep=visible[1], valid=self.valid,
             softcap=softcap, sink=None if sink is None else sink.detach(),
         )  # fmt: skip
 
     def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
         """Return which pairs a mask lets see each other; it must be the same for every head."""
         if mask.dtype != torch.bool:
-            shown = mask == 0
+            allowed = mask == 0
             hidden = mask <= torch.finfo(mask.dtype).min / 2
-            if not bool((shown | hidden).all()):
+            if not bool((allowed | hidden).all()):
                 raise WakefulError(
                     f"{self.name} can't be watched: it adds a position bias (ALiBi or the like) to "
                     "attention logits"
                 )
-            mask = shown
+            mask = allowed
         if mask.shape[1] != 1:
             raise WakefulError(f"{self.name} can't be watched: its heads have different masks")
         return mask[:, 0]
@@ -249,7 +249,7 @@ class _DirectCalls(TorchFunctionMode):
 
 
 def stream_of(output: Any) -> Float[Tensor, "*B D"]:
-    """Return the states (..., D) in what a block puts out, or a module of one output."""
+    """Return the states (..., D) in the output of a block, or a module of one output."""
     return output if isinstance(output, Tensor) else output[0]
 
 

@@ -1,4 +1,4 @@
-"""What approximates attention to an earlier layer: eqs. 3 and 6 against eq. 2.
+"""Approximations of attention to an earlier layer: eqs. 3 and 6 against eq. 2.
 
 Shapes: H query heads, G key/value heads, L tokens, d head width.
 """
@@ -35,41 +35,43 @@ class Mappings(MeanProbe):
             return
         if before is None or before.layer != event.layer - 1:
             raise WakefulError("the probe Mappings looks at every layer of a model, in order")
-        for one, earlier in zip(event.sequences, before.sequences, strict=True):
-            found = mapping_outputs(one, earlier)
-            gold = found.pop("cross_layer")
-            for variant, output in found.items():
+        for attended, earlier in zip(event.sequences, before.sequences, strict=True):
+            outputs = mapping_outputs(attended, earlier)
+            gold = outputs.pop("cross_layer")
+            for variant, output in outputs.items():
                 cosine = torch.nn.functional.cosine_similarity(output, gold, dim=-1).mean()
                 self.put(event.layer, "mapping_cosine", cosine, variant=variant)
 
 
-def mapping_outputs(one: Attended, before: Attended) -> Outputs:
+def mapping_outputs(attended: Attended, before: Attended) -> Outputs:
     """Return U of eqs. 2 (`cross_layer`), 3 (`current_attention`) and 6 (`identity`), heads joined.
 
     Raises:
         WakefulError: weights are no softmax of the sequence's own keys, heads differ between the
             layers, or the sequence is too long for whole weights.
     """
-    if one.weigh is not None or one.before is not None or one.others:
+    if attended.weigh is not None or attended.before is not None or attended.other_calls:
         raise WakefulError("the probe Mappings is of softmax attention to a sequence's own tokens")
-    if one.k.shape != before.k.shape or one.v.shape != before.v.shape:
+    if attended.k.shape != before.k.shape or attended.v.shape != before.v.shape:
         raise WakefulError("the probe Mappings needs layers with equally many heads of one width")
-    check_length(one.length)
-    keep = exact.causal(one.length, one.window, one.q.device) if one.keep is None else one.keep
+    check_length(attended.length)
+    keep = attended.keep
+    if keep is None:
+        keep = exact.causal(attended.length, attended.window, attended.q.device)
     both = torch.cat([keep, keep], 1)
-    repeats = one.num_heads // one.k.shape[0]
+    repeats = attended.num_heads // attended.k.shape[0]
     parts: dict[str, list[Tensor]] = {"cross_layer": [], "current_attention": [], "identity": []}
 
     def weights(head: slice, k: Tensor, keep: Tensor) -> Tensor:
-        sink = None if one.sink is None else one.sink[..., head].to(k)
+        sink = None if attended.sink is None else attended.sink[..., head].to(k)
         return exact.attention_weights(
-            one.q[head].to(k), k.unsqueeze(0), scale=one.scale, softcap=one.softcap, sink=sink,
-            keep=keep,
+            attended.q[head].to(k), k.unsqueeze(0), scale=attended.scale,
+            softcap=attended.softcap, sink=sink, keep=keep,
         )  # fmt: skip
 
-    for group in range(one.k.shape[0]):
+    for group in range(attended.k.shape[0]):
         head = slice(group * repeats, (group + 1) * repeats)
-        k, v, k_m, v_m = (widened(x[group]) for x in (one.k, one.v, before.k, before.v))
+        k, v, k_m, v_m = (widened(x[group]) for x in (attended.k, attended.v, before.k, before.v))
         values = torch.cat([v, v_m])
         parts["cross_layer"] += weights(head, torch.cat([k, k_m]), both) @ values
         parts["current_attention"] += weights(head, torch.cat([k, k]), both) @ values

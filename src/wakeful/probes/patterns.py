@@ -57,11 +57,11 @@ class AttentionPictures(SumProbe):
                 if self.heads is None or head in self.heads:
                     key = event.layer, head
                     picture = attention_picture(sequence, head, self.size)
-                    known, _ = self.sums.get(key, (picture, 0))
-                    if known.shape != picture.shape:
+                    previous, _ = self.sums.get(key, (picture, 0))
+                    if previous.shape != picture.shape:
                         raise WakefulError(
-                            f"pictures of {len(known)} and of {len(picture)} tokens have no mean: "
-                            "give AttentionPictures a size up to the shortest sequence"
+                            f"pictures of {len(previous)} and of {len(picture)} tokens have no "
+                            "mean: give AttentionPictures a size up to the shortest sequence"
                         )
                     self.add(key, picture)
 
@@ -71,9 +71,9 @@ class AttentionPictures(SumProbe):
 
     def rows(self) -> Frame:
         return exact_rows(
-            (layer, head, place, "attention_picture", "paper", value)
+            (layer, head, pixel, "attention_picture", "paper", value)
             for (layer, head), picture in sorted(self.pictures().items())
-            for place, value in _pixels(picture)
+            for pixel, value in _pixels(picture)
         )
 
 
@@ -113,20 +113,20 @@ class MeanAttention(SumProbe):
         for sequence in event.sequences:
             size = min(self.tokens, sequence.length)
             rest = self.tokens - size
-            seen = F.pad(torch.ones(size, 1), (0, 0, 0, rest))
+            present = F.pad(torch.ones(size, 1), (0, 0, 0, rest))
             for head in range(sequence.num_heads):
-                self.add((), F.pad(head_weights(sequence, head, size), (0, rest, 0, rest)), seen)
+                self.add((), F.pad(head_weights(sequence, head, size), (0, rest, 0, rest)), present)
 
     def picture(self) -> Float[Tensor, "tokens tokens"]:
         """Return the mean weights; positions never seen are left out."""
         total, counts = self.sums[()]
-        seen = int((counts > 0).sum())
-        return total[:seen, :seen] / counts[:seen]
+        covered = int((counts > 0).sum())
+        return total[:covered, :covered] / counts[:covered]
 
     def rows(self) -> Frame:
         return exact_rows(
-            (None, None, place, "mean_attention", "paper", value)
-            for place, value in (_pixels(self.picture()) if self.sums else ())
+            (None, None, pixel, "mean_attention", "paper", value)
+            for pixel, value in (_pixels(self.picture()) if self.sums else ())
         )
 
 
@@ -153,7 +153,7 @@ class FirstAttention(Probe):
         ]
 
     def frame(self) -> Frame:
-        """Return a row a weight: layer, head, query, key, value; softmax over all keys."""
+        """Return one row per weight: layer, head, query, key, value; softmax over all keys."""
         rows = [
             (layer, head, query, key, value)
             for layer, heads in sorted(self.weights.items())
@@ -188,8 +188,8 @@ class HiddenPicture(SumProbe):
     def picture(self) -> Float[Tensor, "tokens bins"]:
         """Return mean |x| of each position and channel bin; positions never seen are left out."""
         total, counts = self.sums[()]
-        seen = counts.squeeze(1) > 0
-        mean = total[seen] / counts[seen]
+        covered = counts.squeeze(1) > 0
+        mean = total[covered] / counts[covered]
         width = mean.shape[1]
         edges = torch.arange(width) * min(self.bins, width) // width
         pooled = mean.new_zeros(len(mean), min(self.bins, width))
@@ -197,6 +197,6 @@ class HiddenPicture(SumProbe):
 
     def rows(self) -> Frame:
         return exact_rows(
-            (None, None, place, "hidden_picture", "paper", value)
-            for place, value in (_pixels(self.picture(), causal=False) if self.sums else ())
+            (None, None, pixel, "hidden_picture", "paper", value)
+            for pixel, value in (_pixels(self.picture(), causal=False) if self.sums else ())
         )

@@ -84,8 +84,8 @@ class Ranks(MeanProbe):
                 energy = statistics.column_energy[head]
                 return all_bounds[head].meet(top_columns_bounds(sequence, head, energy, self.tau))
             A = head_weights(sequence, head)
-            known = matrix_rank(A, self.tau, causal=sequence.keep is None)
-            return RankBounds(known, known)
+            bounds = matrix_rank(A, self.tau, causal=sequence.keep is None)
+            return RankBounds(bounds, bounds)
 
         unknown = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
         for head, bounds in zip(
@@ -165,7 +165,7 @@ def at_once(do: Callable[[int], _T], heads: Iterable[int], device: torch.device)
         return [do(head) for head in heads]
     inference, graph = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-    def one(head: int) -> _T:
+    def run(head: int) -> _T:
         # A thread begins with torch's own modes and as many threads as torch may have.
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.set_grad_enabled(graph):
@@ -173,6 +173,6 @@ def at_once(do: Callable[[int], _T], heads: Iterable[int], device: torch.device)
 
     with ThreadPoolExecutor(min(threads, len(heads))) as pool:
         try:
-            return list(pool.map(one, heads))
+            return list(pool.map(run, heads))
         finally:
             torch.set_num_threads(threads)  # what threads yet to come begin with

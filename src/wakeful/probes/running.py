@@ -1,4 +1,4 @@
-"""What is asked of a model whatever class it has: its logits, its blocks, its depth.
+"""Functions for models of any class: their logits, its blocks, its depth.
 
 This is the one place that knows our decoder from a model of Transformers.
 """
@@ -27,8 +27,8 @@ def as_decoder(model: nn.Module) -> Decoder | None:
     """
     if isinstance(model, Decoder):
         return model
-    theirs = sys.modules.get("transformers.modeling_utils")  # which made the model, if it is theirs
-    if theirs is not None and isinstance(model, theirs.PreTrainedModel):
+    modeling = sys.modules.get("transformers.modeling_utils")  # imported with any of its models
+    if modeling is not None and isinstance(model, modeling.PreTrainedModel):
         return None
     if _is_of_peft(model):
         raise WakefulError(
@@ -132,9 +132,9 @@ def check_causal(name: str, model: nn.Module) -> None:
     tokens[1, :-1] = tokens[0, :-1]
     if int(tokens[0, -1]) == int(tokens[1, -1]):
         return
-    one, other = logits_of(model, tokens)[:, :-1].float()
+    full, shortened = logits_of(model, tokens)[:, :-1].float()
     close = 1e-5 if weight.dtype in (torch.float32, torch.float64) else 1e-2
-    if float((one - other).abs().max()) > close * float(one.abs().max()):
+    if float((full - shortened).abs().max()) > close * float(full.abs().max()):
         raise WakefulError(
             f"{name} is not causal: a {type(model).__name__} whose tokens see those after them "
             "gives a text no likelihood (is_decoder is not set in its configuration?)"
@@ -146,8 +146,8 @@ def places(model: nn.Module) -> dict[str, tuple[int | None, str]]:
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
     prefix = names[id(blocks)] + "."
-    found: dict[str, tuple[int | None, str]] = {}
+    paths: dict[str, tuple[int | None, str]] = {}
     for name in names.values():
         match = re.match(r"(\d+)\.(.+)", name[len(prefix) :]) if name.startswith(prefix) else None
-        found[name] = (int(match[1]), match[2]) if match else (None, name)
-    return found
+        paths[name] = (int(match[1]), match[2]) if match else (None, name)
+    return paths

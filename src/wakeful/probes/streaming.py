@@ -32,7 +32,7 @@ _TILE_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class Attended:
-    """What one sequence's attention weights are computed from; see `AttentionEvent`."""
+    """Inputs of the attention weights of one sequence; see `AttentionEvent`."""
 
     q: Float[Tensor, "H L d"]
     k: Float[Tensor, "G L d"]
@@ -45,7 +45,7 @@ class Attended:
     weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
-    others: "tuple[Attended, ...]" = ()
+    other_calls: "tuple[Attended, ...]" = ()
     heads_per_value: int = 1
 
     @property
@@ -125,7 +125,7 @@ class TileStatistics:
     first_key_rows: Float[Tensor, "H"]
     """The number of queries whose largest weight, a stored prefix included, is key 0 alone."""
     row_0_dominated: Float[Tensor, "H"]
-    """Whether query 0 is among them (0 or 1)."""
+    """Number of rows of query 0 among them (0 or 1)."""
     leading_rows: Float[Tensor, "H L"]
     """The number of queries whose largest weight, a stored prefix included, is key j: the first of
     several equal ones, so that even attention leads to key 0."""
@@ -143,8 +143,8 @@ def tile_statistics(heads: Attended) -> TileStatistics:
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
-    sums_to_1 = not heads.others and all(
-        each is None for each in (heads.sink, heads.before, heads.weigh, heads.keep)
+    sums_to_1 = not heads.other_calls and all(
+        option is None for option in (heads.sink, heads.before, heads.weigh, heads.keep)
     )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2, leading = torch.zeros_like(c1), torch.zeros_like(c1)
@@ -221,18 +221,18 @@ def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
 
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
-    if not heads.others:
+    if not heads.other_calls:
         yield from _tiles(heads, chosen)
         return
-    parts = (heads, *heads.others)
+    parts = (heads, *heads.other_calls)
     for tile, *more in zip(*(_tiles(part, chosen) for part in parts), strict=True):
         tile.weights.mul_(heads.share)
         if tile.stored is not None:
             tile.stored.mul_(heads.share)
-        for part, other in zip(heads.others, more, strict=True):
-            tile.weights.add_(other.weights, alpha=part.share)
-            if tile.stored is not None and other.stored is not None:
-                tile.stored.add_(other.stored, alpha=part.share)
+        for part, part_rows in zip(heads.other_calls, more, strict=True):
+            tile.weights.add_(part_rows.weights, alpha=part.share)
+            if tile.stored is not None and part_rows.stored is not None:
+                tile.stored.add_(part_rows.stored, alpha=part.share)
         yield tile
 
 

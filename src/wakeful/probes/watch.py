@@ -152,15 +152,15 @@ def check_one_matrix(model: Decoder, length: int) -> None:
 
 def one_event(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
     """Return the one event of a layer that attended several times to the same values."""
-    *others, own = (
+    *earlier, own = (
         replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
     )
-    if not others:
+    if not earlier:
         return own
     unseen = own.unseen
-    if any(call.v.data_ptr() != own.v.data_ptr() for call in others):
+    if any(call.v.data_ptr() != own.v.data_ptr() for call in earlier):
         unseen = _UNSEEN.format(own.layer)
-    return replace(own, others=tuple(others), unseen=unseen)
+    return replace(own, other_calls=tuple(earlier), unseen=unseen)
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
     if model.training:
         raise WakefulError("dropout would be measured too: call model.eval() before watching it")
     source = event_source(model)
-    seen = 0
+    count = 0
 
     def emit(event: Event) -> None:
-        nonlocal seen
-        seen += isinstance(event, AttentionEvent)
+        nonlocal count
+        count += isinstance(event, AttentionEvent)
         # The probes' arithmetic must be neither recorded nor lowered to autocast's precision.
         device = event.q.device if isinstance(event, AttentionEvent) else event.h.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -206,7 +206,7 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
     calls: list[None] = []
     with hooked({"": model}, after=lambda *_: calls.append(None)), source.open(emit):
         yield Watch(probes)
-    if calls and not seen:
+    if calls and not count:
         raise WakefulError(
             f"{type(model).__name__} ran but none of its attention was seen: no layer reached its "
             "attention"

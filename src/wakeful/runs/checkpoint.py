@@ -32,17 +32,17 @@ from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError, first_line
 from wakeful.model import lora
 from wakeful.model.initialize import build_on_meta, check_shapes
-from wakeful.optim.judged import judged, put_back
 from wakeful.optim.saved import (
     BUILT,
     CHANGING,
-    apart,
-    exactly,
+    as_stored,
+    from_json,
     keeps_options,
     missing,
     options_of_group,
-    together,
+    to_json,
 )
+from wakeful.optim.schedule_free import evaluation_weights, restore_weights
 from wakeful.paths import part_beside
 from wakeful.runs import shards
 from wakeful.runs.distributed import ALONE, World
@@ -78,7 +78,7 @@ class Numbers:
     others: dict[str, Any] = field(default_factory=dict)
     """The rest of the optimizer's state_dict, and under "state" its state of no parameter."""
     trained: tuple[Any, ...] = ()
-    """The weights to train, where the model's are others, to be judged by."""
+    """The training weights, where the model has separate evaluation weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def save(
     part = folder / world.gather(part_beside(final).name)[0]
     packed = optimizer.state_dict()
     try:
-        with disk_errors(final), judged(optimizer) as trained:
+        with disk_errors(final), evaluation_weights(optimizer) as trained:
             weights = unique_state(model)
             tensors, numbers = _pack(packed, trained)
             cut = {"model": {} if full else _cuts(weights), "optimizer": _cuts(tensors)}
@@ -300,7 +300,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         return tensor.to(owner.device) if moved else tensor
 
     def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
-        return together(value, functools.partial(read, owner, moved=moved))
+        return from_json(value, functools.partial(read, owner, moved=moved))
 
     try:
         entries = {
@@ -324,8 +324,10 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         optimizer.load_state_dict({"state": everything, "param_groups": groups, **constants})
         for index, entry in entries.items():
             live = optimizer.state[parameters[index]]
-            live.update({key: exactly(live[key], entry[key]) for key in live.keys() & entry.keys()})
-        put_back(optimizer, trained)
+            live.update(
+                {key: as_stored(live[key], entry[key]) for key in live.keys() & entry.keys()}
+            )
+        restore_weights(optimizer, trained)
     except WakefulError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -435,19 +437,21 @@ def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tens
             own[index] = entry
             continue
         for key, value in entry.items():
-            form = apart(value, f"{index}.{key}", tensors)
+            form = to_json(value, f"{index}.{key}", tensors)
             if not isinstance(value, Tensor) or form["order"]:
                 entries.setdefault(str(index), {})[key] = form
     groups = [
         {
-            key: apart(value, f"groups.{number}.{key}", tensors, option=key in group.get(BUILT, ()))
+            key: to_json(
+                value, f"groups.{number}.{key}", tensors, option=key in group.get(BUILT, ())
+            )
             for key, value in group.items()
         }
         for number, group in enumerate(packed["param_groups"])
     ]
     constants = {key: value for key, value in packed.items() if key != "param_groups"}
-    constants = apart({**constants, "state": own}, "others", tensors)
-    weights = [apart(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
+    constants = to_json({**constants, "state": own}, "others", tensors)
+    weights = [to_json(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
     numbers = Numbers(
         state=entries, param_groups=tuple(groups), others=constants, trained=tuple(weights)
     )

@@ -1,4 +1,4 @@
-"""What is done to a model that exists, without training: the same function in other weights."""
+"""Changes of existing models without training: the same function with other weights."""
 
 from wakeful.surgery.absorb import check_absorbs
 from wakeful.surgery.gates import learned_gates, open_gates
@@ -11,7 +11,7 @@ from wakeful.surgery.sink_tokens import (
     SinkTrial,
     by_preference,
     choose_sink_tokens,
-    opened,
+    prepend_tokens,
     window_losses,
 )
 from wakeful.surgery.sinks import learned_sinks
@@ -29,7 +29,7 @@ __all__ = [
     "learned_gates",
     "learned_sinks",
     "open_gates",
-    "opened",
+    "prepend_tokens",
     "rotate",
     "rotate_experts",
     "rotate_keys",

@@ -1,4 +1,4 @@
-"""`absorb`: a stored token's value goes into biases, and its weight to what may learn it.
+"""`absorb`: move a stored token's value into biases, and its weight into learned parameters.
 
 With a token z stored before the text, keys k_z and values v_z, a head of an ordinary softmax gives
 
@@ -24,10 +24,10 @@ from wakeful.model.rebuild import rebuild_decoder
 from wakeful.surgery.prefix import store_prefix
 
 _SMALLEST = 1e-6
-"""The least mean weight: that of none has no logarithm."""
+"""Least mean weight, so that its logarithm is finite."""
 
 
-class SeenAttention(NamedTuple):
+class RecordedAttention(NamedTuple):
     """One layer's attention over a text with the stored token as its first key."""
 
     layer: int
@@ -74,28 +74,28 @@ def ends_of(
     return torch.stack(ends)
 
 
-Learn = Callable[[SeenAttention], tuple[Tensor | float, dict[str, Tensor]]]
-"""Given what a layer saw: what is added to its keys' bias, and further parameters by name."""
+Learn = Callable[[RecordedAttention], tuple[Tensor | float, dict[str, Tensor]]]
+"""Given a layer's attention: the change of its keys' bias, and further parameters by name."""
 
 
-def check_absorbs(decoder: Decoder, what: str) -> None:
-    """Raise `WakefulError` where a model cannot have `what` put in the place of a token."""
+def check_absorbs(decoder: Decoder, noun: str) -> None:
+    """Raise `WakefulError` where `noun` (such as "sinks") cannot replace a token in this model."""
     config = decoder.config
-    for field, wanted in (("normalizer", "softmax"), ("route", "own")):
-        found = getattr(config, field)
-        if found != wanted:
+    for field, required in (("normalizer", "softmax"), ("route", "own")):
+        actual = getattr(config, field)
+        if actual != required:
             raise WakefulError(
-                f"model.{field} = {found}: {what} are put into models whose {field} is {wanted}"
+                f"model.{field} = {actual}: {noun} are put into models whose {field} is {required}"
             )
     if config.narrowed:
         raise WakefulError(
-            f"model.window = {config.window}: {what} stand for one token that every layer sees; "
+            f"model.window = {config.window}: {noun} stand for one token that every layer sees; "
             "--prefix auto stores one that no window hides"
         )
-    for field, least in (("relaxed_prefix", 1), ("stored_prefix", 0)):
-        if getattr(config, field) > least:
+    for field, limit in (("relaxed_prefix", 1), ("stored_prefix", 0)):
+        if getattr(config, field) > limit:
             raise WakefulError(
-                f"model.{field} = {getattr(config, field)}: {what} stand for one token before a "
+                f"model.{field} = {getattr(config, field)}: {noun} stand for one token before a "
                 "text of which no token sees a later one"
             )
 
@@ -118,14 +118,14 @@ def absorb(
     inputs: dict[int, Tensor] = {}
     new: dict[str, Tensor] = {}
 
-    def note(layer: int, given: tuple[Any, ...]) -> None:
-        inputs[layer] = given[0]
+    def note(layer: int, arguments: tuple[Any, ...]) -> None:
+        inputs[layer] = arguments[0]
 
     def see(layer: int, heads: tuple[Any, ...]) -> None:
         q, k, v = heads
         attention = attentions[layer]
         scale = attention.dot.scale
-        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, scale))
+        key, more = learn(RecordedAttention(layer, inputs.pop(layer), q, k, scale))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         added = {"query": 0.0, "key": key, "value": -value.flatten()}
@@ -137,8 +137,8 @@ def absorb(
             new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
         new.update({name: tensor.to(q.dtype) for name, tensor in more.items()})
 
-    queries = {n: each.query for n, each in attentions.items()}
-    dots = {n: each.dot for n, each in attentions.items()}
+    queries = {n: attention.query for n, attention in attentions.items()}
+    dots = {n: attention.dot for n, attention in attentions.items()}
     with hooked(queries, before=note), hooked(dots, before=see):
         prefixed.hidden(text)
     if decoder.config.positions == "learned":

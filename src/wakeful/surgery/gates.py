@@ -19,7 +19,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuild_decoder
-from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
+from wakeful.surgery.absorb import RecordedAttention, absorb, check_absorbs, level
 
 ROUTE = "output_gate"
 _RIDGE = 0.1
@@ -44,10 +44,10 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """
     check_absorbs(decoder, "gates")
 
-    def learn(seen: SeenAttention) -> tuple[float, dict[str, Tensor]]:
-        first, rest = seen.ends()
+    def learn(recorded: RecordedAttention) -> tuple[float, dict[str, Tensor]]:
+        first, rest = recorded.ends()
         odds = rest - first  # (H, N)
-        x = seen.inputs()
+        x = recorded.inputs()
         aim = odds.clamp(-_FURTHEST, _FURTHEST).T
         centered = x - x.mean(0)
         covariance = centered.T @ centered
@@ -55,7 +55,7 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         covariance.diagonal().add_(ridge.clamp_min(sys.float_info.min))  # all x may be alike
         weight = torch.linalg.solve(covariance, centered.T @ (aim - aim.mean(0))).T
         bias = level(-(weight @ x.T), odds.sigmoid())
-        name = f"route.gates.{seen.layer}"
+        name = f"route.gates.{recorded.layer}"
         return 0.0, {f"{name}.weight": weight, f"{name}.bias": bias}
 
     return absorb(decoder, token, text, learn, route=ROUTE)

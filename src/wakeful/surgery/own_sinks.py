@@ -24,7 +24,7 @@ from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Probe
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery.absorb import ends_of, level
-from wakeful.surgery.sink_tokens import opened
+from wakeful.surgery.sink_tokens import prepend_tokens
 
 
 class _Layers(Probe):
@@ -63,15 +63,15 @@ def fit_own_sinks(model: PreTrainedModel, token: int, text: Int[Tensor, "B L"]) 
     """
     check_own_sinks(model)
     length = min(text.shape[1], (model.config.sliding_window or text.shape[1] + 1) - 1)
-    seen = _Layers()
-    with watch(model, seen):
+    layers = _Layers()
+    with watch(model, layers):
         for row in text[:, :length]:
-            logits_of(model, opened((token,), row[None]))
-    fitted: Any = copy.deepcopy(model, {id(each): each for each in model.parameters()}).eval()
+            logits_of(model, prepend_tokens((token,), row[None]))
+    fitted: Any = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     rotary = fitted.model.rotary_emb
     places = torch.arange(1, length + 1, device=text.device)[None]
     turns = rotary(torch.zeros(1, device=text.device), places)
-    for layer, events in seen.events.items():
+    for layer, events in layers.events.items():
         attention = fitted.model.layers[layer].self_attn
         _fit(attention, events, turns, rotary.attention_scaling)
     return fitted
@@ -91,14 +91,14 @@ def _fit(
     _, shifted = ends_of(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
     own = attention.sinks.double()[:, None].expand_as(first)
     both = torch.logaddexp(first, own)
-    taken = (both - rest).sigmoid()
-    share = ((first - both).exp() * taken).sum(1) / taken.sum(1)
+    sink_weights = (both - rest).sigmoid()
+    share = ((first - both).exp() * sink_weights).sum(1) / sink_weights.sum(1)
     value = events[0].v[0, :, 0] * share.view(groups, -1).mean(1, keepdim=True).to(q.dtype)
     repeated = value.repeat_interleave(len(share) // groups, 0).flatten()
     _add(attention.k_proj, -back.flatten())
     _add(attention.v_proj, -value.flatten())
     _add(attention.o_proj, attention.o_proj.weight @ repeated)
-    attention.sinks = _parameter(level(shifted, taken).to(attention.sinks.dtype))
+    attention.sinks = _parameter(level(shifted, sink_weights).to(attention.sinks.dtype))
 
 
 def _turned(

@@ -1,8 +1,8 @@
-"""`store_prefix`: tokens whose keys and values stand before every sequence, computed once.
+"""`store_prefix`: tokens whose keys and values precede every sequence, computed once.
 
-The first token of a sequence is where attention parks and where outliers stand. Where BOS, or the
-tokens that a model likes best for it, stand there already as stored keys and values in full
-precision, no token of the text takes that place: its outliers never occur in what is quantized
+The first token of a sequence collects attention and has outliers. If BOS, or tokens that a model
+prefers for it, are stored ahead of the text as keys and values in full precision, no token of the
+text takes that role: the outliers never occur in quantized activations
 (PrefixQuant, 2410.05265; CushionCache, 2406.12016). No weight changes, and the function is the
 model's own on texts that begin with these tokens.
 """

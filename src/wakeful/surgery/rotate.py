@@ -73,7 +73,7 @@ def rotate(
     stream = stream and type(kind) is not Identity
     inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
-    turned = copy.deepcopy(plain, {id(each): each for each in plain.parameters()}).eval()
+    turned = copy.deepcopy(plain, {id(p): p for p in plain.parameters()}).eval()
     if stream:
         _untie(turned)
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
@@ -149,8 +149,8 @@ def check_rotates(
         for part in decoder.route.modules()
         if isinstance(part, ValueRoute)
     ]
-    for field, apart in [*single, ("depth", decoder.depth.single_channels())]:
-        for basis, does in apart.items():
+    for field, operations in [*single, ("depth", decoder.depth.single_channels())]:
+        for basis, does in operations.items():
             if basis in turned:
                 raise WakefulError(
                     f"model.{field} = {getattr(decoder.config, field)} {does} the "
@@ -189,8 +189,8 @@ def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
     yield from _each_block(decoder)
     around = [("embed.",), ("norm.", "head.")]
     yield from [(*around[0], *around[1])] if decoder.config.tied else around
-    known = {"blocks", "embed", "norm", "head"}
-    yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in known)
+    bases = {"blocks", "embed", "norm", "head"}
+    yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in bases)
 
 
 def _each_block(decoder: Decoder) -> Iterator[tuple[str]]:
@@ -249,7 +249,7 @@ def turning(
     x of the last axis to x Qᵀ; with `centered`, of a Q that keeps (1, …, 1): U diag(1, R) U with R
     one narrower and U the reflection `_exchanged`.
     """
-    drawn = kind.drawn(
+    rotation = kind.for_width(
         width - centered, generator=generator_for(seed, part, width), device=device,
         dtype=torch.float64,
     )  # fmt: skip
@@ -257,9 +257,9 @@ def turning(
     def turn(x: Tensor) -> Tensor:
         rows = x.reshape(-1, width)
         if not centered:
-            return drawn.into(rows).reshape(x.shape)
+            return rotation.into(rows).reshape(x.shape)
         rows = _exchanged(rows)
-        rows = torch.cat([rows[:, :1], drawn.into(rows[:, 1:].contiguous())], dim=1)
+        rows = torch.cat([rows[:, :1], rotation.into(rows[:, 1:].contiguous())], dim=1)
         return _exchanged(rows).reshape(x.shape)
 
     return turn
@@ -328,15 +328,15 @@ def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
 
 def check_same(
     before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor], table: Tensor,
-    dtype: torch.dtype, what: str, why: str, *, length: int = 64,
+    dtype: torch.dtype, noun: str, why: str, *, length: int = 64,
 ) -> None:  # fmt: skip
     """Raise `WakefulError` where two models with the embedding `table` have logits of random tokens
     that differ by more than rounding to a type explains.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(table), (1, length), generator=generator).to(table.device)
-    expected, found = before(tokens).float(), after(tokens).float()
+    expected, actual = before(tokens).float(), after(tokens).float()
     check_logits(expected)
-    apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
-    if not apart <= _CLOSE[dtype] * size:
-        raise WakefulError(f"{what} change by {apart:.1e} of {size:.1e} {why}")
+    difference, size = (actual - expected).square().mean().sqrt().item(), expected.std().item()
+    if not difference <= _CLOSE[dtype] * size:
+        raise WakefulError(f"{noun} change by {difference:.1e} of {size:.1e} {why}")

@@ -27,7 +27,7 @@ _READS = {
     r"|mlp\.(?:gate|router|shared_expert_gate)\.weight|mlp\.experts\.gate_up_proj",
     "norm.weight": r"lm_head\.weight",
 }
-"""What reads the stream after each norm, by its name inside of its block."""
+"""Parameters that read the stream after each norm, by their names inside of a block."""
 _TABLE = "embed_tokens.weight"
 _WRITES = (
     r"self_attn\.o_proj\.(?:weight|bias)|mlp\.experts\.down_proj(?:_bias)?"
@@ -39,7 +39,7 @@ _STAYS = (
 )
 _BLOCK = re.compile(r"model\.(?:layers\.\d+\.)?")
 _Step = tuple[int, Turning]
-"""What is done to a parameter along an axis, which is the last one meanwhile."""
+"""An axis of a parameter, and the operation on it as the last axis."""
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def rotate_experts(
     kind = rotation_of(rotation)
     if isinstance(kind, Learned):
         raise WakefulError(f"{kind} is learned from gradients: use another, such as hadamard")
-    turned: Any = copy.deepcopy(model, {id(each): each for each in model.parameters()}).eval()
+    turned: Any = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     head, table = turned.get_output_embeddings(), turned.get_input_embeddings()
     if stream and head.weight is table.weight:
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
@@ -80,7 +80,10 @@ def rotate_experts(
     }
     for name, parameter in named.items():
         end, block = ends[name], name.removesuffix(ends[name])
-        norm = next((each for each in _READS if stream and re.fullmatch(_READS[each], end)), None)
+        norm = next(
+            (n for n in _READS if stream and re.fullmatch(_READS[n], end)),
+            None,
+        )
         reads = norm is not None or (stream and end == _TABLE)
         steps: list[_Step] = []
         if norm is not None:
@@ -104,9 +107,9 @@ def rotate_experts(
 
 
 def _check_names(ends: Mapping[str, str], kind: str) -> None:
-    known = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
+    pattern = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
     for name, end in ends.items():
-        if end not in _READS and end != _TABLE and not known.fullmatch(end):
+        if end not in _READS and end != _TABLE and not pattern.fullmatch(end):
             raise WakefulError(
                 f"{kind} has a parameter {name}, of which it is not known whether it reads the "
                 "residual stream, so that it cannot be rotated"
@@ -122,14 +125,14 @@ def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
 
 
 def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]) -> None:
-    """Put what steps in float64 make of a parameter, an expert at a time, into its place."""
-    made = []
+    """Apply steps to a parameter in float64, expert by expert, and replace it in the model."""
+    parts = []
     for part in source.unbind() if source.ndim == 3 else [source]:
-        found = part.double()
+        rotated = part.double()
         for axis, step in steps:
-            found = step(found.movedim(axis, -1)).movedim(-1, axis)
-        made.append(found.to(source.dtype))
+            rotated = step(rotated.movedim(axis, -1)).movedim(-1, axis)
+        parts.append(rotated.to(source.dtype))
     owner, _, leaf = name.rpartition(".")
-    whole = torch.stack(made) if source.ndim == 3 else made[0].contiguous()
-    parameter = nn.Parameter(like(source, whole), requires_grad=False)
+    stacked = torch.stack(parts) if source.ndim == 3 else parts[0].contiguous()
+    parameter = nn.Parameter(like(source, stacked), requires_grad=False)
     model.get_submodule(owner)._parameters[leaf] = parameter

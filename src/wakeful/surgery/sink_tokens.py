@@ -63,7 +63,7 @@ class SinkChoice:
     """The prefix that was chosen, and all that were measured on every window."""
 
     best: SinkTrial
-    """What takes the sink at no loss; without tokens where nothing does."""
+    """The prefix that takes the sink without loss; no tokens if there is none."""
     token: SinkTrial
     """The same of prefixes alone, whatever they cost."""
     trials: tuple[SinkTrial, ...]
@@ -150,10 +150,10 @@ def decide(
             break
     token = min(measured, key=_share)
     harmless = LossChange.between(none.losses, token.losses).is_harmless
-    others = [
+    unmeasured = [
         trial for trial in trials.values() if trial.tokens not in {m.tokens for m in measured}
     ]
-    return SinkChoice(token if harmless else none, token, (none, *measured, *others))
+    return SinkChoice(token if harmless else none, token, (none, *measured, *unmeasured))
 
 
 def _share(trial: SinkTrial) -> float:
@@ -187,8 +187,8 @@ def first_token_share(model: nn.Module, windows: Int[Tensor, "B L"]) -> tuple[fl
     return share or 0.0, mass or 0.0
 
 
-def opened(opening: Sequence[int], text: Int[Tensor, "B L"]) -> Int[Tensor, "B S"]:
-    """Return token ids with what a text is opened by before them."""
+def prepend_tokens(opening: Sequence[int], text: Int[Tensor, "B L"]) -> Int[Tensor, "B S"]:
+    """Return a text's token ids after the tokens `opening`."""
     first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
     return torch.cat([first.expand(len(text), -1), text], 1)
 
@@ -203,6 +203,6 @@ def window_losses(
     """
     losses: list[float] = []
     for row in windows:
-        logits = logits_of(model, opened(opening, row[None]))[0, len(opening) : -1].float()
+        logits = logits_of(model, prepend_tokens(opening, row[None]))[0, len(opening) : -1].float()
         losses.append(float(cross_entropy(logits, row[1:], reduction="none").double().mean()))
     return tuple(losses)

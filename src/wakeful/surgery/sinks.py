@@ -1,4 +1,4 @@
-"""`learned_sinks`: a parameter a head in the place of the token where attention parks.
+"""`learned_sinks`: one parameter per head replaces the token that collects the attention.
 
 What `absorb` leaves of a stored token z is its key: taking q_i · k_z from every logit makes keys
 k_j − k_z and a 1 = e^s in the denominator, which is softmax-1 with a sink s = 0 (From Attention to
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wakeful.model.decoder import Decoder
 from wakeful.model.positions import turn_pairs
-from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
+from wakeful.surgery.absorb import RecordedAttention, absorb, check_absorbs, level
 
 NORMALIZER = "softmax1(learned=True)"
 
@@ -33,12 +33,12 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """
     check_absorbs(decoder, "sinks")
 
-    def learn(seen: SeenAttention) -> tuple[Tensor, dict[str, Tensor]]:
-        shift, turned = _shift(decoder, seen.layer, seen.k[:1, :1], text.shape[1])
-        first, rest = seen.ends()
-        _, shifted = seen.ends(turned)
+    def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
+        shift, turned = _shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
+        first, rest = recorded.ends()
+        _, shifted = recorded.ends(turned)
         sink = level(shifted, (first - rest).sigmoid())
-        name = f"blocks.{seen.layer}.attention.dot.normalizer.log_sinks"
+        name = f"blocks.{recorded.layer}.attention.dot.normalizer.log_sinks"
         return -shift.flatten(), {name: sink}
 
     return absorb(decoder, token, text, learn, normalizer=NORMALIZER)

@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import generate
 from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.saved import apart
+from wakeful.optim.saved import to_json
 from wakeful.runs import checkpoint
 from wakeful.runs.records import (
     AtTheEnd,
@@ -74,7 +74,7 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
     """
     tensors: dict[str, torch.Tensor] = {}
     for number, entry in enumerate(optimizer.state.values()):
-        apart(entry, str(number), tensors)
+        to_json(entry, str(number), tensors)
     state = sum(tensor.nbytes for tensor in tensors.values())
     if isinstance(optimizer, OrthoAdam):
         state += optimizer.rotation_bytes()

@@ -22,8 +22,8 @@ from wakeful.device import peak_operations, rough_seconds
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import set_rate, warmup_cosine
-from wakeful.optim.judged import judged, switch
-from wakeful.optim.sharding import whole
+from wakeful.optim.schedule_free import evaluation_weights, switch
+from wakeful.optim.sharding import full_tensor
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World, is_lost, joined, lost, on_signal, started_as
@@ -269,7 +269,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         set_rate(optimizer, lr)
         batch = next(coming)
         loss = training.gradients(batch)
-        norm = whole(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         done = step + 1
         tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
         unread.add(done, lr, tokens, loss, norm, best_loss(training, batch))
@@ -293,7 +293,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         if fault is not None:
             raise _not_finite(training, fault)
 
-        with judged(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
+        with evaluation_weights(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
             if evaluates:
                 validate(training, done)
             if diagnoses:

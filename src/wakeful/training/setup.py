@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
-from wakeful.optim.build import check_step, configured, optimizer_of
+from wakeful.optim.build import check_step, configure_optimizer, optimizer_of
 from wakeful.paged import bring
 from wakeful.quantization import parse_scheme
 from wakeful.runs.distributed import ALONE, World
@@ -223,7 +223,7 @@ def _memory_errors() -> Iterator[None]:
 
 def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     """Return the optimizer over the decoder's parameters."""
-    return configured(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
+    return configure_optimizer(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
 
 
 AS_IT_IS = contextlib.nullcontext()

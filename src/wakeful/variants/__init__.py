@@ -33,7 +33,7 @@ _NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling"}
 
 
 class Variant(HasRoles):
-    """Something that `build` can make from an expression and `str` turns back into it.
+    """Base class of objects that `build` makes from an expression, which `str` returns.
 
     A subclass takes its options as constructor arguments and keeps each under the argument's name.
     Every variant of ours states `examples` in its own body: expressions worth testing (the contract
@@ -112,7 +112,7 @@ def build(folder: str, expression: str, *, imports: bool = False) -> Any:
 
 def build_call(
     field: str,
-    known: Mapping[str, Callable[..., Any]],
+    functions: Mapping[str, Callable[..., Any]],
     expression: str,
     *,
     folder: str = "",
@@ -127,7 +127,7 @@ def build_call(
         WakefulError: as `build`, and if an option is given without its name.
     """
     reading = _Reading(folder, expression, imports, field)
-    return reading.read(partial(reading.function, known))
+    return reading.read(partial(reading.function, functions))
 
 
 def written(folder: str, part: Variant) -> str:
@@ -153,7 +153,7 @@ def written(folder: str, part: Variant) -> str:
 
 def foreign_names(expression: str) -> list[str]:
     """Return every `module:Name` in an expression."""
-    return [found[2] for found in _FOREIGN.finditer(expression) if found[2] is not None]
+    return [match[2] for match in _FOREIGN.finditer(expression) if match[2] is not None]
 
 
 def modules_named(*values: object) -> dict[str, str]:
@@ -179,12 +179,12 @@ class _Reading:
         self.title = title
         self.foreign: dict[str, str] = {}
 
-    def _stand_in(self, found: re.Match[str]) -> str:
-        """Return a Python name in the place of a `module:Name`."""
-        if found[1] is not None:
-            return found[0]
+    def _stand_in(self, match: re.Match[str]) -> str:
+        """Return a Python name that replaces a `module:Name`."""
+        if match[1] is not None:
+            return match[0]
         name = f"foreign_{len(self.foreign)}_"
-        self.foreign[name] = found[2]
+        self.foreign[name] = match[2]
         return name
 
     def read(self, make: Callable[[ast.expr], Any]) -> Any:
@@ -218,42 +218,45 @@ class _Reading:
             _signature(kind).bind(*arguments, **keywords)
         except TypeError as error:
             raise WakefulError(
-                f"{self._shown(call.func)}: {error} in {self.expression!r}"
+                f"{self._unparse(call.func)}: {error} in {self.expression!r}"
             ) from None
         return kind(*arguments, **keywords)
 
-    def function(self, known: Mapping[str, Callable[..., Any]], node: ast.expr) -> "partial[Any]":
+    def function(
+        self, functions: Mapping[str, Callable[..., Any]], node: ast.expr
+    ) -> "partial[Any]":
         call, called = self._call(node)
-        name = self._shown(call.func)
-        made = known.get(called)
+        name = self._unparse(call.func)
+        target = functions.get(called)
         if called in self.foreign:
-            made = foreign(name, imports=self.imports)
-            if not callable(made):
+            target = foreign(name, imports=self.imports)
+            if not callable(target):
                 raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
-        if made is None:
+        if target is None:
             raise WakefulError(
-                f"{self.title}={name!r} is not one of {', '.join(known)}{nearest(name, known)}"
+                f"{self.title}={name!r} is not one of {', '.join(functions)}"
+                f"{nearest(name, functions)}"
             )
         if call.args:
-            raise WakefulError(f"{name}: name the option that is {self._shown(call.args[0])}")
-        options = list(_options(made).items())[1:]  # the first argument is the caller's
+            raise WakefulError(f"{name}: name the option that is {self._unparse(call.args[0])}")
+        options = list(_options(target).items())[1:]  # the first argument is the caller's
         keywords = self._keywords(call, dict(options))
-        if called in known:
-            _check_types(name, made, keywords)
-        return partial(made, **keywords)
+        if called in functions:
+            _check_types(name, target, keywords)
+        return partial(target, **keywords)
 
     def _call(self, node: ast.expr) -> tuple[ast.Call, str]:
         if isinstance(node, ast.Name):
             node = ast.Call(func=node, args=[], keywords=[])
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise WakefulError(
-                f"in {self.title} {self.expression!r}: {self._shown(node)!r} is neither a name nor "
-                "a call"
+                f"in {self.title} {self.expression!r}: {self._unparse(node)!r} is neither a name "
+                "nor a call"
             )
         return node, node.func.id
 
     def _keywords(self, call: ast.Call, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-        name = self._shown(call.func)
+        name = self._unparse(call.func)
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
             if keyword.arg is None or keyword.arg not in options:
@@ -272,22 +275,22 @@ class _Reading:
     def _kind(self, name: str, inside: bool) -> type[Variant]:
         if name in self.foreign:
             return self._foreign_kind(self.foreign[name])
-        known = variants(self.folder)
-        if name not in known:
+        kinds = variants(self.folder)
+        if name not in kinds:
             noun, named = _expected(self.folder, inside)
             raise WakefulError(
-                f"unknown {noun} {name!r}{nearest(name, known)}; there are {', '.join(named)}"
+                f"unknown {noun} {name!r}{nearest(name, kinds)}; there are {', '.join(named)}"
             )
-        return known[name]
+        return kinds[name]
 
     def _foreign_kind(self, name: str) -> type[Variant]:
         kind = foreign(name, imports=self.imports)
         bases = _bases(self.folder)
         if not isinstance(kind, type) or not issubclass(kind, bases):
-            what = "there is no such class" if kind is None else "it is not one"
+            reason = "there is no such class" if kind is None else "it is not one"
             raise WakefulError(
                 f"{name} must be a subclass of {' or '.join(base.__name__ for base in bases)}, and "
-                f"{what}"
+                f"{reason}"
             )
         return kind
 
@@ -309,10 +312,10 @@ class _Reading:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             raise WakefulError(
-                f"in {self.title} {self.expression!r}: {self._shown(node)!r} is not a plain value"
+                f"in {self.title} {self.expression!r}: {self._unparse(node)!r} is not a plain value"
             ) from None
 
-    def _shown(self, node: ast.expr) -> str:
+    def _unparse(self, node: ast.expr) -> str:
         text = ast.unparse(node)
         for name, meant in self.foreign.items():
             text = text.replace(name, meant)
@@ -336,17 +339,17 @@ def _noun(folder: str) -> str:
 
 
 def _expected(folder: str, inside: bool) -> tuple[str, list[str]]:
-    """Return what may stand in an expression, or `inside` one as an option, and its names.
+    """Return the kind allowed in an expression, or `inside` one as an option, and its names.
 
-    A folder may hold parts beside what it is named after, such as the grids of schemes.
+    A folder may hold parts of its variants too, such as the grids of schemes.
     """
-    noun, known, bases = _noun(folder), variants(folder), _bases(folder)
-    whole = tuple(base for base in bases if base.__name__.lower() == noun)
-    parts = tuple(base for base in bases if not issubclass(base, whole)) if whole else ()
+    noun, kinds, bases = _noun(folder), variants(folder), _bases(folder)
+    mains = tuple(base for base in bases if base.__name__.lower() == noun)
+    parts = tuple(base for base in bases if not issubclass(base, mains)) if mains else ()
     if not parts:
-        return noun, [name for name, kind in known.items() if issubclass(kind, whole or kind)]
-    chosen = parts if inside else whole
-    named = [name for name, kind in known.items() if issubclass(kind, chosen) and name != noun]
+        return noun, [name for name, kind in kinds.items() if issubclass(kind, mains or kind)]
+    chosen = parts if inside else mains
+    named = [name for name, kind in kinds.items() if issubclass(kind, chosen) and name != noun]
     return " or ".join(base.__name__.lower() for base in chosen), named
 
 
@@ -374,7 +377,9 @@ def _fits(value: Any, hint: Any) -> bool:
     """Tell whether a value has the type of an option, or is one of its choices."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType, Literal):
-        return any(value == one if origin is Literal else _fits(value, one) for one in inner)
+        return any(
+            value == option if origin is Literal else _fits(value, option) for option in inner
+        )
     if origin is list:
         return type(value) is list and all(_fits(item, inner[0]) for item in value)
     if origin is tuple:
@@ -382,7 +387,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return (
             type(value) is tuple
             and len(value) == len(items)
-            and all(_fits(item, one) for item, one in zip(value, items, strict=True))
+            and all(_fits(item, option) for item, option in zip(value, items, strict=True))
         )
     if hint is float:
         return type(value) in (int, float)

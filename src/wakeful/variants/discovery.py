@@ -29,9 +29,9 @@ class NotTrusted(WakefulError):
         module = name.partition(":")[0]
         files = files or {}
         flags = [path or own for own, path in {module: "", **files}.items() if not trusted(own)]
-        place = f" ({files[module]})" if files.get(module) else ""
+        location = f" ({files[module]})" if files.get(module) else ""
         super().__init__(
-            f"{name}{place} is not part of wakeful, and no module is imported because "
+            f"{name}{location} is not part of wakeful, and no module is imported because "
             f"{folder or 'a file'} names it; if you trust it, add --import {' '.join(flags)} (in "
             f"Python: import {module} first, or set {CONSENT})"
         )
@@ -39,7 +39,7 @@ class NotTrusted(WakefulError):
 
 
 _OUTSIDE: dict[str, object] = {}
-"""What comes from outside the package, by `module:Name`. A module that was imported for another
+"""Objects from outside the package, by `module:Name`. A module that was imported for another
 purpose adds nothing to it: `os:system` in a file is a name that is not there."""
 
 
@@ -85,8 +85,8 @@ def foreign(name: str, *, imports: bool) -> object:
 
 def trusted(module: str) -> str:
     """Return the entry of `CONSENT` that names a module, by its name or its file; "" for none."""
-    place = PurePosixPath(*module.split("."))
-    files = (place.with_suffix(".py").parts, (*place.parts, "__init__.py"))
+    path = PurePosixPath(*module.split("."))
+    files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
     entries = filter(None, os.environ.get(CONSENT, "").split(","))
     for entry in entries:
         parts = Path(entry).absolute().parts
@@ -129,7 +129,7 @@ def remembered(folder: object, files: Mapping[str, str]) -> Iterator[None]:
 
 def module_files(names: Iterable[str]) -> dict[str, str]:
     """Return the file of each imported module that a `module:Name` names, by the module's name."""
-    modules = {name: sys.modules.get(name) for name in (each.partition(":")[0] for each in names)}
+    modules = {name: sys.modules.get(name) for name in (entry.partition(":")[0] for entry in names)}
     files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
     return {name: os.path.abspath(file) for name, file in files.items() if file}
 
@@ -143,15 +143,15 @@ def qualified(kind: type) -> str:
 def _imported(module_name: str, name: str, entry: str) -> ModuleType:
     """Return a module, imported from the file that `entry` names, if it names one."""
     # The console script, unlike `python -m`, leaves the working directory out of the path.
-    place = os.getcwd()
-    added = place not in sys.path and "" not in sys.path
+    folder = os.getcwd()
+    added = folder not in sys.path and "" not in sys.path
     file = Path(entry).resolve() if entry.endswith(".py") else None
     if file is not None:
         up = module_name.count(".") + (file.name == "__init__.py")
-        place, added = str(file.parents[up]), True
-        sys.path.insert(0, place)
+        folder, added = str(file.parents[up]), True
+        sys.path.insert(0, folder)
     elif added:
-        sys.path.append(place)
+        sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -160,5 +160,5 @@ def _imported(module_name: str, name: str, entry: str) -> ModuleType:
         ) from error
     finally:
         if added:
-            sys.path.remove(place)
+            sys.path.remove(folder)
     return module

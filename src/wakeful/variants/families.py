@@ -33,7 +33,7 @@ class Family:
     heads: str = r"lm_head"
     apart: str = r"(?!)"
     transposed: bool = False
-    """Whether layers store their matrices (in, out), as `Conv1D` does, not (out, in)."""
+    """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
     def in_layer(self, name: str) -> tuple[str, Role] | None:
         """Return the stack and the role of a layer's matrix, or None for another name."""
@@ -161,13 +161,13 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
     for family in FAMILIES:
         stacks: dict[str, dict[str, Role]] = {}
         for name in matrices:
-            found = family.in_layer(name)
-            if found is not None:
-                stacks.setdefault(found[0], {})[name] = found[1]
+            match = family.in_layer(name)
+            if match is not None:
+                stacks.setdefault(match[0], {})[name] = match[1]
         for stack, roles in stacks.items():
             widths = {matrices[name][role.residual or 0] for name, role in roles.items()}
-            known = len(best[stack][1]) if stack in best else 0
-            if len(widths) == 1 and len(roles) > known:
+            best_count = len(best[stack][1]) if stack in best else 0
+            if len(widths) == 1 and len(roles) > best_count:
                 best[stack] = (family, roles)
     result: dict[str, tuple[str, Role]] = {}
     for family, roles in best.values():

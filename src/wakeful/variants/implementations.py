@@ -13,9 +13,9 @@ _BEFORE = "wakeful_before_"
 """Of an attention that does something to keys and values and then calls the one that it names."""
 
 
-def name_before(own: str, what: str) -> str:
+def name_before(own: str, operation: str) -> str:
     """Return what an attention is called that does something, `what`, before it calls `own`."""
-    return f"{_BEFORE}{own}_{what}"
+    return f"{_BEFORE}{own}_{operation}"
 
 
 def implementation_of(model: "PreTrainedModel") -> str | None:

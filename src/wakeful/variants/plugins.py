@@ -55,7 +55,7 @@ def preset_folders() -> list[Path]:
     """Return the folders of presets of installed packages, whose top packages are imported."""
     specs = (importlib.util.find_spec(point.module) for point in entries("presets").values())
     return [
-        Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()
+        Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()
     ]
 
 

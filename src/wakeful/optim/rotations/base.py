@@ -1,4 +1,4 @@
-"""What a rotation is: a fixed orthogonal Q on the last axis, made again from its seed.
+"""Rotations: fixed orthogonal matrices Q on the last axis, reproducible from a seed.
 
 Shapes: R rows, n the rotated width.
 """
@@ -25,7 +25,7 @@ class Rotation(Variant, ABC):
     width. Another file in this folder adds the rotation of its name.
     """
 
-    def drawn(
+    def for_width(
         self,
         width: int,
         *,
@@ -34,9 +34,9 @@ class Rotation(Variant, ABC):
         dtype: torch.dtype = torch.float32,
     ) -> "Rotation":
         """Return this rotation for n = `width` coordinates, its tensors on `device` in `dtype`."""
-        made = copy.copy(self)
-        made.draw(width, generator, torch.device(device), dtype)
-        return made
+        rotation = copy.copy(self)
+        rotation.draw(width, generator, torch.device(device), dtype)
+        return rotation
 
     @abstractmethod
     def draw(
@@ -85,9 +85,9 @@ class Learned(Rotation):
         """Return the tensors a checkpoint must hold, by name; `learn` writes them in place."""
 
 
-def rotation_of(given: str | Rotation) -> Rotation:
+def rotation_of(rotation: str | Rotation) -> Rotation:
     """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`."""
-    return given if isinstance(given, Rotation) else build("optim.rotations", given)
+    return rotation if isinstance(rotation, Rotation) else build("optim.rotations", rotation)
 
 
 def generator_for(seed: int, name: str, axis: int) -> torch.Generator:

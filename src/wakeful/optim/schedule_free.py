@@ -1,7 +1,7 @@
-"""Optimizers that train other weights than those they are judged by, as schedule-free ones do.
+"""Optimizers whose training and evaluation weights differ, such as schedule-free ones.
 
-Such an optimizer (Defazio et al. 2024, 2405.15682) has methods `train` and `eval` that move the
-weights from the ones to the others and back.
+Such an optimizer (Defazio et al. 2024, 2405.15682) has methods `train` and `eval` that switch the
+parameters between the two.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ from torch import Tensor
 
 
 def switches(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has weights to be judged by."""
+    """Return True if the optimizer has separate evaluation weights."""
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 def switch(optimizer: Any, *, train: bool) -> None:
-    """Let the parameters be the weights to train, or those to be judged by, if they differ."""
+    """Switch the parameters to the training or the evaluation weights, if they differ."""
     if switches(optimizer):
         (optimizer.train if train else optimizer.eval)()
 
 
 @contextlib.contextmanager
-def judged(optimizer: torch.optim.Optimizer) -> Iterator[list[Tensor]]:
-    """Let the parameters be those to be judged by; yield copies of those to train, if they differ.
+def evaluation_weights(optimizer: torch.optim.Optimizer) -> Iterator[list[Tensor]]:
+    """Switch to the evaluation weights; yield copies of the training weights, if they differ.
 
-    The way there and back rounds, so that it is copies that come back, to the bit.
+    Switching there and back rounds, so the copies are restored at the end.
     """
     if not switches(optimizer):
         yield []
@@ -39,12 +39,12 @@ def judged(optimizer: torch.optim.Optimizer) -> Iterator[list[Tensor]]:
         yield trained
     finally:
         switch(optimizer, train=True)
-        put_back(optimizer, trained)
+        restore_weights(optimizer, trained)
 
 
 @torch.no_grad()
-def put_back(optimizer: torch.optim.Optimizer, trained: list[Tensor]) -> None:
-    """Give parameters the weights to train that `judged` yielded."""
+def restore_weights(optimizer: torch.optim.Optimizer, trained: list[Tensor]) -> None:
+    """Set the parameters to the training weights that `evaluation_weights` yielded."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, weight in zip(parameters, trained, strict=False):
         parameter.copy_(weight)
