@@ -10,7 +10,7 @@ import pytest
 
 from helpers import since
 from wakeful.config.model import VARIANTS, ModelConfig
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.variants import variants
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +53,7 @@ def test_the_page_says_what_a_variant_is_exported_as(field: str, example: str) -
     of_field = [row for row in TABLE if row[0] == field]
     named = [form for _, others, names, form in of_field if not others and name in names]
     others = [form for _, others, names, form in of_field if others and name not in names]
-    kind = describe(ModelConfig(**{**vars(LLAMA), field: example}))[0]
+    kind = stock_architecture(ModelConfig(**{**vars(LLAMA), field: example}))[0]
     if not named and not others:
         if field == "norm":
             return  # it makes the architecture
@@ -73,7 +73,7 @@ def test_the_table_is_that_of_what_was_measured() -> None:
     assert [name for name in found if not name.startswith("`")] == list(served.TRAINED)
     for name, parts in served.TRAINED.items():
         config = ModelConfig(vocab_size=512, **{**served.SMALL, **parts})
-        assert found[name]["written as"] == describe(config)[0], name
+        assert found[name]["written as"] == stock_architecture(config)[0], name
 
 
 @pytest.mark.long

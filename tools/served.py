@@ -27,8 +27,8 @@ from readers import BEGINS, WRITTEN
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
-from wakeful.hf.weights_out import describe
 from wakeful.hf.weights_out import export_decoder as write
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.load import read_decoder
 from wakeful.model import Decoder, ModelConfig, generate, initialize
 from wakeful.surgery import learned_gates, learned_sinks, rotate, store_prefix
@@ -132,7 +132,7 @@ def export(folder: Path) -> None:
         place = folder / str(number)
         made = (read_decoder(place).decoder() if place.is_dir() else make()).eval()
         job: Job = {"name": name, "folder": str(place), "tokens": tokens, "gguf": ""}
-        job["kind"] = describe(made.config)[0]
+        job["kind"] = stock_architecture(made.config)[0]
         if not place.is_dir():
             write(made, place, tokenizer=tokenizer)
         try:

@@ -43,7 +43,7 @@ from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
 from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_in import decoder_of
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.load import fetch_from_hub, locate_model, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
@@ -236,17 +236,17 @@ def test_a_checkpoint_has_transformers_logits(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_theirs_and_ours_describe_one_another(name: str) -> None:
     theirs = MODELS[name]
-    ours = FAMILIES[theirs.model_type].describe(theirs, 0)
-    kind, back = describe(ours)
+    ours = FAMILIES[theirs.model_type].from_hf_config(theirs, 0)
+    kind, back = stock_architecture(ours)
     assert kind == ("llama" if name == "mistral" else theirs.model_type)
-    assert canonical(FAMILIES[kind].describe(back, 0)) == canonical(ours)
+    assert canonical(FAMILIES[kind].from_hf_config(back, 0)) == canonical(ours)
     with torch.device("meta"):
         empty = dict(Decoder(ours).named_parameters())
     for link in FAMILIES[kind].links(ours):
         # Halves of whole numbers: a norm stored less one comes back to the bit.
-        tensor = torch.randint(-9, 9, link.join([empty[part] for part in link.ours]).shape) / 2
+        tensor = torch.randint(-9, 9, link.join([empty[part] for part in link.own_names]).shape) / 2
         parts = link.split(tensor)
-        assert [part.shape for part in parts] == [empty[part].shape for part in link.ours]
+        assert [part.shape for part in parts] == [empty[part].shape for part in link.own_names]
         assert torch.equal(link.join(parts), tensor)
 
 
@@ -573,12 +573,12 @@ def test_our_own_class_is_known_by_its_parts_wherever_it_was_loaded_from() -> No
     decoder = tiny_decoder(stored_prefix=2)
     parts = dataclasses.asdict(decoder.config)
     family, copied = FAMILIES["wakeful"], PreTrainedConfig(parts=parts)  # of a folder's own code
-    assert family.describe(copied, 0) == decoder.config
-    assert family.describe(copied, decoder.config.context) == decoder.config
+    assert family.from_hf_config(copied, 0) == decoder.config
+    assert family.from_hf_config(copied, decoder.config.context) == decoder.config
     with pytest.raises(WakefulError, match="and the model's own context is 22"):
-        family.describe(copied, 24)
+        family.from_hf_config(copied, 24)
     with pytest.raises(WakefulError, match="without parts"):
-        family.describe(PreTrainedConfig(), 0)
+        family.from_hf_config(PreTrainedConfig(), 0)
 
 
 def smollm2() -> Path:

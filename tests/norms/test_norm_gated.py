@@ -5,7 +5,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.norms import GatedNorm, Norm, NormSpec, PreAffine
 from wakeful.quantization import quantize_module, quantized_layers
@@ -62,7 +62,7 @@ def test_no_rotation_turns_them(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", ["gated_norm", "pre_affine"])
 def test_they_go_out_as_our_own_class(norm: str) -> None:
-    assert describe(tiny_decoder(norm=norm).config)[0] == "wakeful"
+    assert stock_architecture(tiny_decoder(norm=norm).config)[0] == "wakeful"
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.quantization import quantize_module
 from wakeful.surgery import check_rotates, rotate, rotate_keys, store_prefix
@@ -93,7 +93,7 @@ def test_what_the_last_projection_reads_turns(shape: str) -> None:
     turned = rotate(plain, inner=True)
     torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-9, atol=1e-9)
     assert turned.config.mlp_rotation
-    assert describe(turned.config)[0] == "wakeful"
+    assert stock_architecture(turned.config)[0] == "wakeful"
     seen = {}
     for name, model in (("plain", rotate(plain)), ("turned", turned)):
         hook = model.blocks[1].mlp.down.register_forward_pre_hook(
@@ -111,7 +111,7 @@ def test_queries_and_keys_turn_after_rope(shape: str) -> None:
     turned = rotate_keys(plain)
     torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-9, atol=1e-9)
     assert turned.embed.weight is plain.embed.weight
-    assert describe(turned.config)[0] == "wakeful"
+    assert stock_architecture(turned.config)[0] == "wakeful"
     seen = {}
     for name, model in (("plain", plain), ("turned", turned)):
         hook = model.blocks[0].attention.dot.register_forward_pre_hook(
@@ -208,7 +208,11 @@ def test_seeds_give_rotations() -> None:
 @pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox"])
 def test_a_stock_architecture_stays_stock(shape: str) -> None:
     plain = decoder(**SHAPES[shape], num_kv_heads=4)
-    assert describe(rotate(plain).config)[0] == describe(plain.config)[0] != "wakeful"
+    assert (
+        stock_architecture(rotate(plain).config)[0]
+        == stock_architecture(plain.config)[0]
+        != "wakeful"
+    )
 
 
 def test_a_placement_is_taken_for_what_it_is_in_every_layer() -> None:

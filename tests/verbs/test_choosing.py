@@ -24,7 +24,7 @@ from wakeful.curing.search import (
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.hf.families.granite import SWA
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.quantization import parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization.schemes.methods import Smooth
@@ -225,7 +225,9 @@ def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) ->
         for stock in (False, True)
     }
     names = {
-        stock: {describe(each.made(plain, texts.calibrating, 3).config)[0] for each in found}
+        stock: {
+            stock_architecture(each.made(plain, texts.calibrating, 3).config)[0] for each in found
+        }
         for stock, found in tried.items()
     }
     stocks = {"llama"} if SWA is None else {"llama", "granite_swa"}

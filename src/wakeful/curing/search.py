@@ -29,7 +29,7 @@ from wakeful.estimates import (
     with_interval,
 )
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.quantization import Absmax, Gptq, Grid, Scheme, parse_scheme, quantize_module
 from wakeful.reports.value import Cell, Section, Table, Text
@@ -398,7 +398,7 @@ class _Choosing:
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
         self.told(str(candidate))
         made = self._make(candidate)
-        if self.stock and describe(made.config)[0] == WakefulConfig.model_type:
+        if self.stock and stock_architecture(made.config)[0] == WakefulConfig.model_type:
             return
         self.trials.append(tuple(self._trial(made, candidate, each) for each in schemes))
 

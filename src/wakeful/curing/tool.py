@@ -52,7 +52,13 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange, finite
 from wakeful.finding import Advice
 from wakeful.hf.checkpoint_reader import is_hybrid
-from wakeful.hf.weights_out import describe, export_decoder, refuse_existing, save_stock, written_as
+from wakeful.hf.weights_out import (
+    export_decoder,
+    refuse_existing,
+    save_stock,
+    stock_architecture,
+    written_as,
+)
 from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
@@ -389,7 +395,11 @@ def _cured_ours(at: _At) -> _Made:
     stands, compared = prefix or stands, text[:, :COMPARED_TOKENS]
     found = differences(loaded.module, plain, cured, compared, stands)
     done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
-    told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
+    told = (
+        written_as(cured.config, result.own_tokenizer)
+        if wanted.out
+        else stock_architecture(cured.config)
+    )
     show.note("comparing losses")
     loss = loss_change(loaded, result, text, wanted.bos)
     return _Made(

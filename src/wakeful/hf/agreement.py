@@ -1,8 +1,8 @@
-"""The comparison at the door: our decoder beside the Transformers model that it was made of.
+"""Comparison of our decoder with the Transformers model that it was converted from.
 
-A decoder is as right as our reading of a configuration and of tensors' names. What the model is,
-its own code says: before anything is made of the decoder, both read the same tokens, and a decoder
-with other logits is refused.
+A converted decoder is only as correct as our reading of the configuration and the tensors' names.
+So both models compute the logits of the same tokens first, and a decoder whose logits differ is
+refused.
 """
 
 import inspect
@@ -41,7 +41,7 @@ _ROUNDING = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the logits of our decoder are from those of the model it was made of, in float32."""
+    """Differences between the logits of our decoder and of the Transformers model, in float32."""
 
     architecture: str
     """The class of Transformers that gave the others."""
@@ -52,7 +52,7 @@ class Agreement:
     relative: float
     """Root mean square of the differences, over the logits' own."""
     note: str = ""
-    """What was not compared, or only in part."""
+    """Parts that were not compared, or not fully."""
 
     def __str__(self) -> str:
         if not self.tokens:
@@ -64,45 +64,50 @@ class Agreement:
 
 
 @torch.no_grad()
-def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
-    """Return how far our decoder is from the model it was made of; both stay as they are.
+def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
+    """Compare the logits of our decoder with those of the Transformers model; neither is changed.
 
-    Both read two sequences of 32 random tokens, and one past the window where there is one: through
-    all layers or, where that costs too much, through the first up to one that has the window.
+    Both read two sequences of 32 random tokens. Where layers have a window, they also read a
+    sequence longer than it: through all layers or, where that costs too much, through the layers
+    up to the first with the window.
 
     Raises:
-        WakefulError: they differ by more than rounding.
+        WakefulError: the logits differ by more than rounding.
     """
-    kind = type(theirs).__name__
-    whole, longer, layers, note = _texts(theirs, ours)
-    rounded = rounded_frequencies(theirs)
+    kind = type(hf_model).__name__
+    tokens, longer, layers, note = _texts(hf_model, decoder)
+    rounded = rounded_frequencies(hf_model)
     if rounded:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
-    short = any(tensor.dtype in _SHORT for tensor in theirs.state_dict().values())
-    with evaluating(theirs), changed(rounded), InFloat32() if short else nullcontext():
+    short = any(tensor.dtype in _SHORT for tensor in hf_model.state_dict().values())
+    with evaluating(hf_model), changed(rounded), InFloat32() if short else nullcontext():
         try:
-            expected = last_logits(theirs, whole)
+            expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
             why = f"Transformers cannot run it here: {first_line(error)}"
             return Agreement(architecture=kind, tokens=0, largest=math.nan, relative=math.nan,
                              note=why)  # fmt: skip
         check_logits(expected)
-        pairs.append((expected, last_logits(ours, whole)))
+        pairs.append((expected, last_logits(decoder, tokens)))
         if longer is not None:
-            with changed(_first(theirs, ours, layers)):
-                pairs.append((last_logits(theirs, longer), last_logits(ours, longer)))
+            with changed(_first(hf_model, decoder, layers)):
+                pairs.append((last_logits(hf_model, longer), last_logits(decoder, longer)))
     largest, relative = 0.0, 0.0
-    for expected, found in pairs:
-        apart, most = float((found - expected).abs().max()), float(expected.abs().max())
-        if not apart <= _ROUNDING * most:  # nor where one is not a number
+    for expected, logits in pairs:
+        difference, largest_logit = (
+            float((logits - expected).abs().max()),
+            float(expected.abs().max()),
+        )
+        if not difference <= _ROUNDING * largest_logit:  # nor where one is not a number
             raise WakefulError(
                 f"our decoder with the configuration and weights of this {kind} gives other logits "
-                f"than Transformers, {apart:.2g} apart where the largest is {most:.2g}: does its "
+                f"than Transformers, {difference:.2g} apart where the largest is "
+                f"{largest_logit:.2g}: does its "
                 "configuration still describe it, after layers or heads were replaced?"
             )
-        largest = max(largest, apart)
-        relative = max(relative, float((found - expected).norm() / expected.norm()))
+        largest = max(largest, difference)
+        relative = max(relative, float((logits - expected).norm() / expected.norm()))
     return Agreement(
         architecture=kind, tokens=sum(expected.shape[:2].numel() for expected, _ in pairs),
         largest=largest, relative=relative, note=note,
@@ -110,10 +115,10 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
 
 
 def rounded_frequencies(model: nn.Module) -> list[_Change]:
-    """Return what rotary frequencies are in float32 that were cast to 16 bits, as `module.half()`
-    does and from_pretrained does not.
+    """Return the float32 values of rotary frequencies that were cast to 16 bits, as
+    `module.half()` does and from_pretrained does not.
     """
-    found: list[_Change] = []
+    changes: list[_Change] = []
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.dtype not in _SHORT:
@@ -124,32 +129,32 @@ def rounded_frequencies(model: nn.Module) -> list[_Change]:
                 exact = type(part)(config=part.config).get_buffer(name)  # pyright: ignore[reportCallIssue]
             else:
                 continue
-            found.append((part, name, exact.to(buffer.device)))
-    return found
+            changes.append((part, name, exact.to(buffer.device)))
+    return changes
 
 
 @contextmanager
 def changed(changes: Sequence[_Change]) -> Iterator[None]:
-    """Let attributes be others for a while."""
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    """Replace attributes within a context, and restore them after it."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in kept:
+        for owner, name, value in originals:
             setattr(owner, name, value)
 
 
-def _texts(theirs: PreTrainedModel, ours: Decoder) -> tuple[Tensor, Tensor | None, int, str]:
+def _texts(hf_model: PreTrainedModel, decoder: Decoder) -> tuple[Tensor, Tensor | None, int, str]:
     """Return the tokens for all layers, those for the first ones, how many, and what to say."""
-    config = ours.config
-    size = min(config.vocab_size, len(theirs.get_input_embeddings().weight))  # pyright: ignore
+    config = decoder.config
+    size = min(config.vocab_size, len(hf_model.get_input_embeddings().weight))  # pyright: ignore
     draw = torch.Generator().manual_seed(0)
 
     def text(rows: int, length: int) -> Int[Tensor, "B L"]:
         shape = rows, min(length, config.context)
-        return torch.randint(size, shape, generator=draw).to(ours.embed.weight.device)
+        return torch.randint(size, shape, generator=draw).to(decoder.embed.weight.device)
 
     past = config.window + _PAST
     if not config.narrowed:
@@ -168,21 +173,21 @@ def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "
     keep = min(tokens.shape[1], max(_TOKENS))
     if isinstance(model, Decoder):
         return model.logits(model.hidden(tokens)[:, -keep:])
-    known = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in known else {}
+    parameters = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in parameters else {}
     return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
 
 
-def _first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> list[_Change]:
-    """Return what leaves both models their first layers alone."""
-    config = theirs.config.get_text_config(decoder=True)
-    blocks = decoder_blocks(theirs, config.num_hidden_layers)
-    name = next(name for name, module in theirs.named_modules() if module is blocks)
+def _first(hf_model: PreTrainedModel, decoder: Decoder, layers: int) -> list[_Change]:
+    """Return the changes that reduce both models to their first layers."""
+    config = hf_model.config.get_text_config(decoder=True)
+    blocks = decoder_blocks(hf_model, config.num_hidden_layers)
+    name = next(name for name, module in hf_model.named_modules() if module is blocks)
     owner, _, key = name.rpartition(".")
     return [
-        (theirs.get_submodule(owner), key, blocks[:layers]),
+        (hf_model.get_submodule(owner), key, blocks[:layers]),
         (config, "num_hidden_layers", layers),
-        (ours, "blocks", ours.blocks[:layers]),
+        (decoder, "blocks", decoder.blocks[:layers]),
     ]
 
 
@@ -197,8 +202,8 @@ class InFloat32(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func == torch.Tensor.dtype.__get__:  # pyright: ignore[reportAttributeAccessIssue]
-            found = func(*args)
-            return torch.float32 if found in _SHORT else found
+            dtype = func(*args)
+            return torch.float32 if dtype in _SHORT else dtype
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **(kwargs or {}))
         args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))

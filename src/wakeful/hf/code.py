@@ -157,22 +157,22 @@ def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | No
 
 
 def _goes_along(module: ModuleType, name: str) -> bool:
-    """Whether a module is ours, or the user's as the one that imports it."""
+    """Return True where a module is ours, or the user's like the one that imports it."""
     top, own = name.partition(".")[0], module.__name__.partition(".")[0]
     if top == _OURS or (top == own and module.__package__):
         return True
     if own == _OURS or module.__file__ is None:
         return False
     spec = importlib.util.find_spec(top)
-    place = Path(module.__file__).parent
-    return spec is not None and spec.origin is not None and place in Path(spec.origin).parents
+    folder = Path(module.__file__).parent
+    return spec is not None and spec.origin is not None and folder in Path(spec.origin).parents
 
 
 def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
-    """Whether an import takes a module out of a package, not a name out of a module."""
-    found = importlib.import_module(package)
+    """Return True where an import takes a module out of a package, not a name out of a module."""
+    module = importlib.import_module(package)
     return package == _OURS or any(
-        isinstance(getattr(found, alias.name, None), ModuleType) for alias in node.names
+        isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names
     )
 
 

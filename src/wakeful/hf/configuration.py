@@ -66,10 +66,10 @@ class WakefulConfig(PreTrainedConfig):
         """Return the configuration of a decoder."""
         return cls(parts=dataclasses.asdict(config), **others)
 
-    def _set_names(self, names: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _set_names(self, names: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         for name, value in names.items():
             stands = getattr(self, name)
-            if given and value != stands:
+            if parts and value != stands:
                 raise WakefulError(
                     f"the configuration has {name} = {value!r}, and its parts say {stands!r}: "
                     "change both, or leave the name out"
@@ -152,7 +152,7 @@ class WakefulConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str] | None:
-        """What an engine asks for: the layers with a window, where there are any."""
+        """Layer types for inference engines, where any layer has a window."""
         if not self._narrowed:
             return None
         local, count = self.parts["local_layers"], self.parts["num_layers"]
@@ -173,4 +173,4 @@ NAMES = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings",
     "initializer_range", "final_logit_softcapping", "layer_types", "sliding_window",
 )  # fmt: skip
-"""What Transformers calls parts of a model."""
+"""Names in Transformers of parts of a model."""

@@ -36,7 +36,7 @@ from wakeful.hf.weights_out import (
 from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
-"""What modules call a block's own number."""
+"""Attributes of modules that hold the block's index."""
 _LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs")
 """Fields that name layers by their numbers."""
 _OVERRIDES = ("per_layer_config",)
@@ -54,9 +54,9 @@ _SLICED = {"embed_tokens_per_layer.weight": 1, "per_layer_model_projection.weigh
 _DIVIDED = ("scale_attn_by_inverse_layer_idx",)
 """Fields by which a layer's number enters what it computes."""
 _SHARES, _STORES = "self_attn.is_kv_shared_layer", "self_attn.store_full_length_kv"
-"""Whether a layer reads another's keys and values, and whether it keeps its own for others."""
+"""Attributes: a layer reads another's keys and values; a layer stores its own for others."""
 _LINEAR = "linear_attention"
-"""What `layer_types` calls a layer whose attention is a recurrence."""
+"""Value in `layer_types` of a layer with recurrent attention."""
 
 
 def drop_layers(
@@ -78,18 +78,20 @@ def drop_layers(
     text = text_of(config)
     _check(layers, text)
     total = text.num_hidden_layers
-    whole = _skeleton(config)
-    blocks = _place(whole)
+    full_model = _skeleton(config)
+    blocks = _blocks_name(full_model)
     shorter = shortened(config, layers)
-    made = _skeleton(shorter)
-    _compare(whole, made, layers)
-    sliced = _compare_rest(whole, made)
+    shorter_model = _skeleton(shorter)
+    _compare(full_model, shorter_model, layers)
+    sliced = _compare_rest(full_model, shorter_model)
     places = _places(text, layers)
     with created(out, card) as part, Shards(folder) as tensors:
-        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, places, total))
+        kept_tensors = dict(
+            renumbered(tensors, blocks, full_model.base_model_prefix, places, total)
+        )
         for end in sliced:
-            kept |= _slices(kept, end, layers, total)
-        write_tensors(kept, part, shard)
+            kept_tensors |= _slices(kept_tensors, end, layers, total)
+        write_tensors(kept_tensors, part, shard)
         write_generation(part, copy_tokenizer(folder, part))
         write_config(shorter, part)
         _read_back(part, folder)
@@ -129,8 +131,8 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     table = config.to_dict()
     if quantized := table.get("quantization_config"):  # a whole's names other parts' blocks too
         changed["quantization_config"] = _moved(quantized, _places(text, layers), block)
-    what = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
-    with guarded(what):
+    failure = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
+    with guarded(failure):
         return type(config).from_dict(table | changed)
 
 
@@ -143,8 +145,10 @@ def _of_layers(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, Any
         if name in _LISTS_OF_LAYERS and isinstance(value, list):
             changed[name] = [layers.index(layer) for layer in value if layer in layers]
         elif name in _OVERRIDES and isinstance(value, dict):
-            each = {int(number): entry for number, entry in value.items()}
-            changed[name] = {n: each[layer] for n, layer in enumerate(layers) if layer in each}
+            by_layer = {int(number): entry for number, entry in value.items()}
+            changed[name] = {
+                n: by_layer[layer] for n, layer in enumerate(layers) if layer in by_layer
+            }
         elif name in _FIRST_LAYERS and type(value) is int:
             changed[name] = sum(layer < value for layer in layers)
         elif name in _LAST_LAYERS and type(value) is int:
@@ -192,21 +196,21 @@ def renumbered(
     older = rf"|{re.escape(part)}\.{re.escape(base)}\.{re.escape(rest)}" if "." in bare else ""
     names = rf"(?:{re.escape(base)}\.)?{re.escape(bare)}{older}"
     pattern = re.compile(rf"((?:{names})\.)(\d+)(\..+)")
-    seen: set[int] = set()
+    numbers: set[int] = set()
     for name in tensors:
-        found = pattern.fullmatch(name)
-        if found is None:
+        match = pattern.fullmatch(name)
+        if match is None:
             yield name, tensors[name]
             continue
-        seen.add(int(found[2]))
-        place = places.get(int(found[2]))
-        if place is not None:
-            yield f"{found[1]}{place}{found[3]}", tensors[name]
+        numbers.add(int(match[2]))
+        new_number = places.get(int(match[2]))
+        if new_number is not None:
+            yield f"{match[1]}{new_number}{match[3]}", tensors[name]
     beyond = {number for number in places if number >= total}
-    if seen - beyond != set(range(total)):
+    if numbers - beyond != set(range(total)):
         raise WakefulError(
-            f"the checkpoint names tensors of {len(seen)} blocks {blocks}.N, and the configuration "
-            f"says {total}: it is not whole, or names its tensors in another way"
+            f"the checkpoint names tensors of {len(numbers)} blocks {blocks}.N, and the "
+            f"configuration says {total}: it is not whole, or names its tensors in another way"
         )
 
 
@@ -219,7 +223,7 @@ def _places(config: PreTrainedConfig, layers: Sequence[int]) -> dict[int, int]:
 
 
 def check_order(layers: Sequence[int]) -> None:
-    """Raise `WakefulError` unless layers to keep stand in their order, each once."""
+    """Raise `WakefulError` unless the layers to keep are in ascending order without repetition."""
     if not layers or any(later <= early for early, later in itertools.pairwise(layers)):
         raise WakefulError(f"name the layers to keep in their order, each once, got {[*layers]}")
 
@@ -244,15 +248,15 @@ def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
 
 
 def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    made = partial(AutoModelForCausalLM.from_config, trust_remote_code=False)
+    build = partial(AutoModelForCausalLM.from_config, trust_remote_code=False)
     if config.get_text_config(decoder=True) is not config:  # it would build the text part alone
         named = getattr(transformers, (config.architectures or [""])[0], None)
-        made = getattr(named, "_from_config", made)
+        build = getattr(named, "_from_config", build)
     with guarded("no model can be built of the configuration"), torch.device("meta"):
-        return made(config)
+        return build(config)
 
 
-def _place(model: PreTrainedModel) -> str:
+def _blocks_name(model: PreTrainedModel) -> str:
     """Return the name of the list of blocks."""
     text = model.config.get_text_config(decoder=True)
     decoder = model if text is model.config else model.get_decoder()
@@ -260,36 +264,36 @@ def _place(model: PreTrainedModel) -> str:
     return next(name for name, module in model.named_modules() if module is blocks)
 
 
-def _compare(whole: PreTrainedModel, shorter: PreTrainedModel, layers: Sequence[int]) -> None:
+def _compare(full_model: PreTrainedModel, shorter: PreTrainedModel, layers: Sequence[int]) -> None:
     """Raise `WakefulError` unless every block is at its new place what it was at the old."""
-    before = whole.get_submodule(_place(whole))
-    after = shorter.get_submodule(_place(shorter))
+    before = full_model.get_submodule(_blocks_name(full_model))
+    after = shorter.get_submodule(_blocks_name(shorter))
     assert isinstance(before, nn.ModuleList)
     assert isinstance(after, nn.ModuleList)
     described = [
-        (dict(_described(before[layer])), dict(_described(after[place])))
-        for place, layer in enumerate(layers)
+        (dict(_described(before[layer])), dict(_described(after[position])))
+        for position, layer in enumerate(layers)
     ]
     # Some releases of Transformers let the last layer of a kind store what no layer shares.
-    read = any(each.get(_SHARES) == "True" for pair in described for each in pair)
-    for place, (layer, (old, new)) in enumerate(zip(layers, described, strict=True)):
+    read = any(settings.get(_SHARES) == "True" for pair in described for settings in pair)
+    for position, (layer, (old, new)) in enumerate(zip(layers, described, strict=True)):
         for name in old | new:
             if old.get(name) != new.get(name) and (read or name != _STORES):
                 raise WakefulError(
-                    f"layer {layer} would be another kind of layer as layer {place}: its {name} is "
-                    f"{old.get(name)}, and would be {new.get(name)}"
+                    f"layer {layer} would be another kind of layer as layer {position}: its "
+                    f"{name} is {old.get(name)}, and would be {new.get(name)}"
                 )
 
 
-def _compare_rest(whole: PreTrainedModel, shorter: PreTrainedModel) -> list[str]:
+def _compare_rest(full_model: PreTrainedModel, shorter: PreTrainedModel) -> list[str]:
     """Return the ends of the names of tensors outside the blocks that hold a slice for each layer.
 
     Raises:
         WakefulError: one depends on the number of layers in a way that is not known.
     """
-    blocks, found = f"{_place(whole)}.", []
+    blocks, ends = f"{_blocks_name(full_model)}.", []
     after = {name: tensor.shape for name, tensor in shorter.state_dict().items()}
-    for name, tensor in whole.state_dict().items():
+    for name, tensor in full_model.state_dict().items():
         if name.startswith(blocks) or after.get(name) == tensor.shape:
             continue
         end = ".".join(name.split(".")[-2:])
@@ -297,8 +301,8 @@ def _compare_rest(whole: PreTrainedModel, shorter: PreTrainedModel) -> list[str]
             raise WakefulError(
                 f"{name} depends on the number of layers, in a way that is not known here"
             )
-        found.append(end)
-    return found
+        ends.append(end)
+    return ends
 
 
 def _slices(
@@ -306,15 +310,15 @@ def _slices(
 ) -> dict[str, Tensor]:
     """Return the tensors whose names end so, with what they hold of these layers alone."""
     module, where = end.removesuffix("weight"), _SLICED[end]
-    found = [name for name in tensors if f".{module}" in f".{name}"]
-    for name in found:
+    sliced = [name for name in tensors if f".{module}" in f".{name}"]
+    for name in sliced:
         if not name.endswith(end) or tensors[name].shape[where] % total:
             raise WakefulError(
                 f"the tensor {name} has shape {tuple(tensors[name].shape)}, in which no slice for "
                 f"each of {total} layers is known"
             )
-    chunks = {name: tensors[name].chunk(total, where) for name in found}
-    return {name: torch.cat([each[n] for n in layers], where) for name, each in chunks.items()}
+    chunks = {name: tensors[name].chunk(total, where) for name in sliced}
+    return {name: torch.cat([chunk[n] for n in layers], where) for name, chunk in chunks.items()}
 
 
 def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
@@ -330,9 +334,7 @@ def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any:
-    """Return a table whose keys and texts name blocks by their new numbers; those of dropped ones
-    go.
-    """
+    """Renumber the blocks in a table's keys and strings; entries of dropped blocks are removed."""
     if isinstance(value, dict):
         return {
             _moved(key, places, block): _moved(entry, places, block)
@@ -347,8 +349,8 @@ def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any
 
 
 def _stays(entry: Any, places: Mapping[int, int], block: re.Pattern[str]) -> bool:
-    found = block.search(entry) if isinstance(entry, str) else None
-    return found is None or int(found[2]) in places
+    match = block.search(entry) if isinstance(entry, str) else None
+    return match is None or int(match[2]) in places
 
 
 # Some of these texts are patterns, in which a dot is escaped.

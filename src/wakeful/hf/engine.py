@@ -25,7 +25,7 @@ class EngineDot(nn.Module):
     """One layer's attention over given heads, as an engine computes it.
 
     Sinks are the normalizer's, which only a checkpoint knows, so every pass hands them over. Of a
-    stored token z, whose key and value stand in no engine's cache, they take the place exactly:
+    stored token z, whose key and value are in no engine's cache, they take the place exactly:
     with k_z taken from every key, which takes q · k_z from every logit, z adds e^0 to the
     denominator, and with v_z taken from every value it adds v_z to the sum.
     """
@@ -99,8 +99,8 @@ def serve(decoder: Decoder, config: WakefulConfig) -> None:
 def _check(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
     """Return whether the heads have sinks."""
     normalizer = attentions[0].dot.normalizer
-    one = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)
-    sink = normalizer.log_sink(one) if normalizer.fused else None
+    probe = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)
+    sink = normalizer.log_sink(probe) if normalizer.fused else None
     for why in _unlike_engines(decoder, attentions, sink):
         raise WakefulError(f"{why}, which no engine computes: run it by Transformers")
     return sink is not None

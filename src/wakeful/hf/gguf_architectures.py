@@ -1,4 +1,4 @@
-"""What GGUF files say of an architecture, and which of our models llama.cpp's code can be.
+"""Metadata of architectures in GGUF files, and the models of ours that llama.cpp can run.
 
 Keys and names are the package gguf's. Much of an architecture is not in the file but in llama.cpp:
 which layers have a window or no positions, what queries are divided by, where norms stand. What it
@@ -16,7 +16,7 @@ from gguf import MODEL_ARCH, Keys, RopeScalingType, get_tensor_name_map
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families.granite import SINKS
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.normalizers import Softcap
 from wakeful.ropes import Linear, Llama3, RopeScaling
 from wakeful.variants import build
@@ -33,13 +33,13 @@ _LOCAL: dict[str, Callable[[int], bool]] = {
     "gemma3_text": lambda layer: layer % 6 < 5,
     "smollm3": lambda layer: layer % 4 == 3,
 }
-"""Which layers are local, as llama.cpp's code has it; in a SmolLM3 those without positions."""
+"""Local layers by architecture, as in llama.cpp's code; in a SmolLM3 those without positions."""
 _LOCAL_THETA = 10_000.0
 """RoPE's base in a Gemma 3's local layers, which is in llama.cpp's code too."""
 _BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the models whose queries llama.cpp divides by the root of width / heads (27B)."""
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
-"""Which layers have positions: of llama.cpp, and not yet of gguf."""
+"""Key of the layers that have positions, in llama.cpp and not yet in gguf."""
 _OURS = (
     "route", "depth", "normalizer", "embedding", "mlp_rotation", "qk_rotation", "stored_prefix",
     "relaxed_prefix", "scale_logits_by_layer", "logit_cap", "parallel",
@@ -59,10 +59,10 @@ def stated(config: ModelConfig) -> tuple[str, ModelConfig]:
     Raises:
         WakefulError: llama.cpp has no architecture that is this model.
     """
-    kind = describe(config)[0]
+    kind = stock_architecture(config)[0]
     if config.narrowed and not _has_windows(kind, config):
         config = _within_window(config)
-        kind = describe(config)[0]
+        kind = stock_architecture(config)[0]
     _check(kind, config)
     return kind, config
 
@@ -119,8 +119,8 @@ def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
     if biased and not (kind == "gpt2" or granite or (kind == "qwen2" and not config.bias)):
         yield f"model.attention_bias: GGUF files have no biases of a {kind}"
     if isinstance(rope, Llama3) and kind != "llama" and not granite:
-        what = f"model.rope = {config.rope}"
-        yield f"{what}: llama.cpp scales the RoPE of a llama so, not of a {kind}"
+        problem = f"model.rope = {config.rope}"
+        yield f"{problem}: llama.cpp scales the RoPE of a llama so, not of a {kind}"
     if kind == "gpt2" and config.scale_logits_by_layer:
         yield "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer"
     if kind == "gpt2" and config.mlp == "gelu_exact":
@@ -148,7 +148,7 @@ def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
 def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
     """Return the metadata of a model that `stated` gave."""
     shape = config.shape
-    found: dict[str, Value] = {
+    values: dict[str, Value] = {
         Keys.LLM.CONTEXT_LENGTH: config.max_length,
         Keys.LLM.EMBEDDING_LENGTH: config.width,
         Keys.LLM.BLOCK_COUNT: config.num_layers,
@@ -158,9 +158,9 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
         Keys.Attention.HEAD_COUNT_KV: shape.num_kv_heads,
     }
     eps = "LAYERNORM_EPS" if config.norm == "layernorm" else "LAYERNORM_RMS_EPS"
-    found[getattr(Keys.Attention, eps)] = config.norm_eps
+    values[getattr(Keys.Attention, eps)] = config.norm_eps
     if config.positions == "rotary":
-        found |= {
+        values |= {
             Keys.Rope.DIMENSION_COUNT: config.rotary_width or shape.head_width,
             Keys.Rope.FREQ_BASE: config.rope_theta,
             Keys.Attention.KEY_LENGTH: shape.head_width,
@@ -168,45 +168,45 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
         }
         rope = build("ropes", config.rope)
         if isinstance(rope, Linear):
-            found[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
-            found[Keys.Rope.SCALING_FACTOR] = rope.factor
+            values[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
+            values[Keys.Rope.SCALING_FACTOR] = rope.factor
     if kind == "phi3":
-        found[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
+        values[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
     if kind.startswith("granite"):
         scaled = config.embedding == "scaled"
-        found |= {
+        values |= {
             Keys.LLM.LOGIT_SCALE: 1.0,
             Keys.LLM.RESIDUAL_SCALE: 1.0,
             Keys.LLM.EMBEDDING_SCALE: math.sqrt(config.width) if scaled else 1.0,
             Keys.Attention.SCALE: (config.query_scalar or shape.head_width) ** -0.5,
         }
     if kind == "granite_swa":
-        found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
+        values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         local = [layer in config.local_layers for layer in range(config.num_layers)]
         # llama.cpp wants a layer with a window: one as long as the context hides nothing.
         windows = local if config.narrowed else [layer == 0 for layer in range(config.num_layers)]
-        found[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+        values[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
         if not config.local_theta:
-            found[_ROPE_PATTERN] = [not each for each in local]
+            values[_ROPE_PATTERN] = [not is_local for is_local in local]
     if kind.startswith("gemma"):
-        found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
+        values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         normalizer = build("normalizers", config.normalizer)
         if isinstance(normalizer, Softcap):
-            found[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = normalizer.cap
-            found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.logit_cap
-    return {key.format(arch=architecture(kind)): value for key, value in found.items()}
+            values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = normalizer.cap
+            values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.logit_cap
+    return {key.format(arch=architecture(kind)): value for key, value in values.items()}
 
 
 def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
     """Return what gives a tensor of Transformers its name in a file."""
-    known = get_tensor_name_map(ARCHITECTURES[kind], num_layers)
+    name_map = get_tensor_name_map(ARCHITECTURES[kind], num_layers)
 
-    def name(theirs: str) -> str:
-        if theirs.endswith(SINKS):  # gguf knows sinks of other architectures alone
-            return f"blk.{theirs.split('.')[-3]}.attn_sinks.weight"
-        found = known.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        assert found is not None, theirs
-        return found
+    def name(hf_name: str) -> str:
+        if hf_name.endswith(SINKS):  # gguf knows sinks of other architectures alone
+            return f"blk.{hf_name.split('.')[-3]}.attn_sinks.weight"
+        gguf_name = name_map.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, hf_name
+        return gguf_name
 
     return name
 

@@ -24,7 +24,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _SIZES = ("embedding_length", "feed_forward_length")
-"""What sets the shapes of a model that is built from the header."""
+"""Keys that determine the shapes of a model that is built from the header."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of itself; arrays are only counted."""
+    """Header of a GGUF file; of arrays only the length is read."""
 
     values: dict[str, int | float | bool | str]
     array_lengths: dict[str, int]
@@ -67,8 +67,8 @@ class _Reader:
         self.data = data
         self.place = 0
 
-    def fail(self, what: str) -> WakefulError:
-        return WakefulError(f"{self.path} is not a sound GGUF file: {what}")
+    def fail(self, problem: str) -> WakefulError:
+        return WakefulError(f"{self.path} is not a sound GGUF file: {problem}")
 
     def take(self, count: int) -> int:
         """Move on by `count` bytes and return where they begin."""

@@ -22,12 +22,12 @@ from wakeful.guard import guarded
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import ARCHITECTURES, as_stored, names_of
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
 _MADE = ("rope_freqs.weight", "output.weight")
-"""What llama.cpp wants besides, made of the configuration or of the embedding."""
+"""Further tensors that llama.cpp needs, computed from the configuration or the embedding."""
 
 
 def described(path: Path) -> ModelConfig | None:
@@ -40,7 +40,7 @@ def described(path: Path) -> ModelConfig | None:
     if table is None:
         return None
     config = config_from_table({"model": table, "train": {"length": 1}}).model
-    if describe(config)[0] not in ARCHITECTURES:
+    if stock_architecture(config)[0] not in ARCHITECTURES:
         raise WakefulError(f"{path}: {MODEL} is of no architecture that a GGUF file holds")
     return config
 
@@ -48,8 +48,8 @@ def described(path: Path) -> ModelConfig | None:
 def tokenizer_of(path: Path) -> Tokenizer:
     """Return the tokenizer that a file of ours holds."""
     files = _value(path, TOKENIZER) or {}
-    known = ("tokenizer.json", *BESIDE)
-    if not all(name in known and isinstance(text, str) for name, text in files.items()):
+    own_files = ("tokenizer.json", *BESIDE)
+    if not all(name in own_files and isinstance(text, str) for name, text in files.items()):
         raise WakefulError(f"{path}: {TOKENIZER} names a file that is not a tokenizer's")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -68,23 +68,23 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     """Return the tensors of the decoder that a file says it holds, by Transformers' names, in
     float32.
     """
-    kind = describe(config)[0]
+    kind = stock_architecture(config)[0]
     family = FAMILIES[kind]
-    theirs = [family.stored(link.theirs) for link in family.links(config)]
-    wanted = dict(zip(map(names_of(kind, config.num_layers), theirs), theirs, strict=True))
-    found: dict[str, Tensor] = {}
+    hf_names = [family.stored(link.hf_name) for link in family.links(config)]
+    gguf_names = dict(zip(map(names_of(kind, config.num_layers), hf_names), hf_names, strict=True))
+    renamed: dict[str, Tensor] = {}
     with guarded(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
-        name = wanted.get(tensor.name, tensor.name)
-        if tensor.name not in wanted and name in _MADE:
+        name = gguf_names.get(tensor.name, tensor.name)
+        if tensor.name not in gguf_names and name in _MADE:
             continue
         try:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
-        found[name] = torch.from_numpy(as_stored(array, name, kind, config, back=True))
-    return found
+        renamed[name] = torch.from_numpy(as_stored(array, name, kind, config, back=True))
+    return renamed
 
 
 def _value(path: Path, key: str) -> dict | None:

@@ -44,7 +44,7 @@ from wakeful.runs.run import disk_errors, replaced
 from wakeful.version import __version__
 
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
-"""What matrices are stored as; scalars and vectors are float32 always."""
+"""Type that matrices are stored in; scalars and vectors are always float32."""
 _TYPES = {
     "f32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -113,15 +113,17 @@ def export_gguf(
         writer.add_chat_template([{"name": name, "template": text} for name, text in named])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, files_of(tokenizer))
-        for found, array in _arrays(decoder, kind, config):
-            stored = _storage(array, storage, of_tokens=found.startswith(("token_embd", "output.")))
+        for name_in_file, array in _arrays(decoder, kind, config):
+            stored = _storage(
+                array, storage, of_tokens=name_in_file.startswith(("token_embd", "output."))
+            )
             if stored != GGMLQuantizationType.F32 and not np.abs(array).max() <= _LARGEST:
                 raise WakefulError(
-                    f"{found} has a value past {_LARGEST:,}, the largest in half precision: choose "
-                    "gguf f32"
+                    f"{name_in_file} has a value past {_LARGEST:,}, the largest in half precision: "
+                    "choose gguf f32"
                 )
             packed = gguf.quants.quantize(array, stored)
-            writer.add_tensor(found, packed, raw_dtype=stored)
+            writer.add_tensor(name_in_file, packed, raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -157,11 +159,11 @@ def _rounded(storage: Storage, weight: Tensor) -> Tensor:
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor as llama.cpp wants it, and its name there."""
     name_of = names_of(kind, config.num_layers)
-    for theirs, tensor in tensors_of(decoder, kind, torch.float32).items():
-        found = name_of(theirs)
-        array = as_stored(tensor.numpy(), theirs, kind, config)
-        yield found, array
-        if kind == "olmo2" and config.tied and found == "token_embd.weight":
+    for hf_name, tensor in tensors_of(decoder, kind, torch.float32).items():
+        gguf_name = name_of(hf_name)
+        array = as_stored(tensor.numpy(), hf_name, kind, config)
+        yield gguf_name, array
+        if kind == "olmo2" and config.tied and gguf_name == "token_embd.weight":
             yield "output.weight", array  # which llama.cpp asks for
     factors = rope_factors(config)
     if factors is not None:

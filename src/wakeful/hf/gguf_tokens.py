@@ -44,7 +44,7 @@ _RARE = -1000.0
 def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
     """Return what a file says of a tokenizer, by key, but for chat templates.
 
-    It has `size` tokens, those that the tokenizer leaves out filled up; `name` is the file's.
+    It has `size` tokens, padded where the tokenizer has fewer; `name` is the file's.
 
     Raises:
         WakefulError: llama.cpp has no name for how the tokenizer cuts text, merges otherwise, or
@@ -54,15 +54,15 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, 
     table = json.loads(tokenizer.inner.to_str())
     tokens, kinds = _tokens(tokenizer, size)
     if _is_bpe(table) and table["model"].get("byte_fallback"):
-        found = _sentencepiece(table, tokens, kinds)
+        fields = _sentencepiece(table, tokens, kinds)
     else:
-        found = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pattern(table), _KEYS.LIST: tokens,
+        fields = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pattern(table), _KEYS.LIST: tokens,
                  _KEYS.TOKEN_TYPE: kinds,
                  _KEYS.MERGES: [" ".join(pair) for pair in merges(table["model"])]}  # fmt: skip
-    found |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
-    found |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: with_embedding(tokenizer.pad, size)}
-    found |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
-    return {key: value for key, value in found.items() if value is not None}
+    fields |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
+    fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: with_embedding(tokenizer.pad, size)}
+    fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _ends(tokenizer: Tokenizer) -> list[int]:
@@ -75,7 +75,7 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
     added = tokenizer.inner.get_added_tokens_decoder().values()
     stripped = {token.content for token in added if token.rstrip}
     special = {token.content for token in added if token.special or token.content == "</s>"}
-    if any(each in name.lower() for each in _PHI3) and stripped == special - _PHI3_KEPT:
+    if any(model_name in name.lower() for model_name in _PHI3) and stripped == special - _PHI3_KEPT:
         stripped = set()  # which llama.cpp knows of models of that name
     for token in added:
         for how in ("lstrip", "rstrip", "single_word"):
@@ -89,8 +89,8 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
         raise _lacks(f"{len(_ends(tokenizer))} tokens that end what the model writes")
 
 
-def _lacks(what: str) -> WakefulError:
-    return WakefulError(f"a GGUF file has no place for {what}; export a folder instead")
+def _lacks(feature: str) -> WakefulError:
+    return WakefulError(f"a GGUF file has no place for {feature}; export a folder instead")
 
 
 def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
@@ -122,7 +122,7 @@ def _steps(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
     if not step:
         return []
     if step.get("type") == "Sequence":
-        return [each for one in step[inside] for each in _steps(one, inside)]
+        return [leaf for inner_step in step[inside] for leaf in _steps(inner_step, inside)]
     return [step]
 
 
@@ -169,16 +169,18 @@ def _sentencepiece(
     unknown = table["model"].get("unk_token")
     if not bytes_ <= plain:
         raise _unlike("a token for some byte is missing")
-    made = [left + right for left, right in joins if left + right in plain]
-    order = [token for token, _ in itertools.groupby(made)]
+    joinable = [first + right for first, right in joins if first + right in plain]
+    order = [token for token, _ in itertools.groupby(joinable)]
     if len(order) != len(set(order)):
         raise _unlike("two tokens' merges take turns")
     pairs = set(joins)
     for token in plain - bytes_:
-        for place in range(1, len(token)):
-            left, right = token[:place], token[place:]
-            if left in plain and right in plain and (left, right) not in pairs:
-                raise _unlike(f"{left!r} and {right!r} are not merged, though {token!r} is a token")
+        for split in range(1, len(token)):
+            first, right = token[:split], token[split:]
+            if first in plain and right in plain and (first, right) not in pairs:
+                raise _unlike(
+                    f"{first!r} and {right!r} are not merged, though {token!r} is a token"
+                )
     scores = {token: -float(rank) for rank, token in enumerate(order)}
     scores |= dict.fromkeys(bytes_, 0.0)
     kinds = [
@@ -204,8 +206,8 @@ def _space_prefix(table: dict[str, Any]) -> bool:
     if not none_left and normal in ([put, replaced], [replaced]):
         return normal[0] == put
     (cut,) = cuts if len(cuts) == 1 else ({},)
-    whole = cut.get("type") == "Metaspace" and not cut.get("split", True)
-    if not normal and whole and cut.get("replacement") == _SPACE:
+    keeps_spaces = cut.get("type") == "Metaspace" and not cut.get("split", True)
+    if not normal and keeps_spaces and cut.get("replacement") == _SPACE:
         return cut.get("prepend_scheme") != "never"
     raise _unlike("its spaces are written in another way")
 

@@ -46,7 +46,7 @@ _PARTS = {
 
 
 class WakefulPreTrainedModel(PreTrainedModel):
-    """What the model with a head and the one without share."""
+    """Base class of the models with and without a head."""
 
     config_class = WakefulConfig
     config: WakefulConfig
@@ -108,27 +108,27 @@ class WakefulPreTrainedModel(PreTrainedModel):
         """
         route = self._decoder.route
         tables: dict[str, nn.Embedding] = {}
-        asked = new_num_tokens is not None or pad_to_multiple_of is not None
-        counts = [name for name, role in roles_of(route).items() if asked and role.vocabulary]
+        resizes = new_num_tokens is not None or pad_to_multiple_of is not None
+        counts = [name for name, role in roles_of(route).items() if resizes and role.vocabulary]
         for name in counts:
-            place = name.rpartition(".")[0]
-            table = route.get_submodule(place)
+            parent = name.rpartition(".")[0]
+            table = route.get_submodule(parent)
             if not isinstance(table, nn.Embedding):
                 raise WakefulError(
                     f"model.route = {route} counts tokens in its parameter {name}, which is not of "
                     "an nn.Embedding: the vocabulary cannot be resized"
                 )
-            tables[place] = table
+            tables[parent] = table
         embeddings = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        for place, old in tables.items():
+        for parent, old in tables.items():
             assert isinstance(embeddings, nn.Embedding)
             new = self._get_resized_embeddings(
                 old, embeddings.num_embeddings, mean_resizing=mean_resizing
             )
             new.requires_grad_(old.weight.requires_grad)
-            route.set_submodule(place, new)
+            route.set_submodule(parent, new)
         return embeddings
 
     def _set_gradient_checkpointing(
@@ -141,7 +141,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
         Raises:
             WakefulError: it is the reentrant form, which loses gradients through values that layers
-                share, or not every layer is to be recomputed.
+                share, or `every_n_layers` is not 1.
         """
         options = getattr(gradient_checkpointing_func, "keywords", {})
         if enable and options.get("use_reentrant"):
@@ -170,7 +170,7 @@ class WakefulModel(WakefulPreTrainedModel):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the route looks tokens up in a table of its own: it needs `input_ids`."""
+        """True where the route has an embedding table of its own and needs `input_ids`."""
         return TOKENS in self.decoder.plan.before
 
     def get_decoder(self) -> "WakefulModel":
@@ -192,15 +192,15 @@ class WakefulModel(WakefulPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Return the final normalized hidden states (B, L, D).
 
-        `attention_mask` (B, S) marks real tokens with 1. `position_ids` that begin anew inside a
-        row pack several texts into it, which do not see each other. A model whose route reads
-        tokens (`reads_tokens`) takes `inputs_embeds` beside their `input_ids`. Where
-        `config.num_hidden_layers` was lowered, only so many layers run. Hidden states, where asked
-        for, are what each block receives, then the final ones.
+        `attention_mask` (B, S) marks real tokens with 1. `position_ids` that restart inside a row
+        separate packed texts, which do not attend to each other. A model whose route reads tokens
+        (`reads_tokens`) takes `inputs_embeds` together with their `input_ids`. Where
+        `config.num_hidden_layers` was lowered, only that many layers run. The optional hidden
+        states are the inputs of all blocks and the final states.
 
         Raises:
-            WakefulError: attention weights are asked for, which are never made; a mask or a cache
-                of another kind is given.
+            WakefulError: attention weights are requested, which are never computed; the mask or
+                the cache is of another kind.
         """
         if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise WakefulError(
@@ -218,19 +218,19 @@ class WakefulModel(WakefulPreTrainedModel):
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
-        seen: Visible = None, position_ids, None
+        visibility: Visible = None, position_ids, None
         if not self.decoder.by_engine:
-            seen = visible(attention_mask, position_ids, start, x)
-        valid, places, documents = seen
+            visibility = visible(attention_mask, position_ids, start, x)
+        valid, places, documents = visibility
         self.decoder.run_layers = self.config.num_hidden_layers
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
         if self.gradient_checkpointing:
             self.decoder.recompute = self._gradient_checkpointing_func
         states: list[Tensor] = []
-        wanted = output_hidden_states or (
+        returns_states = output_hidden_states or (
             output_hidden_states is None and self.config.output_hidden_states
         )
-        watched = dict(enumerate(self.decoder.blocks)) if wanted else {}
+        watched = dict(enumerate(self.decoder.blocks)) if returns_states else {}
         keep_state = hooked(watched, before=lambda _, inputs: states.append(inputs[0]))
         with keep_state, weights_in_place(self.decoder):
             x = self.decoder.stream(
@@ -238,24 +238,24 @@ class WakefulModel(WakefulPreTrainedModel):
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]
-            hidden_states=(*states, x) if wanted else None,
+            hidden_states=(*states, x) if returns_states else None,
             **{CACHE: held},  # pyright: ignore[reportArgumentType]
         )
 
     def _cache(
-        self, given: TransformersCache | None, use_cache: bool | None, x: Tensor
+        self, cache: TransformersCache | None, use_cache: bool | None, x: Tensor
     ) -> WakefulCache | None:
         if self.gradient_checkpointing and self.training:
             if use_cache:
                 _logger.warning_once("use_cache=True is ignored while activations are recomputed")
             return None
-        if given is not None:
-            if not isinstance(given, WakefulCache):
+        if cache is not None:
+            if not isinstance(cache, WakefulCache):
                 raise WakefulError(
-                    f"{CACHE} is a {type(given).__name__}, and this model has a cache of "
+                    f"{CACHE} is a {type(cache).__name__}, and this model has a cache of "
                     "its own: pass none, or model.new_cache(batch_size)"
                 )
-            return given
+            return cache
         if use_cache or (use_cache is None and self.config.use_cache and not self.training):
             return self.new_cache(x.shape[0], max(_ROOM, x.shape[1]))
         return None
@@ -277,7 +277,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """Whether `generate()` may make a cache of Transformers' own: no, the next method does."""
+        """Return False: `generate()` gets our cache from `_prepare_cache_for_generation`."""
         return False
 
     def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -288,7 +288,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        """Put our cache, as long as the text will be, where `generate()` looks for one."""
+        """Give `generate()` our cache, with room for the whole text."""
         super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
@@ -301,14 +301,14 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return what a step of `generate()` gives to the model: a route's tokens, too."""
+        """Return the model's inputs of a step of `generate()`, including a route's tokens."""
         kwargs["inputs_embeds"] = inputs_embeds
         base: Any = super()
-        given = base.prepare_inputs_for_generation(input_ids, *args, **kwargs)
-        embeds = given.get("inputs_embeds")
+        inputs = base.prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        embeds = inputs.get("inputs_embeds")
         if embeds is not None and self.model.reads_tokens and input_ids.shape == embeds.shape[:2]:
-            given["input_ids"] = input_ids
-        return given
+            inputs["input_ids"] = input_ids
+        return inputs
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse `generate_batch`, whose pages of keys and values our layers do not fill.
@@ -337,9 +337,9 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         cache: TransformersCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits (B, L, V) and, given `labels`, the loss of predicting each next one.
+        """Return logits (B, L, V) and, given `labels`, the next-token loss.
 
-        `logits_to_keep` > 0 keeps those of the last tokens only; a tensor keeps those it indexes.
+        `logits_to_keep` > 0 keeps only those of the last tokens; a tensor keeps those it indexes.
         Other keyword arguments go to the loss function (`num_items_in_batch`).
         """
         outputs: BaseModelOutputWithPast = self.model(
@@ -354,8 +354,10 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         )
         hidden = outputs.last_hidden_state
         assert hidden is not None
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self._decoder.capped(self.lm_head(hidden[:, kept]))
+        positions = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        logits = self._decoder.capped(self.lm_head(hidden[:, positions]))
         loss = None
         if labels is not None:
             prefix = self._decoder.config.relaxed_prefix
@@ -374,10 +376,9 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
 
 
 def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> WakefulForCausalLM:
-    """Return our Transformers class around the very parameters of a decoder, which it shares, and
-    its quantized layers.
+    """Return our Transformers class with the parameters and quantized layers of a decoder, shared.
 
-    `end_of_text` is where `generate()` stops.
+    `generate()` stops at the token `end_of_text`.
     """
     config = WakefulConfig.of(decoder.config, eos_token_id=end_of_text)
     with torch.device("meta"):
@@ -389,16 +390,16 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
         setattr(model.get_submodule(parent), leaf, part)
     state: dict[str, Tensor] = {}
     for name, tensor in decoder.state_dict(keep_vars=True).items():
-        place, _, leaf = name.rpartition(".")
-        own = name if place in quantized else named(name)
-        state[f"lm_head.{leaf}" if place == "head" else f"model.decoder.{own}"] = tensor
+        parent_name, _, leaf = name.rpartition(".")
+        own = name if parent_name in quantized else named(name)
+        state[f"lm_head.{leaf}" if parent_name == "head" else f"model.decoder.{own}"] = tensor
     model.load_state_dict(state, assign=True)
     model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move
     return model.train(decoder.training)
 
 
 def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
-    """Return the starts that a module's definition gives its tensors, None where it gives none."""
+    """Return the initial values that a module's definition gives its tensors; None for none."""
     if isinstance(module, Rotary):
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
@@ -413,7 +414,7 @@ def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
 
 
 def _twin(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
-    """Return a variant as its definition starts it."""
+    """Build a copy of a variant with its initial values."""
     shape = decoder.config.shape
     with drawn_alike():
         twin = build(folder, str(variant))

@@ -20,7 +20,7 @@ def prefix_cache(
         cache = prefix_cache(model, [tokenizer.bos_token_id])
         model(text, cache=copy.deepcopy(cache))  # past_key_values before Transformers 5.24
 
-    Make it of the model in full precision, before it is quantized: what stands there is then not
+    Make it of the model in full precision, before it is quantized: these values are then not
     rounded, and no token of the text takes the place of the first (PrefixQuant, 2410.05265). The
     cache grows with what is read, so pass a copy each time. `generate` wants the prefix's tokens
     before those of the prompt, too; it does not compute them again.

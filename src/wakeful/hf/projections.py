@@ -19,7 +19,7 @@ NAMES = {
     "mlp.up": "up_proj",
     "mlp.down": "down_proj",
 }
-"""What a Llama calls each projection of a block."""
+"""Names in a Llama of the projections of a block."""
 
 
 class Named(HasRoles, nn.Module):
@@ -67,21 +67,21 @@ def name_projections(decoder: Decoder) -> None:
     """
     for block in decoder.blocks:
         roles = roles_of(block)
-        for place, name in NAMES.items():
-            half, _, part = place.partition(".")
+        for path, name in NAMES.items():
+            half, _, part = path.partition(".")
             parent = block.get_submodule(half)
             module = parent._modules.get(part)
             if isinstance(module, Heads):
-                setattr(parent, part, NamedHeads(name, module, roles[f"{place}.weight"]))
+                setattr(parent, part, NamedHeads(name, module, roles[f"{path}.weight"]))
             elif isinstance(module, nn.Linear):
-                setattr(parent, part, Named(name, module, roles[f"{place}.weight"]))
+                setattr(parent, part, Named(name, module, roles[f"{path}.weight"]))
 
 
 def named(parameter: str) -> str:
     """Return what a decoder's parameter is called once its projections are named."""
-    place, _, leaf = parameter.rpartition(".")
-    name = NAMES.get(".".join(place.split(".")[-2:]))
-    return f"{place}.{name}.{leaf}" if name else parameter
+    parent, _, leaf = parameter.rpartition(".")
+    name = NAMES.get(".".join(parent.split(".")[-2:]))
+    return f"{parent}.{name}.{leaf}" if name else parameter
 
 
 def _plain(heads: Heads) -> nn.Linear:

@@ -1,7 +1,7 @@
-"""What was written, read once as its user will read it, before anything says where it is.
+"""Verification of a written model: load it as its user will, and compare its logits.
 
-Writers call `read_back` while their folder has a temporary name, so that one that cannot be read
-never gets its own. Matrices stay in the files as they are used (`wakeful.paged`).
+Writers call `read_back` while their folder has a temporary name, so that a folder that cannot be
+read never gets its final name. Matrices stay in the files while in use (`wakeful.paged`).
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ _EXACT = 1e-4
 """The difference of a logit over the largest one, or of all logits over their size (root mean
 square), that rounding of activations explains."""
 _ROUNDING = 3.0
-"""How often what rounding the weights changes the difference may be."""
+"""Largest difference, as a multiple of the change by rounding the weights."""
 _ANOTHER = 0.5
 """The difference, over the logits, that makes another model."""
 _UNPACKED = 4
@@ -80,11 +80,11 @@ def read_back(
             if tokenizer is not None:
                 _check_tokenizer(folder, tokenizer)
             if read is None:
-                warn(f"{_what(folder)} is not read back: unpacked it does not fit memory")
+                warn(f"{_kind_of_path(folder)} is not read back: unpacked it does not fit memory")
                 return
             tokens = _tokens(read, expected)
-            found = _logits(read, tokens)
-            check_logits(found)
+            read_logits = _logits(read, tokens)
+            check_logits(read_logits)
     except WakefulError as error:
         raise Unreadable(str(error)) from None
     except Exception as error:  # Transformers raises nothing narrower
@@ -92,15 +92,18 @@ def read_back(
     if expected is None:
         return
     logits = _logits(expected, tokens)
-    apart, most = float((found - logits).abs().max()), float(logits.abs().max())
-    if apart <= _EXACT * most:
+    largest_difference, largest_logit = (
+        float((read_logits - logits).abs().max()),
+        float(logits.abs().max()),
+    )
+    if largest_difference <= _EXACT * largest_logit:
         return
     size = float(logits.norm())
-    difference = float((found - logits).norm()) / size
+    difference = float((read_logits - logits).norm()) / size
     if difference <= _EXACT:
         return
-    other = _logits(expected, tokens, rounding or Rounded(_by_types(folder)))
-    explained = float((other - logits).norm()) / size
+    rounded_logits = _logits(expected, tokens, rounding or Rounded(_by_types(folder)))
+    explained = float((rounded_logits - logits).norm()) / size
     if difference <= _ROUNDING * explained:
         return
     if not difference <= _ANOTHER and explained < _ANOTHER / 10:
@@ -133,14 +136,14 @@ class Rounded(TorchFunctionMode):
 
 
 class Unreadable(WakefulError):
-    """What was written is not what it should be."""
+    """A written model that cannot be read, or is another model."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"what was written is removed, as reading it back failed: {why}")
         self.why = why
 
 
-def _what(path: Path) -> str:
+def _kind_of_path(path: Path) -> str:
     return "the file" if path.is_file() else "the folder"
 
 
@@ -181,9 +184,9 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBas
 def _tokens(read: nn.Module, expected: nn.Module | None) -> Int[Tensor, "B L"]:
     """Return random tokens that both models have, reaching past a window that is near."""
     models = [read] if expected is None else [read, expected]
-    rows = min(embedding_rows(each) for each in models)
-    context = min(_limit(each, "max_position_embeddings", "context") for each in models)
-    window = min(_limit(each, "sliding_window", "window") for each in models)
+    rows = min(embedding_rows(model) for model in models)
+    context = min(_limit(model, "max_position_embeddings", "context") for model in models)
+    window = min(_limit(model, "sliding_window", "window") for model in models)
     past = window + _TOKENS[1] // 2
     shape = (1, past) if past <= _LONGEST else _TOKENS
     draw = torch.Generator().manual_seed(0)
@@ -197,13 +200,13 @@ def embedding_rows(model: nn.Module) -> int:
     return len((embedding.get_input_embeddings() if decoder is None else embedding).weight)
 
 
-def _limit(model: nn.Module, theirs: str, ours: str) -> int:
+def _limit(model: nn.Module, hf_field: str, own_field: str) -> int:
     """Return a number of tokens that a configuration says; a large one where it says none."""
     decoder = as_decoder(model)
     config: Any = model.config if decoder is None else decoder.config
     if decoder is None:
         config = config.get_text_config(decoder=True)
-    limit = getattr(config, theirs if decoder is None else ours, None)
+    limit = getattr(config, hf_field if decoder is None else own_field, None)
     return limit if isinstance(limit, int) and limit > 0 else 2**30
 
 
@@ -214,7 +217,7 @@ def _logits(
     """Return the last logits of tokens, computed in float32 whatever weights are stored in."""
     first = next(model.parameters(), None)
     device = tokens.device if first is None else first.device
-    short = any(each.element_size() == 2 for each in model.parameters())
+    short = any(parameter.element_size() == 2 for parameter in model.parameters())
     exact = changed(rounded_frequencies(model))  # which no file has
     with evaluating(model), exact, InFloat32() if short else nullcontext(), around or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()

@@ -22,7 +22,7 @@ from wakeful.tracing import is_readable
 from wakeful.variants.implementations import SOFTMAX1
 
 NAME = SOFTMAX1
-"""What to write for `attn_implementation`."""
+"""Value of `attn_implementation`."""
 
 _UNSUPPORTED = {
     "softcap": "caps its attention logits",

@@ -19,12 +19,12 @@ from wakeful.optim.rotations.hadamard import transform, transform_factors
 
 FIELD = "transform_config"
 STATUS = "needs transform_config: vLLM or wakeful"
-"""What stands for `quantization_status` where a model is another one without its transforms."""
+"""Value of `quantization_status` where a model without its transforms would be another one."""
 _GROUP = "inner"
 _SIZED = {"input": "in_features", "output": "out_features"}
-"""What tells a matrix's size, by where it acts while the model runs."""
+"""Attribute that gives a matrix's size, by where it acts while the model runs."""
 _BEFORE = ("weight_input", "weight_output")
-"""Where it acted before the weights were stored."""
+"""Places where it was applied before the weights were stored."""
 
 
 def described(layers: Sequence[str], matrix: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -80,7 +80,7 @@ def _turn_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
 
 
 def attach(
-    model: PreTrainedModel, groups: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str
+    model: PreTrainedModel, groups: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
     """Let a model's layers do what the groups tell, with the matrices among a folder's `tensors`.
 
@@ -89,14 +89,14 @@ def attach(
     """
     for name, group in groups.items():
         if group.get("type") not in ("hadamard", "random-hadamard") or group.get("randomize"):
-            raise _refused(place, name, f"is {group.get('type')!r}, of which readers differ")
+            raise _refused(source, name, f"is {group.get('type')!r}, of which readers differ")
         for args in group["apply"]:
             where = args["location"]
             if where in _BEFORE:
                 continue
             if where not in _SIZED:
-                raise _refused(place, name, f"acts on {where}")
-            _attach(model, f"{name}_{where}", group, args, tensors, place)
+                raise _refused(source, name, f"acts on {where}")
+            _attach(model, f"{name}_{where}", group, args, tensors, source)
 
 
 def _attach(
@@ -105,36 +105,36 @@ def _attach(
     group: Mapping[str, Any],
     args: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    place: str,
+    source: str,
 ) -> None:
     from compressed_tensors.utils import match_named_modules  # noqa: PLC0415  # Transformers has read the model by it
 
     where = args["location"]
-    stored = [tensors[each] for each in tensors if each.endswith(f".{name}.weight")]
-    made = {len(each): _Turn(_whole(each, args)) for each in stored}
-    found = list(match_named_modules(model, args["targets"], args.get("ignore") or []))
-    if not found:
-        raise _refused(place, name, f"names no layer: {args['targets']}")
-    for path, layer in found:
+    stored = [tensors[matrix] for matrix in tensors if matrix.endswith(f".{name}.weight")]
+    transforms = {len(matrix): _Turn(_full_matrix(matrix, args)) for matrix in stored}
+    matches = list(match_named_modules(model, args["targets"], args.get("ignore") or []))
+    if not matches:
+        raise _refused(source, name, f"names no layer: {args['targets']}")
+    for path, layer in matches:
         width = group.get("head_dim") or getattr(layer, _SIZED[where])
-        if width not in made:
+        if width not in transforms:
             if group["type"] != "hadamard" or width & (width - 1):
-                raise _refused(place, name, f"has no matrix of {width} channels for {path}")
+                raise _refused(source, name, f"has no matrix of {width} channels for {path}")
             factors = transform_factors(width, torch.device("cpu"), torch.float32)
-            made[width] = _Turn(transform(torch.eye(width), factors))
-        layer.add_module(f"turn_{where}", made[width])
+            transforms[width] = _Turn(transform(torch.eye(width), factors))
+        layer.add_module(f"turn_{where}", transforms[width])
         if where == "input":
             layer.register_forward_pre_hook(_turn_input, prepend=True)
         else:
             layer.register_forward_hook(_turn_output)
 
 
-def _whole(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
+def _full_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
     matrix = stored.float() / math.sqrt(len(stored))
     return matrix.T.contiguous() if args.get("inverse") else matrix
 
 
-def _refused(place: str, name: str, why: str) -> WakefulError:
+def _refused(source: str, name: str, why: str) -> WakefulError:
     return WakefulError(
-        f"{place}: {name} of {FIELD} {why}: load the model that was quantized, or serve it by vLLM"
+        f"{source}: {name} of {FIELD} {why}: load the model that was quantized, or serve it by vLLM"
     )

@@ -24,7 +24,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
-from wakeful.hf.weights_out import describe
+from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import build_on_meta
 from wakeful.probes.running import is_quantized, refuse_adapters
@@ -55,9 +55,9 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     description = _attending(model, description)
     if description.tied or model.get_output_embeddings() is not None:
         description = dataclasses.replace(description, tied=shares_head(model))
-    place = Path(type(model).__name__)
+    path = Path(type(model).__name__)
     tensors = model.state_dict()
-    return _filled(description, family, tensors, place, first.dtype, first.device).eval()
+    return _filled(description, family, tensors, path, first.dtype, first.device).eval()
 
 
 def own_decoder(
@@ -75,7 +75,7 @@ def own_gguf(
     """Return the model of a GGUF file that wakeful wrote."""
     own = described(path)
     assert own is not None
-    family, description = family_of(describe(own)[1], max_length)
+    family, description = family_of(stock_architecture(own)[1], max_length)
     return _filled(description, family, tensors_of(path, own), path, dtype, device)
 
 
@@ -101,7 +101,7 @@ def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, Mo
             why = f"it is a mixture of experts; {as_it_is}"
         raise WakefulError(f"our decoder cannot be a {kind}: {why}")
     try:
-        return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
+        return FAMILIES[kind], FAMILIES[kind].from_hf_config(config, max_length)
     except WakefulError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -136,25 +136,25 @@ def _filled(
     description: ModelConfig,
     family: Family,
     tensors: Mapping[str, Tensor],
-    place: Path,
+    path: Path,
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Decoder:
     """Return a decoder that holds the tensors themselves: no weight is made and then replaced."""
-    decoder = build_on_meta(description, len(tensors), place)
-    links = {link.theirs: link for link in family.links(description)}
+    decoder = build_on_meta(description, len(tensors), path)
+    links = {link.hf_name: link for link in family.links(description)}
     stored = _stored(family, links.keys(), tensors, tied=description.tied)
     empty = dict(decoder.named_parameters())
     for name, link in links.items():
         tensor = read_floats(tensors, stored[name]).to(dtype=dtype)
-        expected = link.join([empty[ours] for ours in link.ours]).shape
+        expected = link.join([empty[own_name] for own_name in link.own_names]).shape
         if tensor.shape != expected:
             raise WakefulError(
                 f"the tensor {stored[name]} has shape {tuple(tensor.shape)}, and the configuration "
                 f"makes it {tuple(expected)}"
             )
-        for ours, part in zip(link.ours, link.split(tensor), strict=True):
-            owner, _, key = ours.rpartition(".")
+        for own_name, part in zip(link.own_names, link.split(tensor), strict=True):
+            owner, _, key = own_name.rpartition(".")
             # A part that `split` widened stays so: Gemma's norms, stored less one.
             ready = part.to(device=device).contiguous()
             setattr(decoder.get_submodule(owner), key, nn.Parameter(ready, requires_grad=False))
@@ -166,19 +166,19 @@ def _filled(
 
 
 def _stored(
-    family: Family, wanted: Any, tensors: Mapping[str, Tensor], *, tied: bool
+    family: Family, shapes: Any, tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
     """Return what each wanted tensor is called where it is stored."""
     stored: dict[str, str] = {}
     for name in tensors:
-        known = family.name(name)
-        if known in wanted:
-            stored[known] = name
-        elif not family.ignores(name) and not (tied and known == family.head):
+        own_name = family.name(name)
+        if own_name in shapes:
+            stored[own_name] = name
+        elif not family.ignores(name) and not (tied and own_name == family.head):
             raise WakefulError(
                 f"the checkpoint has a tensor {name}, and the configuration gives it no place"
             )
-    missing = [name for name in wanted if name not in stored]
+    missing = [name for name in shapes if name not in stored]
     if missing:
         first = family.stored(missing[0])
         raise WakefulError(

@@ -48,7 +48,7 @@ from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
-"""What a file of weights holds at most: as much is in memory while one is written."""
+"""Largest file of weights, which is held in memory while it is written."""
 _ALONG = (
     *BESIDE, "tokenizer.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
     "preprocessor_config.json", "processor_config.json", "chat_template.json",
@@ -116,8 +116,8 @@ def save_stock(
     """
     config = config_of(model)
     config.dtype = dtype or model.dtype
-    found = readable(tokenizer, config)
-    if found is None:
+    written_tokenizer = readable(tokenizer, config)
+    if written_tokenizer is None:
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
     buffers = dict(model.named_buffers())  # such as a router's correction, which is never rounded
     tensors = {
@@ -127,45 +127,47 @@ def save_stock(
     with created(Path(folder), card) as part:
         with hushed():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
-        ids = write_tokenizer(found, part, config.max_position_embeddings, embedding_rows(model))
+        ids = write_tokenizer(
+            written_tokenizer, part, config.max_position_embeddings, embedding_rows(model)
+        )
         write_generation(part, ids)
         write_config(config, part)
-        read_back(part, model, tokenizer=found)
+        read_back(part, model, tokenizer=written_tokenizer)
     return config.model_type
 
 
 def written_as(
     config: ModelConfig, tokenizer: Tokenizer
 ) -> tuple[str, PreTrainedConfig, Tokenizer]:
-    """Return what `describe` does, or our own architecture where Transformers would read another
-    tokenizer beside the stock one; and the tokenizer as it is read there.
+    """Return the result of `stock_architecture`, or our own architecture where Transformers would
+    read another tokenizer beside the stock one; and the tokenizer as it is read there.
 
     Raises:
         WakefulError: Transformers reads it in neither.
     """
-    for kind, theirs in (describe(config), _own(config)):
-        found = readable(tokenizer, theirs)
-        if found is not None:
-            return kind, theirs, found
+    for kind, hf_config in (stock_architecture(config), _own(config)):
+        written_tokenizer = readable(tokenizer, hf_config)
+        if written_tokenizer is not None:
+            return kind, hf_config, written_tokenizer
     raise WakefulError(
         "the tokenizer cannot be written: Transformers reads another one of its files; give the "
         "model one that Transformers loads"
     )
 
 
-def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
+def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     """Return the stock architecture that the decoder is once folded, or our own, and its name."""
     plain = folded_config(config)
     for family in STOCK:
-        theirs = family.compose(plain)
+        hf_config = family.to_hf_config(plain)
         try:
-            same = canonical(family.describe(theirs, 0)) == canonical(plain)
+            same = canonical(family.from_hf_config(hf_config, 0)) == canonical(plain)
         except WakefulError:  # the nearest of theirs is none that we can be
             continue
         if same:
-            name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
-            theirs.architectures = [name if isinstance(name, str) else name[0]]
-            return theirs.model_type, theirs
+            name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
+            hf_config.architectures = [name if isinstance(name, str) else name[0]]
+            return hf_config.model_type, hf_config
     return _own(config)
 
 
@@ -185,19 +187,19 @@ def tensors_of(
     family = FAMILIES[kind]
     if kind != WakefulConfig.model_type:
         decoder = folded(decoder)
-    ours = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
-    ours |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
-    found: dict[str, Tensor] = {}
+    own_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
+    own_tensors |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
+    tensors: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
-        name = family.stored(link.theirs)
-        joined = link.join([ours[part].detach() for part in link.ours])
-        found[name] = as_in_files(joined, name, dtype, types).contiguous()
-        if not is_finite(found[name]):
+        name = family.stored(link.hf_name)
+        joined = link.join([own_tensors[part].detach() for part in link.own_names])
+        tensors[name] = as_in_files(joined, name, dtype, types).contiguous()
+        if not is_finite(tensors[name]):
             raise WakefulError(
                 f"{name} has a value that is not finite in {str(dtype).removeprefix('torch.')}: "
                 "choose dtype float32"
             )
-    return found
+    return tensors
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
@@ -212,37 +214,41 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     file = folder / "config.json"
     table = json.loads(file.read_text("utf-8"))
     text = table.get("text_config")  # of a model that reads more than text
-    found = [
+    rope_parts = [
         part for part in (table, text) if isinstance(part, dict) and part.get("rope_parameters")
     ]
-    for part in found:
+    for part in rope_parts:
         part.update(_older(part["rope_parameters"], part["model_type"]))
-    if found:
+    if rope_parts:
         file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def _older(rope: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return rotary positions as configurations said them before `rope_parameters`."""
+    """Return rotary positions in the fields that preceded `rope_parameters`."""
     kinds = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
     if rope.keys() & kinds:  # a table for each kind of layer
-        found = {name: rope[each]["rope_theta"] for each, name in kinds.items() if each in rope}
+        fields = {
+            name: rope[layer_kind]["rope_theta"]
+            for layer_kind, name in kinds.items()
+            if layer_kind in rope
+        }
         if kind != "gemma3_text":  # of others Transformers 5 would take it for all there is
-            return found
-        return found | _scaling(rope["full_attention"], ("rope_theta",))
+            return fields
+        return fields | _scaling(rope["full_attention"], ("rope_theta",))
     neox = kind == "gpt_neox"
     names = {
         "rope_theta": "rotary_emb_base" if neox else "rope_theta",
         "partial_rotary_factor": "rotary_pct" if neox else "partial_rotary_factor",
     }
-    found = {theirs: rope[name] for name, theirs in names.items() if name in rope}
-    return found | _scaling(rope, names)
+    fields = {older_name: rope[name] for name, older_name in names.items() if name in rope}
+    return fields | _scaling(rope, names)
 
 
-def _scaling(rope: dict[str, Any], others: Collection[str]) -> dict[str, Any]:
-    """Return how positions are scaled, if they are; `others` stand elsewhere."""
+def _scaling(rope: dict[str, Any], omitted: Collection[str]) -> dict[str, Any]:
+    """Return the scaling of positions, if any, without the fields in `omitted`."""
     if rope.get("rope_type", "default") == "default":
         return {}
-    return {"rope_scaling": {name: rope[name] for name in rope if name not in others}}
+    return {"rope_scaling": {name: rope[name] for name in rope if name not in omitted}}
 
 
 def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
@@ -250,8 +256,8 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
         {
-            name: torch.empty(each.shape, dtype=each.dtype, device="meta")
-            for name, each in tensors.items()
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in tensors.items()
         },
         filename_pattern=pattern,
         max_shard_size=shard,
@@ -282,16 +288,16 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
-    said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
-    begins, ends, pads = (token_ids(said, name) for name in _IDS)
+    generation = json.loads(tokenizer.beside.get(GENERATION, "{}"))
+    begins, ends, pads = (token_ids(generation, name) for name in _IDS)
     pad = with_embedding(pads[0] if pads else tokenizer.pad, rows)
     ids: Ids = {
         "bos_token_id": begins[0] if begins else tokenizer.bos,
         "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else tokenizer.end,
         PAD: pad,
     }
-    if pad is None and said.pop(PAD, None) is not None:
-        (folder / GENERATION).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+    if pad is None and generation.pop(PAD, None) is not None:
+        (folder / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", "utf-8")
     return {name: token for name, token in ids.items() if token is not None}
 
 
@@ -316,31 +322,31 @@ def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None
     architectures (Qwen2's) have such a class whatever a folder names.
     """
     expected = _described(tokenizer.inner)
-    for each in (tokenizer, tokenizer.of_class("PreTrainedTokenizerFast")):
+    for candidate in (tokenizer, tokenizer.of_class("PreTrainedTokenizerFast")):
         with tempfile.TemporaryDirectory() as folder:
-            each.save(folder)
+            candidate.save(folder)
             config.save_pretrained(folder)
             try:
-                found = AutoTokenizer.from_pretrained(
+                hf_tokenizer = AutoTokenizer.from_pretrained(
                     folder, local_files_only=True, trust_remote_code=False
                 )
-                plain = found.encode("a", add_special_tokens=False)
-                put = around(found.encode("a"), plain)
+                plain = hf_tokenizer.encode("a", add_special_tokens=False)
+                put = around(hf_tokenizer.encode("a"), plain)
             except Exception:  # Transformers raises nothing narrower
                 continue
-        described = _described(found.backend_tokenizer)
+        described = _described(hf_tokenizer.backend_tokenizer)
         if put == (tokenizer.opening, tokenizer.closing) and expected.items() <= described.items():
-            return each
+            return candidate
     return None
 
 
 def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
-    """Return what decides the tokens of a text, by part; each added token is one."""
+    """Return the tokenizer's settings that determine tokens, by part and by added token."""
     table = json.loads(inner.to_str())
-    found: dict[Any, Any] = {name: table[name] for name in _PARTS}
+    parts: dict[Any, Any] = {name: table[name] for name in _PARTS}
     for token in table["added_tokens"]:
-        found[token["id"], token["content"]] = [token[name] for name in _MATCHED]
-    return found
+        parts[token["id"], token["content"]] = [token[name] for name in _MATCHED]
+    return parts
 
 
 def write_generation(folder: Path, ids: Ids) -> None:

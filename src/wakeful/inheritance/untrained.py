@@ -15,7 +15,7 @@ from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.estimates import INTERVAL, Estimate, finite, weighted_mean, with_interval
 from wakeful.generation import generation_step
-from wakeful.hf.weights_out import describe, export_decoder
+from wakeful.hf.weights_out import export_decoder, stock_architecture
 from wakeful.inheritance.bridge import gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluated
@@ -162,7 +162,8 @@ class UntrainedHeir(Measured):
         before, after = (with_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
         cost = with_interval(*costs[HEIR], windows, "+")
         card = model_card(
-            model, describe(decoder.config)[0], command_of("inherit", self.options, self.source),
+            model, stock_architecture(decoder.config)[0],
+            command_of("inherit", self.options, self.source),
             source=self.reference, done=done,
             figures=[f"| loss, nats a token, ± the {INTERVAL} | {before} | {after} |",
                      f"| over the reference, paired | | {cost} |"],

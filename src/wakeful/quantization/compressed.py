@@ -31,8 +31,8 @@ from wakeful.hf.read_back import Rounded, embedding_rows, read_back
 from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
     created,
-    describe,
     readable,
+    stock_architecture,
     write_config,
     write_tensors,
     write_texts,
@@ -481,7 +481,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
-    kind, config = describe(plain)
+    kind, config = stock_architecture(plain)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
             f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
@@ -492,8 +492,8 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     for link in family.links(plain):
-        theirs = family.stored(link.theirs)
-        owners = [part.rpartition(".")[0] for part in link.ours]
+        theirs = family.stored(link.hf_name)
+        owners = [part.rpartition(".")[0] for part in link.own_names]
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
             if theirs.endswith(".bias"):
                 raise WakefulError(
@@ -502,7 +502,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
                 )
             turned.append(theirs.rpartition(".")[0])
         if not any(owner in found for owner in owners):
-            tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
+            tensors[theirs] = link.join([parameters[part].detach() for part in link.own_names])
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "

@@ -7,8 +7,8 @@ STOCK = (
     llama.FAMILY, phi3.FAMILY, olmo2.FAMILY, gemma.FAMILY, granite.FAMILY, gpt2.FAMILY,
     gpt_neox.FAMILY,
 )  # fmt: skip
-"""What a decoder is tried on for, in this order, before it is written as our own class. It fits
-where its description comes back from the nearest configuration: `compose`, then `describe`."""
+"""Families that a decoder is tried on, in this order, before it is written as our own class. It
+fits where `from_hf_config` returns its configuration from the result of `to_hf_config`."""
 FAMILIES: dict[str, Family] = {
     kind: family for family in (*STOCK, own.FAMILY) for kind in family.kinds
 }

@@ -1,4 +1,4 @@
-"""What a family of architectures states: its configuration in our words, and its tensors' names."""
+"""Families of architectures: conversion of configurations, and names of tensors."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ from wakeful.variants import build
 _WITHOUT_WINDOWS = ("llama", "olmo2")
 """Architectures whose code ignores a window that their configuration names."""
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""What Transformers calls a layer that sees all of the text, and one that has a window."""
+"""Names in Transformers of a layer with full attention, and of one with a sliding window."""
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Join = Callable[[Tensors], Tensor]
 Split = Callable[[Tensor], Sequence[Tensor]]
@@ -35,29 +35,30 @@ def _alone(tensor: Tensor) -> Sequence[Tensor]:
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of theirs and the parameters of ours that it holds.
+    """A tensor of a Transformers checkpoint, and the parameters of our decoder that it holds.
 
-    `split` takes theirs apart, `join` puts it together again: each undoes the other.
+    `split` maps the tensor to the parameters, `join` is its inverse.
     """
 
-    theirs: str
-    ours: tuple[str, ...]
+    hf_name: str
+    own_names: tuple[str, ...]
     split: Split = _alone
     join: Join = _only
 
 
-def same(theirs: str, ours: str, *parts: str) -> list[Link]:
-    """Return the links of a module's tensors (`weight`, `bias`) that are stored as ours are."""
-    return [Link(f"{theirs}.{part}", (f"{ours}.{part}",)) for part in parts]
+def same(hf_name: str, own_name: str, *parts: str) -> list[Link]:
+    """Return the links of a module's tensors (`weight`, `bias`) that are stored unchanged."""
+    return [Link(f"{hf_name}.{part}", (f"{own_name}.{part}",)) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How to read one family of architectures.
+    """A family of architectures that our decoder can be converted from and to.
 
-    `describe` turns a configuration into ours, with a context of that many tokens (0: its own), and
-    refuses by name what our decoder cannot be. `compose` turns ours into the nearest of theirs,
-    which is the same model only if `describe` gives ours back. `links` names every tensor of such a
+    `from_hf_config` converts a configuration of Transformers to ours, with a context of that many
+    tokens (0: its own); it raises an error for what our decoder cannot represent. `to_hf_config`
+    converts ours to the nearest of the family, which is the same model only if `from_hf_config`
+    returns ours from it. `links` names every tensor of such a
     model, without the `prefix` that a model with a head puts before those of its body.
     """
 
@@ -65,8 +66,8 @@ class Family:
     """The `model_type`s that are read; the order of families is that in which a decoder tries them
     on."""
     prefix: str
-    describe: Callable[[PreTrainedConfig, int], ModelConfig]
-    compose: Callable[[ModelConfig], PreTrainedConfig]
+    from_hf_config: Callable[[PreTrainedConfig, int], ModelConfig]
+    to_hf_config: Callable[[ModelConfig], PreTrainedConfig]
     links: Callable[[ModelConfig], list[Link]]
     head: str = "lm_head.weight"
     aliases: tuple[tuple[str, str], ...] = ()
@@ -105,13 +106,13 @@ GELU_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 
 def read(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ours that a configuration of theirs has under other names."""
-    return {ours: getattr(config, theirs) for theirs, ours in names.items()}
+    """Return our fields that a configuration of Transformers has under other names."""
+    return {own_name: getattr(config, hf_name) for hf_name, own_name in names.items()}
 
 
 def written(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of theirs that ours has under other names, without special tokens."""
-    fields = {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    """Return the fields of Transformers that we have under other names, without special tokens."""
+    fields = {hf_name: getattr(config, own_name) for hf_name, own_name in names.items()}
     return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
@@ -125,14 +126,14 @@ def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
         raise WakefulError(f"the {config.model_type} configuration has no {name}")
     value = getattr(config, name)
     if value not in allowed:
-        shown = " or ".join(map(repr, allowed))
-        raise cannot(config, f"{name} = {value!r}, and only {shown} can be represented")
+        values = " or ".join(map(repr, allowed))
+        raise cannot(config, f"{name} = {value!r}, and only {values} can be represented")
 
 
-def cannot(config: PreTrainedConfig, what: str) -> WakefulError:
+def cannot(config: PreTrainedConfig, problem: str) -> WakefulError:
     """Return the error for a configuration that has what our decoder cannot be."""
     return WakefulError(
-        f"our decoder cannot be this {config.model_type}: its configuration has {what}"
+        f"our decoder cannot be this {config.model_type}: its configuration has {problem}"
     )
 
 
@@ -159,9 +160,11 @@ def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, s
                 f"high={float(parameters['high_freq_factor'])})"
             )
         case _:
-            known = "'default', 'linear' or 'llama3'"
-            what = f"rope_parameters.rope_type = {kind!r}, and only {known} can be represented"
-            raise cannot(config, what)
+            supported = "'default', 'linear' or 'llama3'"
+            problem = (
+                f"rope_parameters.rope_type = {kind!r}, and only {supported} can be represented"
+            )
+            raise cannot(config, problem)
     share = float(parameters.get("partial_rotary_factor", 1.0))
     return float(parameters["rope_theta"]), rope, share
 
@@ -195,8 +198,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
         normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
-    apart = config.rope != "plain" or config.local_theta != config.rope_theta
-    local = config.local_layers if apart or config.narrowed else ()
+    differs = config.rope != "plain" or config.local_theta != config.rope_theta
+    local = config.local_layers if differs or config.narrowed else ()
     return dataclasses.replace(
         config,
         num_kv_heads=shape.num_kv_heads,
@@ -236,7 +239,7 @@ def context(config: PreTrainedConfig, max_length: int) -> int:
     return max_length or own
 
 
-def with_window(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
+def with_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
     """Return our description with the window of those layers that have one within the context.
 
     Raises:
@@ -245,19 +248,22 @@ def with_window(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
     window = getattr(config, "sliding_window", None)
     if config.model_type in _WITHOUT_WINDOWS:
         window = None
-    kinds = getattr(config, "layer_types", None) or [SLIDING] * ours.num_layers
+    kinds = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
     sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
-    if window is None or not sliding or window >= ours.max_length:
-        return ours
-    if not ours.local_layers and ours.rope == "plain":
-        ours = dataclasses.replace(ours, local_layers=sliding, local_theta=ours.rope_theta)
-    if ours.local_layers != sliding:
+    if window is None or not sliding or window >= decoder_config.max_length:
+        return decoder_config
+    if not decoder_config.local_layers and decoder_config.rope == "plain":
+        decoder_config = dataclasses.replace(
+            decoder_config, local_layers=sliding, local_theta=decoder_config.rope_theta
+        )
+    if decoder_config.local_layers != sliding:
         raise cannot(
             config,
-            f"sliding_window = {window}, shorter than its context of {ours.max_length}, in layers "
-            f"whose positions are scaled or of two kinds; within max_length={window} they agree",
+            f"sliding_window = {window}, shorter than its context of {decoder_config.max_length}, "
+            "in layers whose positions are scaled or of two kinds; within "
+            f"max_length={window} they agree",
         )
-    return dataclasses.replace(ours, window=window)
+    return dataclasses.replace(decoder_config, window=window)
 
 
 def windows(config: ModelConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from wakeful.normalizers import Softcap
 from wakeful.variants import build
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Gemma 2 or the text part of a Gemma 3."""
     c: Any = config
     third = c.model_type == "gemma3_text"
@@ -24,7 +24,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         base.demand(config, "attn_logit_softcapping", None)
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
-    ours = dataclasses.replace(
+    decoder_config = dataclasses.replace(
         llama.kin(config, max_length, base.FULL if third else ""),
         placement="peri",
         mlp="geglu",
@@ -36,19 +36,19 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         local_layers=sliding if third else (),
         local_theta=_local_theta(config) if third else 0.0,
     )
-    return base.with_window(config, ours)
+    return base.with_window(config, decoder_config)
 
 
 def _local_theta(config: PreTrainedConfig) -> float:
     theta, scaling, _ = base.rope_of(config, base.SLIDING)
     if scaling != "plain":
         kind = config.rope_parameters[base.SLIDING]["rope_type"]
-        what = f"rope_parameters.{base.SLIDING}.rope_type = {kind!r}"
-        raise base.cannot(config, f"{what}, and only 'default' can be represented")
+        problem = f"rope_parameters.{base.SLIDING}.rope_type = {kind!r}"
+        raise base.cannot(config, f"{problem}, and only 'default' can be represented")
     return theta
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where keys are normalized."""
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
     common: dict[str, Any] = llama.fields(config) | {
@@ -75,7 +75,7 @@ def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor; a norm's weight is stored less one."""
     return [
         dataclasses.replace(link, split=_one_more, join=_one_less)
-        if link.theirs.endswith("norm.weight")
+        if link.hf_name.endswith("norm.weight")
         else link
         for link in llama.links(config)
     ]
@@ -91,5 +91,9 @@ def _one_less(tensors: Sequence[Tensor]) -> Tensor:
 
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, kinds=("gemma2", "gemma3_text"), describe=describe, compose=compose, links=links
+    llama.FAMILY,
+    kinds=("gemma2", "gemma3_text"),
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
+    links=links,
 )

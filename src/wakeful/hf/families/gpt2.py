@@ -34,7 +34,7 @@ _CONV1D = {
 """A layer's modules that store their matrices (in, out), and which of ours each holds."""
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a GPT-2."""
     c: Any = config
     base.demand(config, "activation_function", *base.GELU)
@@ -55,7 +55,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-2, without dropout."""
     return GPT2Config(
         **base.written(config, _ALIKE),
@@ -66,20 +66,20 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor."""
-    found = base.same("wte", "embed", "weight") + base.same("wpe", "positions", "weight")
-    found += base.same("ln_f", "norm", "weight", "bias")
+    pairs = base.same("wte", "embed", "weight") + base.same("wpe", "positions", "weight")
+    pairs += base.same("ln_f", "norm", "weight", "bias")
     if not config.tied:
-        found += base.same("lm_head", "head", "weight")
+        pairs += base.same("lm_head", "head", "weight")
     for layer in range(config.num_layers):
-        theirs, ours = f"h.{layer}", f"blocks.{layer}"
-        for one, other in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
-            found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
-        for one, others in _CONV1D.items():
-            split = partial(_split, len(others))
+        hf_prefix, prefix = f"h.{layer}", f"blocks.{layer}"
+        for hf_name, own_name in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
+            pairs += base.same(f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias")
+        for hf_name, own_names in _CONV1D.items():
+            split = partial(_split, len(own_names))
             for part in ("weight", "bias"):
-                held = tuple(f"{ours}.{other}.{part}" for other in others)
-                found.append(base.Link(f"{theirs}.{one}.{part}", held, split, _join))
-    return found
+                held = tuple(f"{prefix}.{own_name}.{part}" for own_name in own_names)
+                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", held, split, _join))
+    return pairs
 
 
 def _split(count: int, tensor: Tensor) -> Sequence[Tensor]:
@@ -87,15 +87,15 @@ def _split(count: int, tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _join(tensors: base.Tensors) -> Tensor:
-    first, *others = tensors
-    return (torch.cat(tensors) if others else first).t()
+    first, *rest = tensors
+    return (torch.cat(tensors) if rest else first).t()
 
 
 FAMILY = base.Family(
     kinds=("gpt2",),
     prefix="transformer.",
-    describe=describe,
-    compose=compose,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
     links=links,
     ignored=r"attn\.(bias|masked_bias)",
 )

@@ -16,7 +16,7 @@ _GELU: dict[str, MLPName] = {**base.GELU, "gelu_fast": "gelu"}
 _ALIKE = base.ALIKE | {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a GPT-NeoX."""
     c: Any = config
     base.demand(config, "hidden_act", *_GELU)
@@ -35,7 +35,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-NeoX."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
@@ -52,27 +52,29 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor."""
-    found = base.same("embed_in", "embed", "weight")
-    found += base.same("final_layer_norm", "norm", "weight", "bias")
+    pairs = base.same("embed_in", "embed", "weight")
+    pairs += base.same("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:
-        found += base.same("lm_head", "head", "weight")
+        pairs += base.same("lm_head", "head", "weight")
     heads = config.num_heads
     attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
     for layer in range(config.num_layers):
-        theirs, ours = f"layers.{layer}", f"blocks.{layer}"
-        for one, other in (
+        hf_prefix, prefix = f"layers.{layer}", f"blocks.{layer}"
+        for hf_name, own_name in (
             ("input_layernorm", "attention_norm"),
             ("post_attention_layernorm", "mlp_norm"),
             ("mlp.dense_h_to_4h", "mlp.up"),
             ("mlp.dense_4h_to_h", "mlp.down"),
         ):
-            found += base.same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
-        found += base.same(f"{theirs}.attention.dense", f"{ours}.attention.out", *attention_parts)
+            pairs += base.same(f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias")
+        pairs += base.same(
+            f"{hf_prefix}.attention.dense", f"{prefix}.attention.out", *attention_parts
+        )
         for part in attention_parts:
-            three = tuple(f"{ours}.{name}.{part}" for name in PROJECTIONS)
-            fused = f"{theirs}.attention.query_key_value.{part}"
-            found.append(base.Link(fused, three, partial(_split, heads), partial(_join, heads)))
-    return found
+            three = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
+            fused = f"{hf_prefix}.attention.query_key_value.{part}"
+            pairs.append(base.Link(fused, three, partial(_split, heads), partial(_join, heads)))
+    return pairs
 
 
 def _split(heads: int, tensor: Tensor) -> Sequence[Tensor]:
@@ -88,8 +90,8 @@ def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
 FAMILY = base.Family(
     kinds=("gpt_neox",),
     prefix="gpt_neox.",
-    describe=describe,
-    compose=compose,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
     links=links,
     aliases=(("embed_out.weight", "lm_head.weight"),),
     ignored=r"rotary_emb\.inv_freq|attention\.(bias|masked_bias)",

@@ -22,7 +22,7 @@ SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 """None before Transformers 5.15, with which sinks are written as our own class."""
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Granite, or of one with sinks."""
     c: Any = config
     demand(config, "hidden_act", "silu", "swish")
@@ -32,44 +32,46 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     demand(config, "embedding_multiplier", 1.0, root)
     divisor = round(c.attention_multiplier**-2)
     if divisor**-0.5 != c.attention_multiplier:
-        what = f"attention_multiplier = {c.attention_multiplier}"
-        raise cannot(config, f"{what}, which is not one over the root of a whole number")
+        problem = f"attention_multiplier = {c.attention_multiplier}"
+        raise cannot(config, f"{problem}, which is not one over the root of a whole number")
     plain = llama.kin(config, max_length)
-    ours = dataclasses.replace(
+    decoder_config = dataclasses.replace(
         plain,
         bias=bool(c.mlp_bias),
         query_scalar=divisor,
         embedding="plain" if c.embedding_multiplier == 1 else "scaled",
     )
-    return ours if c.model_type == "granite" else _with_sinks(config, ours)
+    return decoder_config if c.model_type == "granite" else _with_sinks(config, decoder_config)
 
 
-def _with_sinks(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
+def _with_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
     c: Any = config
     bases = [float(theta) for theta in c.layer_rope_theta]
     local = [n for n, kind in enumerate(c.layer_types) if kind == SLIDING]
-    if not local or c.sliding_window is None or c.sliding_window >= ours.max_length:
+    if not local or c.sliding_window is None or c.sliding_window >= decoder_config.max_length:
         local = [n for n, theta in enumerate(bases) if theta == min(bases) < max(bases)]
-    usual = {theta for n, theta in enumerate(bases) if n not in local} or {ours.rope_theta}
+    usual = {theta for n, theta in enumerate(bases) if n not in local} or {
+        decoder_config.rope_theta
+    }
     near = {bases[n] for n in local} or {0.0}
-    scaled = ours.rope != "plain" and near != {0.0}
+    scaled = decoder_config.rope != "plain" and near != {0.0}
     if len(usual) > 1 or len(near) > 1 or usual == {0.0} or scaled:
         raise cannot(
             config,
             f"layer_rope_theta = {bases}, and only one base outside of the layers with a window "
             "and one within can be represented, this one not scaled",
         )
-    ours = dataclasses.replace(
-        ours,
+    decoder_config = dataclasses.replace(
+        decoder_config,
         normalizer=str(Softmax1(learned=True)),
         rope_theta=usual.pop(),
         local_layers=tuple(local),
         local_theta=near.pop(),
     )
-    return with_window(config, ours)
+    return with_window(config, decoder_config)
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Granite, or of one with sinks."""
     common: dict[str, Any] = llama.fields(config) | {
         "head_dim": config.shape.head_width,
@@ -90,18 +92,18 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[Link]:
     """Return the name of every tensor."""
-    found = llama.links(config)
+    pairs = llama.links(config)
     if isinstance(build("normalizers", config.normalizer), Softmax1):
         for layer in range(config.num_layers):
-            ours = f"blocks.{layer}.attention.dot.normalizer.log_sinks"
-            found.append(Link(f"layers.{layer}.{SINKS}", (ours,)))
-    return found
+            sinks = f"blocks.{layer}.attention.dot.normalizer.log_sinks"
+            pairs.append(Link(f"layers.{layer}.{SINKS}", (sinks,)))
+    return pairs
 
 
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     kinds=("granite", "granite_swa"),
-    describe=describe,
-    compose=compose,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
     links=links,
 )

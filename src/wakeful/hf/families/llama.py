@@ -31,22 +31,22 @@ _NORMS = {
         ("post_feedforward_layernorm", "mlp_output_norm"),
     ),
 }
-"""What a layer's norms are called, by where they stand."""
+"""Names of a layer's norms, by placement."""
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
     base.demand(config, "hidden_act", "silu", "swish")
     plain = kin(config, max_length)
-    ours = dataclasses.replace(
+    decoder_config = dataclasses.replace(
         plain,
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias="qkv" if c.model_type == "qwen2" else plain.attention_bias,
         qk_norm=c.model_type == "qwen3",
         local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
     )
-    return base.with_window(config, ours)
+    return base.with_window(config, decoder_config)
 
 
 def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> ModelConfig:
@@ -83,7 +83,7 @@ def _without_rope(config: Any) -> tuple[int, ...]:
     return tuple(layer for layer, turns in enumerate(turned) if not turns)
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Llama, or of one of its kin that has what it lacks."""
     common: dict[str, Any] = fields(config) | {"head_dim": config.shape.head_width}
     biased: dict[str, Any] = {"attention_bias": config.out_bias}
@@ -114,9 +114,9 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return the name of every tensor."""
-    found = base.same("embed_tokens", "embed", "weight") + base.same("norm", "norm", "weight")
+    pairs = base.same("embed_tokens", "embed", "weight") + base.same("norm", "norm", "weight")
     if not config.tied:
-        found += base.same("lm_head", "head", "weight")
+        pairs += base.same("lm_head", "head", "weight")
     norms = _NORMS[str(build("placements", config.placement))]
     for layer in range(config.num_layers):
         modules = [
@@ -127,24 +127,24 @@ def links(config: ModelConfig) -> list[base.Link]:
             ("mlp.gate_proj", "mlp.gate", config.bias),
             ("mlp.up_proj", "mlp.up", config.bias),
             ("mlp.down_proj", "mlp.down", config.bias),
-            *((theirs, ours, False) for theirs, ours in norms),
+            *((hf_name, own_name, False) for hf_name, own_name in norms),
         ]
         if config.qk_norm:
             modules += [
                 ("self_attn.q_norm", "attention.query.norm", False),
                 ("self_attn.k_norm", "attention.key.norm", False),
             ]
-        for theirs, ours, biased in modules:
+        for hf_name, own_name, biased in modules:
             parts = ("weight", "bias") if biased else ("weight",)
-            found += base.same(f"layers.{layer}.{theirs}", f"blocks.{layer}.{ours}", *parts)
-    return found
+            pairs += base.same(f"layers.{layer}.{hf_name}", f"blocks.{layer}.{own_name}", *parts)
+    return pairs
 
 
 FAMILY = base.Family(
     kinds=("llama", "mistral", "qwen2", "qwen3", "smollm3"),
     prefix="model.",
-    describe=describe,
-    compose=compose,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
     links=links,
     ignored=r"rotary_emb\.inv_freq",
 )

@@ -8,16 +8,18 @@ from wakeful.config.model import ModelConfig
 from wakeful.hf.families import llama
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of an OLMo 2."""
-    plain = llama.describe(config, max_length)
+    plain = llama.from_hf_config(config, max_length)
     return dataclasses.replace(plain, placement="reordered", qk_norm=True, qk_norm_whole=True)
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of an OLMo 2."""
     fields = llama.fields(config) | {"attention_bias": config.out_bias, "pad_token_id": None}
     return Olmo2Config(**fields)
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, kinds=("olmo2",), describe=describe, compose=compose)
+FAMILY = dataclasses.replace(
+    llama.FAMILY, kinds=("olmo2",), from_hf_config=from_hf_config, to_hf_config=to_hf_config
+)

@@ -12,7 +12,7 @@ from wakeful.hf.projections import named
 from wakeful.model.decoder import Decoder
 
 
-def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return the description that the configuration carries."""
     parts = getattr(config, "parts", None)  # of whatever class: a folder's own code has another
     if not isinstance(parts, dict):
@@ -20,12 +20,12 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
             f"the configuration is a {type(config).__name__} without parts, which describe a "
             "model of ours: export the model anew"
         )
-    ours = from_table(ModelConfig, parts)
-    if max_length not in (0, ours.context):
+    decoder_config = from_table(ModelConfig, parts)
+    if max_length not in (0, decoder_config.context):
         raise WakefulError(
-            f"max_length = {max_length}, and the model's own context is {ours.context}"
+            f"max_length = {max_length}, and the model's own context is {decoder_config.context}"
         )
-    return ours
+    return decoder_config
 
 
 def links(config: ModelConfig) -> list[Link]:
@@ -39,5 +39,9 @@ def links(config: ModelConfig) -> list[Link]:
 
 
 FAMILY = Family(
-    kinds=("wakeful",), prefix="model.", describe=describe, compose=WakefulConfig.of, links=links
+    kinds=("wakeful",),
+    prefix="model.",
+    from_hf_config=from_hf_config,
+    to_hf_config=WakefulConfig.of,
+    links=links,
 )

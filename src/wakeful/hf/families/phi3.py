@@ -11,7 +11,7 @@ from wakeful.hf.families import llama
 from wakeful.hf.families.base import Link
 
 
-def compose(config: ModelConfig) -> PreTrainedConfig:
+def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Phi-3."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
@@ -32,15 +32,15 @@ def links(config: ModelConfig) -> list[Link]:
         "self_attn.qkv_proj": {"q_proj": heads, "k_proj": groups, "v_proj": groups},
         "mlp.gate_up_proj": {"gate_proj": config.mlp_width, "up_proj": config.mlp_width},
     }
-    plain = {link.theirs: link for link in llama.links(config)}
-    found: list[Link] = []
+    plain = {link.hf_name: link for link in llama.links(config)}
+    pairs: list[Link] = []
     for layer in range(config.num_layers):
         for fused, parts in rows.items():
             half = f"layers.{layer}.{fused.partition('.')[0]}"
-            ours = tuple(plain.pop(f"{half}.{part}.weight").ours[0] for part in parts)
+            own_names = tuple(plain.pop(f"{half}.{part}.weight").own_names[0] for part in parts)
             split = partial(torch.split, split_size_or_sections=[*parts.values()])
-            found.append(Link(f"layers.{layer}.{fused}.weight", ours, split, torch.cat))
-    return [*plain.values(), *found]
+            pairs.append(Link(f"layers.{layer}.{fused}.weight", own_names, split, torch.cat))
+    return [*plain.values(), *pairs]
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, kinds=("phi3",), compose=compose, links=links)
+FAMILY = dataclasses.replace(llama.FAMILY, kinds=("phi3",), to_hf_config=to_hf_config, links=links)
