@@ -191,7 +191,7 @@ def _check_processes(verb: str) -> Iterator[None]:
     else:
         raise WakefulError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are "
-            f"for {', '.join(SPREAD)}); start it without torchrun, or unset WORLD_SIZE"
+            f"for {', '.join(DISTRIBUTED_VERBS)}); start it without torchrun, or unset WORLD_SIZE"
         )
 
 

@@ -117,22 +117,22 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self.take(total + _STEP * parts)
         return total + parts
 
-    def call_binop(self, context: Context, operator: str, first: Any, second: Any) -> Any:
-        sizes = self.weigh(first), self.weigh(second)
-        match operator, first, second:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = self.weigh(left), self.weigh(right)
+        match operator, left, right:
             case "*", int(), int():
-                _check_bits(first.bit_length() + second.bit_length())
+                _check_bits(left.bit_length() + right.bit_length())
             case "*", int(), _:
-                self._check_product(first, sizes[1])
+                self._check_product(left, sizes[1])
             case "*", _, int():
-                self._check_product(second, sizes[0])
+                self._check_product(right, sizes[0])
             case "**", int(), int():
-                _check_bits(first.bit_length() * abs(second))
+                _check_bits(left.bit_length() * abs(right))
             case "%", str(), _:
-                _check_format(first)
+                _check_format(left)
             case _:
                 pass
-        return self._weighed(super().call_binop(context, operator, first, second))
+        return self._weighed(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         inner = getattr(__obj, "__wrapped__", __obj)

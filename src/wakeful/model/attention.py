@@ -23,7 +23,7 @@ from wakeful.model.positions import CosSin, turn_pairs
 from wakeful.model.turned import WalshHadamard
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import NormSite
-from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
+from wakeful.routes.base import QKV, Kind, Read, RoutePlan, ValueRoute
 from wakeful.variants.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.variants.shape import Shape
 
@@ -293,7 +293,9 @@ class Attention(HasRoles, nn.Module):
             u = self.dot(queries, keys, values, keep=flow.mask(self.local), sink=sink)
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
-        tensors = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
+        tensors: dict[Kind, Tensor] = {
+            "query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values
+        }  # fmt: skip
         if "sink" in self.shared_kinds and sink is not None:
             tensors["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
         shared_kinds = [kind for kind in self.shared_kinds if kind in tensors]

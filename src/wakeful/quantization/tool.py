@@ -245,8 +245,8 @@ class _Each:
         begun, wanted = time.perf_counter(), self.wanted
         search = SmallestSearch(
             whole, layers, Budget(wanted.bits, wanted.bytes, wanted.loss),
-            *split_text(text), all_bytes=state_bytes(whole, loaded.stored), stored=loaded.stored,
-            arithmetic=wanted.arithmetic, tune=wanted.tune,
+            *split_text(text), all_bytes=state_bytes(whole, loaded.stored),
+            stored=loaded.written_in, arithmetic=wanted.arithmetic, tune=wanted.tune,
             on_progress=partial(self.at.show.count, f"{loaded.name}: layers in all formats"),
         )  # fmt: skip
         smallest = search.find()
