@@ -207,7 +207,7 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             target = modules if flag == IMPORT else rest
         target += [value] * bool(value) if flag == IMPORT else [argument]
     if not modules and any(argument.partition("=")[0] == IMPORT for argument in arguments):
-        raise WakefulError(f"{IMPORT} takes modules or files: {_IMPORT_OPTION.words}")
+        raise WakefulError(f"{IMPORT} takes modules or files: {_IMPORT_OPTION.description}")
     return rest, modules
 
 

@@ -242,7 +242,7 @@ class Attention(HasRoles, nn.Module):
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
-        self.shared_kinds = tuple(sorted(plan.shared_kinds[layer]))
+        self.shared_kinds: tuple[Kind, ...] = tuple(sorted(plan.shared_kinds[layer]))
         if "sink" in self.shared_kinds and not normalizer.fused:
             raise WakefulError(
                 f"model.normalizer = {normalizer} has no constant in its denominator, which "
@@ -298,8 +298,8 @@ class Attention(HasRoles, nn.Module):
         }  # fmt: skip
         if "sink" in self.shared_kinds and sink is not None:
             tensors["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
-        shared_kinds = [kind for kind in self.shared_kinds if kind in tensors]
-        shared = {Read(kind, self.layer): tensors[kind] for kind in shared_kinds}
+        kinds: list[Kind] = [kind for kind in self.shared_kinds if kind in tensors]
+        shared = {Read(kind, self.layer): tensors[kind] for kind in kinds}
         if self.returns_null_share:
             shared[Read("null", self.layer)] = self._null_share(queries, keys, sink, flow)
         return self.out(u.flatten(2)), shared
