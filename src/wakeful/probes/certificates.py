@@ -234,11 +234,11 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
 
 
 def _bounds_by(
-    A: Tensor, sketch: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
+    A: Tensor, columns: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
 ) -> RankBounds:
     """Bracket the rank, which is at most `high`, by the columns that are kept."""
-    part = A if len(sketch) == A.shape[1] else A.index_select(1, sketch)
-    G = gram(part, sketch if causal else None)
+    part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
+    G = gram(part, columns if causal else None)
     slack = rounding(A.dtype, A.shape[0])
     bounds = RankBounds(1, high)
     if krylov and high <= A.shape[0] // _KRYLOV:

@@ -84,8 +84,8 @@ class Ranks(MeanProbe):
                 energy = statistics.column_energy[head]
                 return all_bounds[head].meet(top_columns_bounds(sequence, head, energy, self.tau))
             A = head_weights(sequence, head)
-            bounds = matrix_rank(A, self.tau, causal=sequence.keep is None)
-            return RankBounds(bounds, bounds)
+            rank = matrix_rank(A, self.tau, causal=sequence.keep is None)
+            return RankBounds(rank, rank)
 
         unknown = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
         for head, bounds in zip(
