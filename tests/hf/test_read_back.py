@@ -281,7 +281,7 @@ def test_weights_that_share_memory(
     expected = logits_of(module)
     model, out = wakeful.load(module, tokenizer=tokenizer), tmp_path / "out"
     if (verb, shared) == ("cure", "layer"):  # what is cured is diagnosed; it is said before
-        monkeypatch.setattr("wakeful.curing.tool._cured_ours", None)
+        monkeypatch.setattr("wakeful.curing.tool._cure_decoder", None)
         with pytest.raises(WakefulError, match="one of its layers stands in several places"):
             VERBS[verb](model, out, text)
         assert not out.exists()

@@ -33,7 +33,7 @@ def test_the_divergence_falls_and_the_losses_are_the_same_each_time() -> None:
         held = some_tokens(4, 8, seed=9)
         before, taught = divergence(student, teacher, held), copy.deepcopy(teacher.state_dict())
         seen: list[tuple[int, int]] = []
-        losses = match(student, teacher, text, PLAN, progress=partial(note, seen))
+        losses = match(student, teacher, text, PLAN, on_progress=partial(note, seen))
         assert divergence(student, teacher, held) < 0.9 * before
         assert seen == [(step, 30) for step in range(31)]
         assert all(torch.equal(taught[name], now) for name, now in teacher.state_dict().items())

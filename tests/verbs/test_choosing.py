@@ -10,10 +10,10 @@ from helpers import tiny_decoder
 from wakeful.curing import search as choosing
 from wakeful.curing.options import CureOptions
 from wakeful.curing.search import (
-    CALIBRATING,
-    CHOOSING,
     GPTQ,
-    PROVING,
+    NUM_CALIBRATION,
+    NUM_PROOF,
+    NUM_SEARCH,
     Candidate,
     Choice,
     Texts,
@@ -85,7 +85,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     for candidate, made in (
         (Candidate(), plain),
         (Candidate(rotate="hadamard"), rotate(plain)),
-        (Candidate(first="prefix"), store_prefix(plain, [3])),
+        (Candidate(sink_cure="prefix"), store_prefix(plain, [3])),
     ):
         small = quantize_module(made, W4A4, skip=["head"])
         expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
@@ -97,7 +97,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     (proof,) = choice.proofs
     assert proof.interval[1] < 0
     assert proof.difference[0] == pytest.approx(proof.after[0] - proof.before[0])
-    assert choice.proved == choice.best
+    assert choice.winner == choice.best
     before, tried = (section.parts[0] for section in choice.sections)
     assert isinstance(before, Table)
     assert isinstance(tried, Table)
@@ -108,7 +108,7 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
     assert "not sure enough" not in choice.headlines[0]
     kept = replace(choice, best=Candidate())
     assert "not sure enough to keep" in kept.headlines[0]
-    assert kept.said.startswith("no cure")
+    assert kept.description.startswith("no cure")
 
 
 @pytest.mark.parametrize(("apart", "odd"), [(1, 0), (3, 7), (8, 3)])
@@ -116,7 +116,7 @@ def test_sequences_are_spread_over_the_text(apart: int, odd: int) -> None:
     """First those to choose by; those that calibrate are farthest from them."""
     drawn = Texts.spread(torch.arange(Texts.rows * 5 * apart + odd), 5)
     parts = (drawn.choosing, drawn.proving, drawn.calibrating)
-    assert [len(each) for each in parts] == [CHOOSING, PROVING, CALIBRATING]
+    assert [len(each) for each in parts] == [NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION]
     rows = torch.cat(parts)
     assert rows[:, 0].tolist() == [5 * apart * row for row in range(Texts.rows)]
     assert (rows.diff(dim=1) == 1).all()
@@ -172,7 +172,7 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
 
 
 def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
-    fine, before, after = choosing.clipped(W4A4, 0.9), (0.5, 0.01), (0.3, 0.01)
+    fine, before, after = choosing.clip_scheme(W4A4, 0.9), (0.5, 0.01), (0.3, 0.01)
     trials = tuple((Trial(Candidate(), *each),) for each in ((W4A4, before), (fine, after)))
     proof = choosing.Proof(fine, before, after, (-0.2, 0.01))
     choice = choosing.Choice(Candidate(), (fine,), trials, (proof,))
@@ -191,7 +191,7 @@ def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
     choice = choose(lopsided(), [harmless], texts, token=None)
-    assert {trial.candidate.first for trial in tried_in(choice)} == {""}
+    assert {trial.candidate.sink_cure for trial in tried_in(choice)} == {""}
     assert choice.best == Candidate() or choice.proofs[0].interval[1] < 0
     alone = choose(lopsided(), [parse_scheme("kv8")], texts, token=None)
     assert any(trial.candidate.keys for trial in tried_in(alone))
@@ -203,12 +203,12 @@ def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) ->
     assert len(choice.proofs) == 2
     assert {len(trials) for trials in choice.trials} == {2}
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
-    assert (len(texts.choosing), len(texts.proving)) == (CHOOSING, PROVING)
+    assert (len(texts.choosing), len(texts.proving)) == (NUM_SEARCH, NUM_PROOF)
 
 
 def test_sinks_are_tried_where_cure_fits_them() -> None:
     firsts = {
-        dtype: {each.first for each in choosing.candidates(lopsided().to(dtype), [W4A4], 3)}
+        dtype: {each.sink_cure for each in choosing.candidates(lopsided().to(dtype), [W4A4], 3)}
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert firsts == {torch.float32: {"", "prefix", "sinks"}, torch.bfloat16: {"", "prefix"}}
@@ -226,7 +226,7 @@ def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) ->
     }
     names = {
         stock: {
-            stock_architecture(each.made(plain, texts.calibrating, 3).config)[0] for each in found
+            stock_architecture(each.apply(plain, texts.calibrating, 3).config)[0] for each in found
         }
         for stock, found in tried.items()
     }

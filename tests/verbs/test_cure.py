@@ -23,7 +23,7 @@ from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.curing.difference import Widened
 from wakeful.curing.search import Candidate, Choice, Proof, Texts, Trial
-from wakeful.curing.tool import _rounded
+from wakeful.curing.tool import _round_changed
 from wakeful.diagnosis.verdict import findings, summary
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
@@ -92,7 +92,7 @@ def test_a_rotated_model_is_a_stock_one(
     card = (out / "README.md").read_text("utf-8")
     assert f"Made of {llama.name}" in card
     assert "- Rotation: residual stream" in card
-    assert "| loss, nats a token | 6." in card
+    assert "| loss, nats per token | 6." in card
     assert f"wakeful cure {llama} --text" in card
     assert "--rotate haar" in card
     again = wakeful.load(out)
@@ -282,7 +282,7 @@ def test_what_a_model_forbids_is_said_before_any_work(
 ) -> None:  # fmt: skip
     stored = wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2).model
     monkeypatch.setattr("wakeful.curing.tool._check_predicts", None)
-    monkeypatch.setattr("wakeful.curing.tool._text", None)
+    monkeypatch.setattr("wakeful.curing.tool._verification_text", None)
     for options in ({"prefix": "auto"}, {"sinks": True}, {"gates": True}):
         with pytest.raises(WakefulError, match=r"stored.prefix"):
             wakeful.cure(stored, text=words, length=16, num_sequences=2, **options)
@@ -460,11 +460,11 @@ def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
 @torch.no_grad()
 def test_weights_are_rounded_to_a_type_of_the_same_width() -> None:
     plain, cured = (torch.nn.Linear(2, 2).bfloat16() for _ in range(2))
-    assert _rounded(cured, plain, torch.float16)
-    assert not _rounded(cured, plain, torch.float32)
+    assert _round_changed(cured, plain, torch.float16)
+    assert not _round_changed(cured, plain, torch.float32)
     cured.weight.fill_(1e5)
     with pytest.raises(WakefulError, match="weight is too large for float16"):
-        _rounded(cured, plain, torch.float16)
+        _round_changed(cured, plain, torch.float16)
 
 
 @pytest.mark.parametrize("outlier", [False, True])

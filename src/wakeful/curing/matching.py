@@ -1,12 +1,12 @@
-"""`match`: a model is taught to compute what another one does, on any text.
+"""`match`: train a student to compute what its teacher does, on any text.
 
 The loss of a batch is
 
     KL(p ‖ p̂) + 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖²
 
 with p the teacher's predictions and x_ni its state of token i after layer n, and p̂ and x̂ the
-student's: layers far from the head are told directly where they went wrong, so that little text is
-enough. Every other batch is of short sequences, whose first tokens count for more.
+student's: layers far from the head get a loss of their own, so that little text is enough. Every
+other batch is of short sequences, whose first tokens count for more.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ MATCHING_PASSES = 4
 _LONGEST_GRADIENT = 1.0
 _WARMUP = 0.1
 _PARTS = 8
-"""How many times shorter every other batch's sequences are, and how many more: what a model makes
-of a sequence's first tokens, where sinks stand, is seen that much more often."""
+"""Factor by which every other batch has shorter and more sequences, so that a sequence's first
+tokens, which attention sinks depend on, are trained on that much more often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How long and how fast a student learns."""
+    """Steps, batches and learning rate of a student."""
 
     steps: int
     batch_size: int
     length: int
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     lr: float
     """Largest learning rate: up in a straight line over a tenth of the steps, a cosine down."""
     seed: int = 0
@@ -54,14 +54,14 @@ def match(
     *,
     fast: Sequence[nn.Parameter] = (),
     speed: float = 1.0,
-    progress: OnProgress = ignore_progress,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
 
     `fast` are parameters that learn at `speed` times the rate. The student is left without
     gradients, and both models in evaluation mode.
     """
-    slow = [p for p in student.parameters() if all(p is not each for each in fast)]
+    slow = [p for p in student.parameters() if all(p is not other for other in fast)]
     student.train().requires_grad_(True)
     teacher.eval()
     groups = [{"params": slow, "speed": 1.0}, {"params": list(fast), "speed": speed}]
@@ -71,7 +71,7 @@ def match(
     )  # fmt: skip
     generator = torch.Generator().manual_seed(plan.seed)
     losses: list[float] = []
-    progress(0, plan.steps)
+    on_progress(0, plan.steps)
     try:
         for step in range(plan.steps):
             rate = warmup_cosine(
@@ -92,18 +92,18 @@ def match(
             torch.nn.utils.clip_grad_norm_(student.parameters(), _LONGEST_GRADIENT)
             optimizer.step()
             losses.append(loss.item())
-            progress(step + 1, plan.steps)
+            on_progress(step + 1, plan.steps)
     finally:
         student.eval().requires_grad_(False).zero_grad()
     return losses
 
 
 def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
-    with torch.no_grad(), _stream_outputs(teacher) as wanted:
+    with torch.no_grad(), _stream_outputs(teacher) as teacher_states:
         expected = teacher(tokens)
-    with _stream_outputs(student) as found:
+    with _stream_outputs(student) as student_states:
         logits = student(tokens)
-    return _divergence(logits, expected) + _distance(found, wanted)
+    return _divergence(logits, expected) + _distance(student_states, teacher_states)
 
 
 def _distance(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
@@ -127,8 +127,8 @@ def _stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
 @torch.no_grad()
 def divergence(student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"]) -> float:
     """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions."""
-    found = [float(_divergence(student(row[None]), teacher(row[None]))) for row in text]
-    return float(torch.tensor(found, dtype=torch.float64).mean())
+    divergences = [float(_divergence(student(row[None]), teacher(row[None]))) for row in text]
+    return float(torch.tensor(divergences, dtype=torch.float64).mean())
 
 
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:

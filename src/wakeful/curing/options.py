@@ -94,5 +94,5 @@ class CureOptions(ReadingOptions):
 
     @property
     def trains(self) -> bool:
-        """Whether sinks or gates are put in, which are trained."""
+        """True where sinks or gates are added, which can be trained."""
         return self.sinks or self.gates

@@ -1,4 +1,4 @@
-"""Sinks and gates that do what one stored token did: fitted, and trained where that is asked."""
+"""Learned sinks and gates that replace one stored token: fitted, then trained where `steps` > 0."""
 
 import copy
 import math
@@ -16,8 +16,8 @@ from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_ga
 from wakeful.terminal.display import Display
 
 SPEED = 30.0
-"""How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
-FITTED = 16
+"""Learning rate of sinks, gates and attention biases, relative to that of matrices."""
+NUM_FIT = 16
 """Sequences that sinks and gates are fitted on."""
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
@@ -33,19 +33,19 @@ def check_retrains(plain: Decoder, options: CureOptions) -> None:
         )
 
 
-def retrained(
+def fit_sinks_or_gates(
     loaded: Model, token: int, text: Tensor, rest: Tensor, options: CureOptions, show: Display
 ) -> tuple[Decoder, list[tuple[str, str]]]:  # fmt: skip
-    """Return the decoder with sinks or gates and what was done in words.
+    """Return the decoder with sinks or gates, and report lines (label, text) of its training.
 
-    It learns on `rest` (N,); its divergence is measured on `text` (B, L).
+    It is trained on `rest` (N,); its divergence is measured on `text` (B, L).
     """
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
     show.note("fitting sinks" if options.sinks else "fitting gates")
     start = learned_sinks if options.sinks else learned_gates
     length = min(options.train_length, loaded.context - 1, len(rest))
-    count = min(FITTED, len(rest) // length)
+    count = min(NUM_FIT, len(rest) // length)
     student = start(plain, token, rest[: count * length].view(count, length))
     if options.sinks and options.gates:
         student = open_gates(student)
@@ -61,31 +61,37 @@ def retrained(
             if name.endswith(_FAST) or name.startswith("route.")
         ]  # fmt: skip
         tokens = options.batch_size * length
-        told = count_progress(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
-        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
+        on_progress = count_progress(
+            show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES
+        )
+        match(student, teacher, rest, plan, fast=fast, speed=SPEED, on_progress=on_progress)
         after = divergence(student, teacher, text)
         if not math.isfinite(after):
             raise Diverged(f"lr = {options.lr:g}: a loss is not finite: lower it")
-    return student, _said(options, plan, token, before, after)
+    return student, _describe_training(options, plan, token, before, after)
 
 
-def _said(
+def _describe_training(
     options: CureOptions, plan: Matching, token: int, before: float, after: float
 ) -> list[tuple[str, str]]:
-    done = []
+    steps_done = []
     if options.sinks:
-        words = f"softmax-1 with one a head, fitted to id {token} stored before the text"
-        done.append(("Learned sinks", words))
+        description = f"softmax-1 with one a head, fitted to id {token} stored before the text"
+        steps_done.append(("Learned sinks", description))
     if options.gates:
         start = "half open" if options.sinks else f"fitted to id {token} stored before the text"
-        done.append(("Gates", f"one a head on the attention's output, {start}"))
-    apart = f"KL from the model after id {token}, on text that taught it nothing: "
+        steps_done.append(("Gates", f"one a head on the attention's output, {start}"))
+    divergence_text = f"KL from the model after id {token}, on text that taught it nothing: "
     if not plan.steps:
-        done.append(("Training", f"none (--steps); {apart}{before:.4f} nats a token"))
+        steps_done.append(
+            ("Training", f"none (--steps); {divergence_text}{before:.4f} nats per token")
+        )
     else:
         trained = (
             f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
             f"{plan.lr:g}, seed {plan.seed}"
         )
-        done.append(("Training", f"{trained}; {apart}{before:.4f} → {after:.4f} nats a token"))
-    return done
+        steps_done.append(
+            ("Training", f"{trained}; {divergence_text}{before:.4f} → {after:.4f} nats per token")
+        )
+    return steps_done

@@ -1,13 +1,14 @@
-"""Which cure helps a number format: candidates measured on a text, the best one proved on another.
+"""Search for the cure that helps a number format: measure candidates, prove the best on new text.
 
-A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole),
-rotations as the model runs, and what becomes of the first token (nothing, a stored prefix, sinks).
-Each is quantized as the format says and read beside the model before, on the same tokens. The best
-is kept if on further text it loses less than the uncured model in that format: the paired interval
-of the difference lies below zero. Otherwise the choice is no cure.
+A candidate combines a rotation of the residual stream (none, within the format's blocks, or of the
+full width), online rotations, and a sink cure (none, a stored prefix or learned sinks). Its cost is
+the loss of the cured and quantized model minus that of the uncured model in full precision, in nats
+per token on the same tokens. The cheapest candidate is kept if, on new text, the 95% interval of
+its paired difference from the uncured model in the same format lies below zero. Otherwise the
+choice is no cure.
 
-A cure is measured with the rounding that it is for. A rotation takes weights off the grid that they
-may lie on, which costs where they are rounded to nearest and not by GPTQ.
+Each cost is measured with the rounding method that the model will be quantized by: a rotation moves
+weights off a grid that they may lie on, which raises the cost of rounding to nearest, not GPTQ's.
 """
 
 import math
@@ -34,81 +35,87 @@ from wakeful.model.decoder import Decoder
 from wakeful.quantization import Absmax, Gptq, Grid, Scheme, parse_scheme, quantize_module
 from wakeful.reports.value import Cell, Section, Table, Text
 
-CHOOSING, PROVING = 8, 16
-"""Sequences that candidates are measured on, and that the best one is proved on."""
+NUM_SEARCH, NUM_PROOF = 8, 16
+"""Numbers of sequences to measure candidates on, and to prove the best one on."""
 LENGTH = 256
 """Tokens of each, or the model's context where that is shorter."""
-CALIBRATING = 8
-"""Further sequences for what looks at text before it rounds, and for sinks to be fitted on."""
+NUM_CALIBRATION = 8
+"""Number of sequences to calibrate rounding and to fit sinks on."""
 SPREAD = 8
-"""Sequences lie this many of their lengths apart, where the text is long enough: what GPTQ learns
-of an article helps it most with that article's next lines."""
+"""Largest distance between sequences, in sequence lengths: GPTQ calibrated on an article does
+best on that article's next lines, so that adjacent sequences would flatter it."""
 CLIPS = (0.9, 0.8)
-"""Shares of the largest number that a grid of few bits is tried with, besides all of it."""
+"""Clipping thresholds to try for inputs and caches of few bits, as shares of the maximum."""
 GPTQ = Gptq()
-"""How weights of few bits are rounded in a format that is given by its name."""
+"""Rounding method of weights of few bits, in a format given by its name."""
 _FEW_BITS = 4
 HEAD = "head"
-_CALLED = {"int8": "w8a8"}
-"""Formats that have another name among schemes."""
+_SCHEME_NAMES = {"int8": "w8a8"}
+"""Scheme names of formats that are called otherwise."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is done to a model before it is quantized; the plain one is no cure."""
+    """Changes to a model before quantization; `Candidate()` is no cure."""
 
     rotate: str = ""
     inner: bool = False
     keys: bool = False
-    first: str = ""
-    """What becomes of the first token: nothing, `prefix` or `sinks`."""
+    sink_cure: str = ""
+    """How the attention sink is removed: "" (it stays), "prefix" (stored) or "sinks" (learned)."""
 
     def __str__(self) -> str:
-        named = {"rotate_inner": self.inner, "rotate_keys": self.keys, self.first: self.first}
+        named = {
+            "rotate_inner": self.inner,
+            "rotate_keys": self.keys,
+            self.sink_cure: self.sink_cure,
+        }
         parts = [
             f"rotate {self.rotate}" if self.rotate else "",
             *(n for n, on in named.items() if on),
         ]
         return ", ".join(filter(None, parts)) or "no cure"
 
-    def made(
+    def apply(
         self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0
     ) -> Decoder:
-        """Return the cured decoder; the plain one where nothing is to be done.
+        """Return the cured decoder; `plain` itself where this is no cure.
 
         Args:
             plain: the decoder, which stays as it is.
-            calibrating: sequences (B, L) that sinks are fitted on.
-            token: what a prefix stores and sinks are fitted to.
+            calibrating: sequences (B, L) to fit sinks on.
+            token: the id that a prefix stores and that sinks are fitted to.
             seed: of the rotations.
         """
-        made = plain
-        if self.first == "sinks":
+        decoder = plain
+        if self.sink_cure == "sinks":
             assert token is not None
-            made = surgery.learned_sinks(made, token, calibrating)
+            decoder = surgery.learned_sinks(decoder, token, calibrating)
         if self.rotate or self.inner:
-            made = surgery.rotate(made, self.rotate or "identity", inner=self.inner, seed=seed)
+            decoder = surgery.rotate(
+                decoder, self.rotate or "identity", inner=self.inner, seed=seed
+            )
         if self.keys:
-            made = surgery.rotate_keys(made)
-        if self.first == "prefix":
+            decoder = surgery.rotate_keys(decoder)
+        if self.sink_cure == "prefix":
             assert token is not None
-            made = surgery.store_prefix(made, [token])
-        return made
+            decoder = surgery.store_prefix(decoder, [token])
+        return decoder
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate in one format: what it costs over the uncured model in full precision."""
+    """Cost of a candidate in one format, over the uncured model in full precision."""
 
     candidate: Candidate
     scheme: Scheme
     damage: Estimate
-    """Nats a token, paired over sequences."""
+    """Nats per token, paired over sequences."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The chosen candidate beside no cure, in one format, on text that chose nothing."""
+    """Costs of no cure and of the best candidate in one format, on text the search did not use."""
 
     scheme: Scheme
     before: Estimate
@@ -119,93 +126,100 @@ class Proof:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the difference."""
-        return interval(*self.difference, PROVING)
+        return interval(*self.difference, NUM_PROOF)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is best for formats, and all that was measured on the way."""
+    """Chosen cure for formats, with every measurement of the search."""
 
     best: Candidate
     schemes: tuple[Scheme, ...]
-    """The formats, clipped as was best."""
+    """The formats, with the best clipping."""
     trials: tuple[tuple[Trial, ...], ...]
-    """Those of each candidate, no cure first: one a format."""
+    """For each candidate, no cure first: one trial per format."""
     proofs: tuple[Proof, ...]
-    """Of what was best on the first text, whether it was kept or not."""
+    """For each format, of the winner of the search, kept or not."""
 
     @property
     def summary(self) -> dict[str, Any]:
         """All figures: values with their standard errors."""
         return {
             "chosen": str(self.best),
-            "schemes": [each.expression for each in self.schemes],
+            "schemes": [scheme.expression for scheme in self.schemes],
             "candidates": [
-                {"scheme": str(each.scheme), "cure": str(each.candidate), "damage": each.damage}
-                for trials in self.trials for each in trials
+                {"scheme": str(t.scheme), "cure": str(t.candidate), "damage": t.damage}
+                for trials in self.trials for t in trials
             ],
             "proof": [
-                {"scheme": str(each.scheme), "no_cure": each.before, "cured": each.after,
-                 "difference": each.difference, "interval": each.interval}
-                for each in self.proofs
+                {"scheme": str(proof.scheme), "no_cure": proof.before, "cured": proof.after,
+                 "difference": proof.difference, "interval": proof.interval}
+                for proof in self.proofs
             ],
         }  # fmt: skip
 
     @property
-    def proved(self) -> Candidate:
-        """What was best on the first text, which is kept or not."""
+    def winner(self) -> Candidate:
+        """Candidate of the least mean cost in the search, kept or not."""
         return _best_of(self.trials)[0]
 
     @property
-    def kept(self) -> bool:
-        """Whether what was best on the first text stays: a cure, or grids that clip without one."""
+    def is_kept(self) -> bool:
+        """True where the winner of the search is chosen: a cure, or clipping without one."""
         return _best_of(self.trials) == (self.best, self.schemes)
 
     @property
-    def said(self) -> str:
-        """What was chosen, and for which quantization."""
+    def description(self) -> str:
+        """Sentence that names the chosen cure and the schemes to quantize by."""
         chosen = str(self.best)
         if self.best == Candidate():
-            chosen = "no cure: none is surely better than the model as it is, which stays so"
+            chosen = "no cure: none is surely better than the model as it is"
         return f"{chosen}; quantize by {', '.join(map(str, self.schemes))}"
 
     @property
     def headlines(self) -> list[str]:
-        """Say what the best candidate changes in each format, on text that chose nothing."""
-        kept = "" if self.kept else "; that is not sure enough to keep"
-        uncured = self.proved == Candidate()
-        now, then = ("clipped", "unclipped") if uncured else (f"after {self.proved}", "before")
-        said: list[str] = []
-        for each, first in zip(self.proofs, self.trials[0], strict=False):
-            before, after = (with_interval(*cost, PROVING) for cost in (each.before, each.after))
-            words = f"{after} nats a token {now} and {before} {then}, {_difference(each)}{kept}"
-            if uncured and each.scheme == first.scheme:
-                words = f"{before} nats a token: nothing tried was better"
-            said.append(f"{each.scheme} costs {words}.")
-        return said
+        """Sentences on the winner's cost in each format, on text that the search did not use."""
+        verdict = "" if self.is_kept else "; that is not sure enough to keep"
+        uncured = self.winner == Candidate()
+        cured_label, uncured_label = (
+            ("clipped", "unclipped") if uncured else (f"after {self.winner}", "before")
+        )
+        sentences: list[str] = []
+        for proof, trial in zip(self.proofs, self.trials[0], strict=False):
+            before, after = (
+                with_interval(*cost, NUM_PROOF) for cost in (proof.before, proof.after)
+            )
+            text = (
+                f"{after} nats per token {cured_label} and {before} {uncured_label}, "
+                f"{_difference(proof)}{verdict}"
+            )
+            if uncured and proof.scheme == trial.scheme:
+                text = f"{before} nats per token: nothing tried was better"
+            sentences.append(f"{proof.scheme} costs {text}.")
+        return sentences
 
     @property
     def sections(self) -> list[Section]:
-        """The model before and after in each format, and every candidate that was measured."""
-        after = str(self.proved) if self.proved != Candidate() else "the best grids"
-        after += "" if self.kept else ", not kept"
+        """Tables of the costs before and after in each format, and of every candidate."""
+        after = str(self.winner) if self.winner != Candidate() else "the best grids"
+        after += "" if self.is_kept else ", not kept"
         proofs = [
             [
-                str(each.scheme),
-                *(with_interval(*cost, PROVING, "+") for cost in (each.before, each.after)),
-                _difference(each),
+                str(proof.scheme),
+                *(with_interval(*cost, NUM_PROOF, "+") for cost in (proof.before, proof.after)),
+                _difference(proof),
             ]
-            for each in self.proofs
+            for proof in self.proofs
         ]
-        tried = [
+        candidate_rows = [
             [
                 str(trials[0].candidate),
                 *(
                     Cell(
-                        with_interval(*each.damage, CHOOSING, "+"),
-                        "" if each.scheme == first.scheme else str(each.scheme),
+                        with_interval(*trial.damage, NUM_SEARCH, "+"),
+                        "" if trial.scheme == first.scheme else str(trial.scheme),
                     )
-                    for each, first in zip(trials, self.trials[0], strict=True)
+                    for trial, first in zip(trials, self.trials[0], strict=True)
                 ),
             ]
             for trials in self.trials
@@ -213,13 +227,13 @@ class Choice:
         return [
             Section("Before and after", [
                 Table(["format", "no cure", after, "difference"], proofs,
-                      "Nats a token that quantization costs", "figures"),
-                Text(f"Loss over the model as it is in full precision, ± the {INTERVAL} over "
-                     "sequences, on text that chose nothing. The difference is paired.", "note"),
+                      "Nats per token that quantization costs", "figures"),
+                Text(f"Loss minus that of the uncured model in full precision, ± the {INTERVAL} "
+                     "over sequences, on new text. The difference is paired.", "note"),
             ], brief=True),
             Section("What was tried", [
-                Table(["cure", *(str(each.scheme) for each in self.trials[0])], tried,
-                      "Nats a token that every candidate costs, on the text that chose", "figures"),
+                Table(["cure", *(str(trial.scheme) for trial in self.trials[0])], candidate_rows,
+                      "Cost of every candidate on the search's text, nats per token", "figures"),
             ]),
         ]  # fmt: skip
 
@@ -229,78 +243,92 @@ def _difference(proof: Proof) -> str:
 
 
 def _best_of(trials: Sequence[tuple[Trial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
-    """Return the candidate, and the formats as clipped, whose mean damage over formats is least."""
-    least = min(trials, key=lambda each: sum(one.damage[0] for one in each))
-    return least[0].candidate, tuple(each.scheme for each in least)
+    """Return the candidate and the clipped formats of the least mean damage over formats."""
+    best = min(trials, key=lambda trial_row: sum(trial.damage[0] for trial in trial_row))
+    return best[0].candidate, tuple(trial_row.scheme for trial_row in best)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Sequences (B, L) of token ids, and what an uncured model reads before each."""
+    """Sequences (B, L) of token ids, and the tokens that an uncured model reads before each."""
 
     choosing: Tensor
     proving: Tensor
     calibrating: Tensor
     opening: tuple[int, ...] = ()
-    rows: ClassVar[int] = CHOOSING + PROVING + CALIBRATING
+    rows: ClassVar[int] = NUM_SEARCH + NUM_PROOF + NUM_CALIBRATION
 
     @classmethod
     def of(cls, rows: Tensor, opening: tuple[int, ...] = ()) -> "Texts":
-        """Return `rows` sequences (B, L) by what is done with them."""
-        choosing, proving, calibrating = rows.split([CHOOSING, PROVING, CALIBRATING])
+        """Split `rows` sequences (B, L) by their use."""
+        choosing, proving, calibrating = rows.split([NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION])
         return cls(choosing, proving, calibrating, opening)
 
     @classmethod
     def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "Texts":
-        """Return sequences of `length` of a text's tokens (N,), as far apart as it has room."""
-        apart = len(tokens) // (cls.rows * length)
-        whole = tokens[: len(tokens) // length * length].view(-1, length)
-        return cls.of(whole[::apart][: cls.rows], opening)
+        """Cut sequences of `length` from a text's tokens (N,), evenly spread over the text."""
+        stride = len(tokens) // (cls.rows * length)
+        sequences = tokens[: len(tokens) // length * length].view(-1, length)
+        return cls.of(sequences[::stride][: cls.rows], opening)
 
 
 def format_of(name: str) -> Scheme:
-    """Return the scheme that a format's name or expression, as the user wrote it, stands for.
+    """Parse a format's name or a scheme expression.
 
-    A name leaves open how weights of few bits are rounded: by GPTQ then. An expression says it.
+    Weights of few bits are rounded by GPTQ where a name is given; an expression names its method.
     """
-    made = parse_scheme(_CALLED.get(name, name), imports=True)
-    weights = made.weights
-    if name.isidentifier() and made.method is None and weights and weights.bits <= _FEW_BITS:
-        return replace(made, method=GPTQ)
-    return made
+    scheme = parse_scheme(_SCHEME_NAMES.get(name, name), imports=True)
+    weights = scheme.weights
+    if name.isidentifier() and scheme.method is None and weights and weights.bits <= _FEW_BITS:
+        return replace(scheme, method=GPTQ)
+    return scheme
 
 
 def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> list[Candidate]:
-    """Return what can be done to a model about its stream and its first token, no cure first."""
-    grids = [grid for each in schemes for grid in (each.weights, each.inputs, each.outputs) if grid]
+    """Return every pair of a residual rotation and a sink cure that is possible, no cure first."""
+    grids = [
+        grid
+        for scheme in schemes
+        for grid in (scheme.weights, scheme.inputs, scheme.outputs)
+        if grid
+    ]
     blocks = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
-    turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
-    firsts = [""] if token is None else ["", "prefix"]
+    rotations = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
+    sink_cures = [""] if token is None else ["", "prefix"]
     coarse = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # `cure` fits none there
     if token is not None and not coarse and _possible(surgery.check_absorbs, plain, "sinks"):
-        firsts.append("sinks")
-    turns = ["", *(each for each in turns if _possible(surgery.check_rotates, plain, each))]
-    return [Candidate(rotate=turn, first=first) for turn in turns for first in firsts]
+        sink_cures.append("sinks")
+    rotations = [
+        "",
+        *(scheme for scheme in rotations if _possible(surgery.check_rotates, plain, scheme)),
+    ]
+    return [
+        Candidate(rotate=rotation, sink_cure=cure) for rotation in rotations for cure in sink_cures
+    ]
 
 
-def _possible(check: Callable[..., object], *given: object) -> bool:
+def _possible(check: Callable[..., object], *arguments: object) -> bool:
     try:
-        check(*given)
+        check(*arguments)
     except WakefulError:
         return False
     return True
 
 
-def further(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
-    """Return a candidate with rotations as the model runs besides, of what the formats round."""
-    inner = [False, True] if any(each.weights is not None for each in schemes) else [False]
-    keys = [False, True] if any(each.cache is not None for each in schemes) else [False]
-    made = [replace(best, inner=one, keys=other) for one in inner for other in keys]
-    return made[1:]
+def add_online_rotations(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
+    """Return a candidate with each set of online rotations that the formats could gain from."""
+    inner = [False, True] if any(scheme.weights is not None for scheme in schemes) else [False]
+    keys = [False, True] if any(scheme.cache is not None for scheme in schemes) else [False]
+    variants = [
+        replace(best, inner=with_inner, keys=with_keys)
+        for with_inner in inner
+        for with_keys in keys
+    ]
+    return variants[1:]
 
 
-def clipped(scheme: Scheme, share: float) -> Scheme:
-    """Return a scheme whose inputs and cache of few bits are clipped at a share of the largest."""
+def clip_scheme(scheme: Scheme, share: float) -> Scheme:
+    """Return a scheme that clips inputs and cache of few bits at a share of their maximum."""
 
     def clip(grid: Grid | None) -> Grid | None:
         if isinstance(grid, Absmax) and grid.bits <= _FEW_BITS:
@@ -318,25 +346,25 @@ def choose(
     token: int | None,
     stock: bool = False,
     seed: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Choice:
-    """Return what is best done to a model before it is quantized by schemes, its head left alone.
+    """Choose the cure of a model that is to be quantized by `schemes`, all but its head.
 
     Args:
         plain: the decoder, which stays as it is.
-        schemes: the formats; of several the least mean damage is best.
-        texts: what is measured on.
-        token: what a prefix stores and sinks are fitted to; None tries neither.
-        stock: whether only cures are tried that leave one of Transformers' own architectures.
+        schemes: the formats; over several, the mean damage decides.
+        texts: the sequences to measure on.
+        token: the id that a prefix stores and sinks are fitted to; None tries neither.
+        stock: try only cures that leave one of Transformers' own architectures.
         seed: of the rotations.
-        told: what each candidate is told to before it is measured.
+        on_progress: called with each candidate's name before it is measured.
     """
-    return _Choosing(plain, tuple(schemes), texts, token, stock, seed, told).choose()
+    return _Search(plain, tuple(schemes), texts, token, stock, seed, on_progress).choose()
 
 
 @dataclass
-class _Choosing:
-    """One model, formats and texts: makes candidates and measures them."""
+class _Search:
+    """Search state: the model, the formats, the texts and the trials so far."""
 
     plain: Decoder
     schemes: tuple[Scheme, ...]
@@ -344,80 +372,82 @@ class _Choosing:
     token: int | None
     stock: bool
     seed: int
-    told: Callable[[str], None]
+    on_progress: Callable[[str], None]
     trials: list[tuple[Trial, ...]] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
 
     def choose(self) -> Choice:
-        """Return what is best, and all that was measured."""
-        self._round()
-        for each in candidates(self.plain, self.schemes, self.token)[1:]:
-            self._try(each, self.schemes)
-        for each in further(self._best[0], self.schemes):
-            self._try(each, self.schemes)
+        """Measure all candidates and prove the best."""
+        self._measure_uncured()
+        for candidate in candidates(self.plain, self.schemes, self.token)[1:]:
+            self._try(candidate, self.schemes)
+        for candidate in add_online_rotations(self._best[0], self.schemes):
+            self._try(candidate, self.schemes)
         for share in CLIPS:
-            fine = tuple(clipped(each, share) for each in self.schemes)
-            if fine != self.schemes:
-                self._try(self._best[0], fine)
+            clipped_schemes = tuple(clip_scheme(scheme, share) for scheme in self.schemes)
+            if clipped_schemes != self.schemes:
+                self._try(self._best[0], clipped_schemes)
         best, schemes = self._best
-        made, proofs = self._make(best), list[Proof]()
-        gaps = torch.zeros(PROVING, dtype=torch.float64)
+        cured, proofs = self._make(best), list[Proof]()
+        gaps = torch.zeros(NUM_PROOF, dtype=torch.float64)
         for plain, scheme in zip(self.schemes, schemes, strict=True):
             before = after = self._damages(self.plain, Candidate(), plain, self.texts.proving)
             if (best, scheme) != (Candidate(), plain):
-                after = self._damages(made, best, scheme, self.texts.proving)
+                after = self._damages(cured, best, scheme, self.texts.proving)
             gaps += after - before
-            found = (mean_and_error(each) for each in (before, after, after - before))
-            proofs.append(Proof(scheme, *found))
+            estimates = (mean_and_error(costs) for costs in (before, after, after - before))
+            proofs.append(Proof(scheme, *estimates))
         mean, error = mean_and_error(gaps)
-        sure = interval(mean, error, PROVING)[1] < 0
-        if not sure or any(each.difference[0] > 0 for each in proofs):
+        is_better = interval(mean, error, NUM_PROOF)[1] < 0
+        if not is_better or any(proof.difference[0] > 0 for proof in proofs):
             best, schemes = Candidate(), self.schemes
         return Choice(best, schemes, tuple(self.trials), tuple(proofs))
 
-    def _round(self) -> None:
-        """Measure no cure; drop a format's method that loses more than rounding to nearest does."""
-        self.told(str(Candidate()))
-        found = list[list[Trial]]()
+    def _measure_uncured(self) -> None:
+        """Measure no cure; replace a rounding method that costs more than rounding to nearest."""
+        self.on_progress(str(Candidate()))
+        ranked = list[list[Trial]]()
         for scheme in self.schemes:
-            ways = dict.fromkeys([scheme, replace(scheme, method=None)])
-            tried = [self._trial(self.plain, Candidate(), way) for way in ways]
-            found.append(sorted(tried, key=lambda each: each.damage[0]))
-        self.schemes = tuple(ways[0].scheme for ways in found)
-        self.trials.append(tuple(ways[0] for ways in found))
-        if any(len(ways) > 1 for ways in found):
-            self.trials.append(tuple(ways[-1] for ways in found))
+            methods = dict.fromkeys([scheme, replace(scheme, method=None)])
+            trials = [self._trial(self.plain, Candidate(), way) for way in methods]
+            ranked.append(sorted(trials, key=lambda trial: trial.damage[0]))
+        self.schemes = tuple(methods[0].scheme for methods in ranked)
+        self.trials.append(tuple(methods[0] for methods in ranked))
+        if any(len(methods) > 1 for methods in ranked):
+            self.trials.append(tuple(methods[-1] for methods in ranked))
 
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
         return _best_of(self.trials)
 
     def _make(self, candidate: Candidate) -> Decoder:
-        return candidate.made(self.plain, self.texts.calibrating, self.token, self.seed)
+        return candidate.apply(self.plain, self.texts.calibrating, self.token, self.seed)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
-        self.told(str(candidate))
-        made = self._make(candidate)
-        if self.stock and stock_architecture(made.config)[0] == WakefulConfig.model_type:
+        self.on_progress(str(candidate))
+        cured = self._make(candidate)
+        if self.stock and stock_architecture(cured.config)[0] == WakefulConfig.model_type:
             return
-        self.trials.append(tuple(self._trial(made, candidate, each) for each in schemes))
+        self.trials.append(tuple(self._trial(cured, candidate, scheme) for scheme in schemes))
 
-    def _trial(self, made: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:
-        found = self._damages(made, candidate, scheme, self.texts.choosing)
-        return Trial(candidate, scheme, mean_and_error(found))
+    def _trial(self, decoder: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:
+        damages = self._damages(decoder, candidate, scheme, self.texts.choosing)
+        return Trial(candidate, scheme, mean_and_error(damages))
 
-    def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
-        """Return what a candidate in a format costs each sequence, in nats a token."""
-        before = () if candidate.first else self.texts.opening
-        given = [surgery.prepend_tokens(before, row[None]) for row in self.texts.calibrating]
+    def _damages(
+        self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
+    ) -> Tensor:
+        """Return a candidate's cost (B,) in a format for each sequence, in nats per token."""
+        opening = () if candidate.sink_cure else self.texts.opening
+        calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()
-        small = quantize_module(
-            made, scheme, arithmetic="integer", skip=skip,
-            calibration=given if scheme.calibrated else (),
+        quantized = quantize_module(
+            decoder, scheme, arithmetic="integer", skip=skip,
+            calibration=calibration if scheme.calibrated else (),
         )  # fmt: skip
         if id(text) not in self.full:
             self.full[id(text)] = _losses(self.plain, text, self.texts.opening)
-        return (_losses(small, text, before) - self.full[id(text)]).cpu()
+        return (_losses(quantized, text, opening) - self.full[id(text)]).cpu()
 
 
 def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
+"""Cure of a model: remove outliers and sinks, verify the function, diagnose it before and after."""
 
 import json
 import shlex
@@ -20,10 +20,11 @@ from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.curing.difference import Difference, difference, differences
 from wakeful.curing.options import CureOptions
-from wakeful.curing.retraining import FITTED, check_retrains, retrained
+from wakeful.curing.retraining import NUM_FIT, check_retrains, fit_sinks_or_gates
+from wakeful.curing.search import LENGTH as CHOOSING_LENGTH
 from wakeful.curing.search import (
-    CALIBRATING,
-    CHOOSING,
+    NUM_CALIBRATION,
+    NUM_SEARCH,
     SPREAD,
     Candidate,
     Choice,
@@ -32,7 +33,6 @@ from wakeful.curing.search import (
     choose,
     format_of,
 )
-from wakeful.curing.search import LENGTH as CHOOSING_LENGTH
 from wakeful.data.sources import beginning_of
 from wakeful.diagnosis import (
     CHOOSING_TOKENS,
@@ -81,26 +81,26 @@ from wakeful.terminal.display import Display, DisplayFactory
 
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
-_RUNS = "that is done as the model runs, by our class, whose decoder holds no experts"
-_NOT_OF_EXPERTS = {
+_OUR_CLASS_ONLY = "that is done as the model runs, by our class, whose decoder holds no experts"
+_REFUSED_OF_EXPERTS = {
     "for_": "what it chooses among is made of our decoder, which holds no experts",
-    "rotate_inner": _RUNS,
-    "rotate_keys": _RUNS,
+    "rotate_inner": _OUR_CLASS_ONLY,
+    "rotate_keys": _OUR_CLASS_ONLY,
     "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
     "cache)",
     "steps": "what it trains is our decoder, which holds no experts",
     "gates": "none of Transformers' own classes has them",
 }
-"""What is not done to a mixture of experts, and why."""
-CHOICE = Texts.rows * SPREAD * CHOOSING_LENGTH
-"""Tokens of the text that choosing a cure draws its sequences from."""
-_COMPARING = 4.0
-"""Forwards of those that comparing takes: of both models, in two kinds of arithmetic."""
+"""Options that are refused for a mixture of experts, with the reason."""
+NUM_SEARCH_TOKENS = Texts.rows * SPREAD * CHOOSING_LENGTH
+"""Number of tokens of the text that choosing a cure draws its sequences from."""
+_COMPARISON_PASSES = 4.0
+"""Forward passes that comparing logits takes: of both models, in two types of arithmetic."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class _Made:
-    """A cured model, and what was done."""
+class _CuredModel:
+    """A cured model, the steps of its cure and its measurements."""
 
     model: Model
     """The cured model: it runs, generates and is measured as any other."""
@@ -121,8 +121,8 @@ class _Made:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Cure(_Made, Measured):
-    """A cured model, and how it compares with the one it was made of."""
+class Cure(_CuredModel, Measured):
+    """A cured model compared with the original."""
 
     before: Model
     diagnosis: Diagnosis
@@ -132,7 +132,7 @@ class Cure(_Made, Measured):
     source: str
     """The name that the model before was asked for by."""
     advice: Advice | None = None
-    """What to try instead, where the cured model still has an ill or predicts worse."""
+    """Command to try instead, where the cured model still has an ill or predicts worse."""
     reading: str = ""
     """The options by which it read its text, for the next command."""
     out: str = ""
@@ -153,60 +153,63 @@ class Cure(_Made, Measured):
                 "interval": [finite(edge) for edge in self.loss.interval],
             },
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
-            "differences": {name: vars(each) for name, each in self.differences.items()},
+            "differences": {name: vars(diff) for name, diff in self.differences.items()},
             "choice": None if self.choice is None else self.choice.summary,
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
     @property
     def report(self) -> Report:
-        """What was done, and the diagnosis of the model before and after."""
+        """Steps of the cure, and the diagnosis of the model before and after."""
         source = self.source if Path(self.source).name else Path(self.source).resolve()
         return self._report(self.out or f"{source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         models, choice = self.diagnosis.models, self.choice
-        schemes = [] if choice is None else [each.expression for each in choice.schemes]
-        found = diagnosis_report(
+        schemes = [] if choice is None else [scheme.expression for scheme in choice.schemes]
+        diagnosis = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
             done=[*self.done, *moved],
             steps=after_cure(self.source, folder, schemes, self.advice, self.reading),
             worse=[] if self.loss.is_harmless else [models[1].name],
         )  # fmt: skip
-        tried = [] if choice is None else choice.headlines
+        headlines = [] if choice is None else choice.headlines
         return replace(
-            found, headlines=[self._loss_headline, *tried, *found.headlines, *self._left],
-            sections=[*([] if choice is None else choice.sections), *found.sections],
+            diagnosis,
+            headlines=[
+                self._loss_headline, *headlines, *diagnosis.headlines, *self._remaining_advice,
+            ],
+            sections=[*([] if choice is None else choice.sections), *diagnosis.sections],
         )  # fmt: skip
 
     @property
-    def _left(self) -> list[str]:
-        """Say what is advised where no command helps."""
+    def _remaining_advice(self) -> list[str]:
+        """Advice in a sentence, where no command helps."""
         without = self.advice is not None and not self.advice.arguments
         return [f"{self.advice.words}."] if self.advice is not None and without else []
 
     @property
     def _loss_headline(self) -> str:
-        what = "may predict worse"
+        verdict = "may predict worse"
         if self.loss.is_worse or self.loss.is_harmless:
-            what = "predicts worse" if self.loss.is_worse else "predicts no worse"
-        return f"{self.diagnosis.models[1].name} {what}: its loss changes by {self.loss}."
+            verdict = "predicts worse" if self.loss.is_worse else "predicts no worse"
+        return f"{self.diagnosis.models[1].name} {verdict}: its loss changes by {self.loss}."
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder that Transformers loads, with the page beside it."""
         tokenizer = self.model.own_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
-            done=[f"{what}: {said}" for what, said in self.done],
+            done=[f"{label}: {text}" for label, text in self.done],
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
         kind, module = self.model.written_in, self.model.module
-        told = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}
+        files = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}
         if isinstance(module, PreTrainedModel):
-            save_stock(module, folder, **told)
+            save_stock(module, folder, **files)
         else:
-            export_decoder(self.model.decoder(), folder, **told)
+            export_decoder(self.model.decoder(), folder, **files)
         run = Run(folder)
         run.write_json("cure.json", self.summary)
         run.write_frame("diagnosis.parquet", self.frame)
@@ -216,13 +219,13 @@ class Cure(_Made, Measured):
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """Yield the measurements before and after: a name, and both figures."""
         before, after = self.diagnosis.summary["models"]
-        for name, label in _SHOWN.items():
+        for name, label in _FIGURE_LABELS.items():
             if before[name] is not None and after[name] is not None:
                 yield label, f"{before[name]:,.4g}", f"{after[name]:,.4g}"
 
 
-_SHOWN = {
-    "loss": "loss, nats a token",
+_FIGURE_LABELS = {
+    "loss": "loss, nats per token",
     "first_key_share_without_row_0": "first-token share, without row 0",
     "kurtosis_first": "kurtosis, first token",
     "kurtosis_rest": "kurtosis, the rest",
@@ -267,11 +270,11 @@ def cure(
         format_of(name)
     if options.out:
         refuse_existing(Path(options.out))
-    with session("cure", options, [model], tokenizer, display) as at:
-        learned = _learned(options)
-        most = (options.length or LENGTH) * options.num_sequences + learned
-        words = TextWords(beginning_of(options.source, most))
-        loaded = next(at.models())
+    with session("cure", options, [model], tokenizer, display) as opened_session:
+        learning_tokens = _count_learning_tokens(options)
+        num_tokens = (options.length or LENGTH) * options.num_sequences + learning_tokens
+        text_words = TextWords(beginning_of(options.source, num_tokens))
+        loaded = next(opened_session.models())
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
@@ -280,18 +283,21 @@ def cure(
         if options.out:
             _ = loaded.own_tokenizer  # which is written
         fused = any(map(is_fused, loaded.module.modules()))
-        make = _cured_experts if fused and not is_hybrid(loaded.module.config) else _cured_ours
-        made = make(_At(loaded, words, learned, options, at.show))
-    shared = ("bos", "device", "dtype", "num_sequences")
-    asks = {name: getattr(options, name) for name in shared}
-    asks["text"] = options.source  # both models read the text that is verified on
-    seen = diagnose(
-        loaded, made.model, display=display, length=made.length, no_advice=True, **asks
+        make = _cure_experts if fused and not is_hybrid(loaded.module.config) else _cure_decoder
+        result = make(_CureTask(loaded, text_words, learning_tokens, options, opened_session.show))
+    shared_names = ("bos", "device", "dtype", "num_sequences")
+    shared_options = {name: getattr(options, name) for name in shared_names}
+    shared_options["text"] = options.source  # both models read the text that is verified on
+    diagnosis = diagnose(
+        loaded, result.model, display=display, length=result.length, no_advice=True,
+        **shared_options,
     )  # fmt: skip
-    helped = options.for_ or _helped(made, seen)  # of a cure for a format quantizing tells
-    advice = None if helped else _next(loaded, seen, words, options, made.length)
+    helped = options.for_ or _is_helped(
+        result, diagnosis
+    )  # of a cure for a format quantizing tells
+    advice = None if helped else _advise_next(loaded, diagnosis, text_words, options, result.length)
     cure = Cure(
-        **vars(made), before=loaded, diagnosis=seen, source=name_of(model), command=command,
+        **vars(result), before=loaded, diagnosis=diagnosis, source=name_of(model), command=command,
         figures=options.figures, out=options.out, advice=advice, reading=options.text_flags,
     )  # fmt: skip
     if options.out:
@@ -299,23 +305,25 @@ def cure(
     return cure
 
 
-def _helped(made: _Made, seen: Diagnosis) -> bool:
+def _is_helped(result: _CuredModel, diagnosis: Diagnosis) -> bool:
     """Return whether a cured model predicts no worse and has no ill that a cure is for."""
-    ills = {each.title for each in findings(seen.models[1]) if each.level != "good"}
-    return made.loss.is_harmless and ills <= {"Lazy layers"}
+    ills = {each.title for each in findings(diagnosis.models[1]) if each.level != "good"}
+    return result.loss.is_harmless and ills <= {"Lazy layers"}
 
 
-def _next(
-    loaded: Model, seen: Diagnosis, words: TextWords, options: CureOptions, length: int
+def _advise_next(
+    loaded: Model, diagnosis: Diagnosis, text_words: TextWords, options: CureOptions, length: int
 ) -> Advice | None:
-    """Return what to do with the model before, tried on the text; or that this was the best."""
-    rows = words.sequences(loaded, length=length, num_sequences=options.num_sequences, bos=False)
-    advice = advise(loaded, seen.models[0], rows, bos=options.bos)
+    """Return advice for the original model, tried on the text; or that this cure was the best."""
+    rows = text_words.sequences(
+        loaded, length=length, num_sequences=options.num_sequences, bos=False
+    )
+    advice = advise(loaded, diagnosis.models[0], rows, bos=options.bos)
     if advice is None:
         return Advice(words=f"nothing else was found to cure in {loaded.name}: keep it as it is")
     flags = shlex.split(advice.arguments)
-    given = {"--rotate": options.rotate, "--prefix": options.prefix, "--sinks": options.sinks}
-    done = {flag for flag, value in given.items() if value}
+    cures = {"--rotate": options.rotate, "--prefix": options.prefix, "--sinks": options.sinks}
+    done = {flag for flag, value in cures.items() if value}
     if flags and done == {flag for flag in flags if flag.startswith("--")}:
         return Advice(words=f"nothing that was tried does better than to {advice.words}")
     arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
@@ -323,88 +331,90 @@ def _next(
 
 
 @dataclass(frozen=True)
-class _At:
-    """A model to cure."""
+class _CureTask:
+    """One call of `cure`: the model, its text and the options."""
 
     loaded: Model
-    words: TextWords
-    learned: int
+    text_words: TextWords
+    learning_tokens: int
     """Tokens that choosing, fitting and training read, after those to verify on."""
-    wanted: CureOptions
+    options: CureOptions
     show: Display
 
     @property
     def stored(self) -> torch.dtype | None:
         """The type in which the cured model is written; None is that of its weights."""
-        asked = self.wanted.stored
+        asked = self.options.stored
         return self.loaded.stored if asked == "auto" else getattr(torch, asked)
 
     @property
     def types(self) -> Mapping[str, torch.dtype] | None:
-        """Those of weights that are not stored as most are; None where all are to be `stored`."""
-        return self.loaded.types if self.wanted.stored == "auto" else None
+        """Types of weights that differ from `stored`; None where all have it."""
+        return self.loaded.types if self.options.stored == "auto" else None
 
     def cured(self, module: nn.Module, **changes: Any) -> Model:
-        """Return a cured module as the model it was."""
+        """Wrap a cured module as a `Model` with the original's tokenizer and settings."""
         loaded = self.loaded
         return replace(
             loaded, name=f"{loaded.name} cured", module=module, path=None,
-            architecture=_words(loaded, self.wanted), stored=self.stored, types=self.types,
+            architecture=_describe_architecture(loaded, self.options), stored=self.stored,
+            types=self.types,
             generates_as=loaded,
             **changes,
         )  # fmt: skip
 
 
-def _cured_ours(at: _At) -> _Made:
+def _cure_decoder(task: _CureTask) -> _CuredModel:
     """Cure a model that our decoder can be."""
-    loaded, wanted, show = at.loaded, at.wanted, at.show
+    loaded, options, show = task.loaded, task.options, task.show
     ours = convert_to_decoder(loaded, show)
-    plain, said = ours.decoder(), str(ours.agreement or "")
-    _check_possible(loaded, plain, wanted)
-    text = _text(at)
+    plain, agreement = ours.decoder(), str(ours.agreement or "")
+    _check_possible(loaded, plain, options)
+    text = _verification_text(task)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
     note_duration(
         show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-        passes=2 * DIAGNOSIS_PASSES + 2 + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
+        passes=2 * DIAGNOSIS_PASSES + 2
+        + _COMPARISON_PASSES * min(1.0, COMPARED_TOKENS / text.shape[1]),
     )  # fmt: skip
     # What the text or the tokenizer forbids is said before anything is measured.
-    texts = _format_texts(at, text)
-    rest = _rest(at, text.numel()) if wanted.trains else None
-    unbegun = _unbegun(loaded) if wanted.prefix or wanted.trains else None
-    sink = _sink(at, plain, text)
-    choice, wanted = _choice(at, plain, texts, sink)
-    at = replace(at, wanted=wanted)
-    prefix, stored = _prefix(at, sink)
+    texts = _search_texts(task, text)
+    rest = _training_tokens(task, text.numel()) if options.trains else None
+    reader = _reader_without_bos(loaded) if options.prefix or options.trains else None
+    sink = _choose_sink(task, plain, text)
+    choice, options = _choose_cure(task, plain, texts, sink)
+    task = replace(task, options=options)
+    prefix, stored = _choose_stored_tokens(task, sink)
     read = lambda: loaded.tokenizer  # noqa: E731
-    if prefix or wanted.trains:
-        read = unbegun or _unbegun(loaded)
-    done = [("Conversion", said)] if said else []
-    done += [] if choice is None else [("Chosen", choice.said)]
-    stands, base = list[int](), plain
-    if wanted.trains:
+    if prefix or options.trains:
+        read = reader or _reader_without_bos(loaded)
+    done = [("Conversion", agreement)] if agreement else []
+    done += [] if choice is None else [("Chosen", choice.description)]
+    prefix_tokens, base = list[int](), plain
+    if options.trains:
         assert sink is not None
-        stands = [*sink.token.tokens]
-        rest = _rest(at, text.numel()) if rest is None else rest
-        base, more = retrained(loaded, stands[0], text, rest, wanted, show)
-        done += more
-    cured, more = _cured(at, base, prefix)
-    done += more + stored + _rounded(cured, plain, at.stored)
+        prefix_tokens = [*sink.token.tokens]
+        rest = _training_tokens(task, text.numel()) if rest is None else rest
+        base, lines = fit_sinks_or_gates(loaded, prefix_tokens[0], text, rest, options, show)
+        done += lines
+    cured, lines = _apply_cures(task, base, prefix)
+    done += lines + stored + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
-    result = at.cured(cured, context=context, read_tokenizer=read)
+    result = task.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
-    stands, compared = prefix or stands, text[:, :COMPARED_TOKENS]
-    found = differences(loaded.module, plain, cured, compared, stands)
-    done += [(f"Logits in {kind}", each.said(stands)) for kind, each in found.items()]
-    told = (
+    prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
+    by_dtype = differences(loaded.module, plain, cured, compared, prefix_tokens)
+    done += [(f"Logits in {kind}", each.describe(prefix_tokens)) for kind, each in by_dtype.items()]
+    written = (
         written_as(cured.config, result.own_tokenizer)
-        if wanted.out
+        if options.out
         else stock_architecture(cured.config)
     )
     show.note("comparing losses")
-    loss = loss_change(loaded, result, text, wanted.bos)
-    return _Made(
-        model=result, done=(("Loss on the text", str(loss)), *done), stock=told[0],
-        differences=found, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
+    loss = loss_change(loaded, result, text, options.bos)
+    return _CuredModel(
+        model=result, done=(("Loss on the text", str(loss)), *done), stock=written[0],
+        differences=by_dtype, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
     )  # fmt: skip
 
 
@@ -422,11 +432,11 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
         )
 
 
-def _cured_experts(at: _At) -> _Made:
+def _cure_experts(task: _CureTask) -> _CuredModel:
     """Cure a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
-    loaded, wanted = at.loaded, at.wanted
-    refused = {name: why for name, why in _NOT_OF_EXPERTS.items() if getattr(wanted, name)}
-    if wanted.sinks:
+    loaded, options = task.loaded, task.options
+    refused = {name: why for name, why in _REFUSED_OF_EXPERTS.items() if getattr(options, name)}
+    if options.sinks:
         try:
             surgery.check_own_sinks(loaded.module)
         except WakefulError as error:
@@ -438,44 +448,52 @@ def _cured_experts(at: _At) -> _Made:
             f"{why}; --rotate or --rotate_values can"
         )
     assert isinstance(loaded.module, PreTrainedModel)
-    text, cured = _text(at), loaded.module
-    done, stands, changes = list[tuple[str, str]](), list[int](), dict[str, Any]()
-    if wanted.sinks:
-        changes["read_tokenizer"] = _unbegun(loaded)
-        at.show.note("fitting sinks")
-        rows = windows_of(_choosing_tokens(at, text), loaded.context - 1)
-        stands = [*choose_opening(loaded, rows).tokens]
-        cured = surgery.fit_own_sinks(cured, stands[0], rows)
-        told = f"the model's own, fitted to {_shown(loaded, stands)} before the text"
-        done.append(("Learned sinks", told))
-    if wanted.turning:
-        at.show.note("rotating")
-        cured = surgery.rotate_experts(
-            cured, wanted.turning, stream=bool(wanted.rotate), seed=wanted.seed
+    text, cured = _verification_text(task), loaded.module
+    done, prefix_tokens, changes = list[tuple[str, str]](), list[int](), dict[str, Any]()
+    if options.sinks:
+        changes["read_tokenizer"] = _reader_without_bos(loaded)
+        task.show.note("fitting sinks")
+        rows = windows_of(_choosing_tokens(task, text), loaded.context - 1)
+        prefix_tokens = [*choose_opening(loaded, rows).tokens]
+        cured = surgery.fit_own_sinks(cured, prefix_tokens[0], rows)
+        description = (
+            f"the model's own, fitted to {_format_tokens(loaded, prefix_tokens)} before the text"
         )
-        done.append(_rotation(wanted))
-    done += _rounded(cured, loaded.module, at.stored)
-    at.show.note("comparing logits")
+        done.append(("Learned sinks", description))
+    if options.turning:
+        task.show.note("rotating")
+        cured = surgery.rotate_experts(
+            cured, options.turning, stream=bool(options.rotate), seed=options.seed
+        )
+        done.append(_rotation(options))
+    done += _round_changed(cured, loaded.module, task.stored)
+    task.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
     with torch.inference_mode():
-        before = surgery.prepend_tokens(stands, compared)
-        expected = [logits_of(loaded.module, row[None])[:, len(stands) :] for row in before]
-        found = [logits_of(cured, row[None]) for row in compared]
-        apart = difference(expected, found)
-    kind, result = dtype_of(loaded), at.cured(cured, **changes)
-    loss = loss_change(loaded, result, text, wanted.bos)
-    done = [("Loss on the text", str(loss)), *done, (f"Logits in {kind}", apart.said(stands))]
-    return _Made(
-        model=result, done=tuple(done), stock=cured.config.model_type, differences={kind: apart},
+        before = surgery.prepend_tokens(prefix_tokens, compared)
+        expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in before]
+        logits = [logits_of(cured, row[None]) for row in compared]
+        gap = difference(expected, logits)
+    kind, result = dtype_of(loaded), task.cured(cured, **changes)
+    loss = loss_change(loaded, result, text, options.bos)
+    done = [
+        ("Loss on the text", str(loss)),
+        *done,
+        (f"Logits in {kind}", gap.describe(prefix_tokens)),
+    ]
+    return _CuredModel(
+        model=result, done=tuple(done), stock=cured.config.model_type, differences={kind: gap},
         length=text.shape[1], loss=loss,
     )  # fmt: skip
 
 
 def _rotation(options: CureOptions) -> tuple[str, str]:
-    told = f"every head's values, {options.turning}, seed {options.seed}"
+    description = f"every head's values, {options.turning}, seed {options.seed}"
     if options.rotate:
-        told = f"residual stream and {told}; scales of norms multiplied into what reads them"
-    return "Rotation", told
+        description = (
+            f"residual stream and {description}; scales of norms multiplied into what reads them"
+        )
+    return "Rotation", description
 
 
 @torch.inference_mode()
@@ -489,7 +507,7 @@ def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
         )
 
 
-def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
+def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
     """Return a reader of the tokenizer of a model that stores a text's beginning.
 
     Raises:
@@ -510,202 +528,218 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
     return lambda: tokenizer
 
 
-def _text(at: _At) -> Tensor:
+def _verification_text(task: _CureTask) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
-    loaded, words, wanted = at.loaded, at.words, at.wanted
-    stands = bool(wanted.prefix) or wanted.trains or bool(wanted.for_)
-    room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(stands)
+    loaded, text_words, options = task.loaded, task.text_words, task.options
+    has_prefix = bool(options.prefix) or options.trains or bool(options.for_)
+    room = int(options.prefix) if options.prefix.isdecimal() else int(has_prefix)
     if room > loaded.context - 2:
         raise WakefulError(
-            f"prefix = {wanted.prefix} leaves no text in {loaded.name}'s context of "
+            f"prefix = {options.prefix} leaves no text in {loaded.name}'s context of "
             f"{loaded.context} tokens"
         )
-    length = min(wanted.length_for(loaded.context), loaded.context - room)
-    found = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
-    return torch.tensor(found, device=loaded.device)
+    length = min(options.length_for(loaded.context), loaded.context - room)
+    sequences = text_words.sequences(
+        loaded, length=length, num_sequences=options.num_sequences, bos=False
+    )
+    return torch.tensor(sequences, device=loaded.device)
 
 
-def _rest(at: _At, skip: int) -> Tensor:
+def _training_tokens(task: _CureTask, skip: int) -> Tensor:
     """Return the tokens (N,) to fit and train on: those after the ones to verify on."""
-    least = min(at.wanted.train_length, at.loaded.context - 1)
-    found = at.words.beginning.tokens(at.loaded.plain, skip + at.learned)[skip:]
-    if len(found) < least:
+    num_needed = min(task.options.train_length, task.loaded.context - 1)
+    tokens = task.text_words.beginning.tokens(task.loaded.plain, skip + task.learning_tokens)[skip:]
+    if len(tokens) < num_needed:
         raise WakefulError(
-            f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "
-            f"learning needs at least {least} more "
+            f"the text has {skip + len(tokens):,} tokens, and {skip:,} of them are to verify on: "
+            f"learning needs at least {num_needed} more "
             "(lower --num_sequences, --length or --train_length)"
         )
-    return torch.tensor(found, device=at.loaded.device)
+    return torch.tensor(tokens, device=task.loaded.device)
 
 
-def _sink(at: _At, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
-    """Return which tokens are best stored, measured on the text after the one to verify on, or on
-    that where there is no more; None where nothing stores one.
+def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
+    """Choose the tokens to store by measurements on the text after the one to verify on, or on
+    that one where no more follows; None where no cure stores a token.
     """
-    loaded, wanted = at.loaded, at.wanted
-    chosen = wanted.prefix not in ("", "bos") or wanted.trains or wanted.for_
+    loaded, options = task.loaded, task.options
+    chosen = options.prefix not in ("", "bos") or options.trains or options.for_
     if not chosen or plain.config.stored_prefix:
         return None
-    number = int(wanted.prefix) if wanted.prefix.isdecimal() else 1
-    tokens = _choosing_tokens(at, text)
-    opening = loaded.begin(wanted.bos)
+    number = int(options.prefix) if options.prefix.isdecimal() else 1
+    tokens = _choosing_tokens(task, text)
+    opening = loaded.begin(options.bos)
     room = loaded.context - max(number, len(opening))
-    told = partial(at.show.count, "tokens that may take the sink")
+    on_progress = partial(task.show.count, "tokens that may take the sink")
     return choose_prefix(
-        loaded, plain, windows_of(tokens, room), num_tokens=number, bos=wanted.bos,
-        on_progress=told,
+        loaded, plain, windows_of(tokens, room), num_tokens=number, bos=options.bos,
+        on_progress=on_progress,
     )  # fmt: skip
 
 
-def _choosing_tokens(at: _At, text: Tensor) -> Tensor:
+def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
     """Return the tokens (N,) of the text after the one to verify on, or of that where it ends."""
     skip = text.numel()
-    rest = at.words.beginning.tokens(at.loaded.plain, skip + CHOOSING_TOKENS)[skip:]
+    rest = task.text_words.beginning.tokens(task.loaded.plain, skip + CHOOSING_TOKENS)[skip:]
     return torch.tensor(rest, device=text.device) if len(rest) > skip else text.flatten()
 
 
-def _prefix(at: _At, sink: surgery.SinkChoice | None) -> tuple[list[int], list[tuple[str, str]]]:
-    """Return the tokens to store, and what was done in words."""
-    prefix = at.wanted.prefix
+def _choose_stored_tokens(
+    task: _CureTask, sink: surgery.SinkChoice | None
+) -> tuple[list[int], list[tuple[str, str]]]:
+    """Return the tokens to store, and report lines (label, text)."""
+    prefix = task.options.prefix
     if not prefix:
         return [], []
     if prefix == "bos":
-        tokens, why = at.loaded.begin("on"), ""
+        tokens, why = task.loaded.begin("on"), ""
     else:
         assert sink is not None
         trial = sink.best if prefix == "auto" else sink.token
         tokens, why = [*trial.tokens], f"; on the text that chose it: {sink.change(trial)}"
         if not tokens:
-            tried = _shown(at.loaded, sink.token.tokens)
-            said = f"none: of all that were tried, {tried} costs least, {sink.change(sink.token)}"
-            return [], [("Prefix", said)]
+            token_texts = _format_tokens(task.loaded, sink.token.tokens)
+            change = sink.change(sink.token)
+            description = f"none: of all that were tried, {token_texts} costs least, {change}"
+            return [], [("Prefix", description)]
     return tokens, [
-        ("Prefix", f"keys and values of {_shown(at.loaded, tokens)} before every text{why}")
+        (
+            "Prefix",
+            f"keys and values of {_format_tokens(task.loaded, tokens)} before every text{why}",
+        )
     ]
 
 
-def _shown(loaded: Model, tokens: Sequence[int]) -> str:
+def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
     return ", ".join(f"{loaded.text_of(token)!r} (id {token})" for token in tokens)
 
 
-def _format_texts(at: _At, text: Tensor) -> Texts | None:
+def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
     """Return the sequences to choose a cure for formats on, from the text after the one to verify
     on; None where no format is named.
     """
-    loaded, wanted = at.loaded, at.wanted
-    if not wanted.for_:
+    loaded, options = task.loaded, task.options
+    if not options.for_:
         return None
-    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
+    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(options.bos)) - 1)
     count = Texts.rows * length
-    found = at.words.beginning.tokens(loaded.plain, text.numel() + count * SPREAD)[text.numel() :]
-    if len(found) < count:
+    tokens = task.text_words.beginning.tokens(loaded.plain, text.numel() + count * SPREAD)[
+        text.numel() :
+    ]
+    if len(tokens) < count:
         raise WakefulError(
-            f"the text has {text.numel() + len(found):,} tokens: choosing a cure needs "
+            f"the text has {text.numel() + len(tokens):,} tokens: choosing a cure needs "
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
-    drawn = torch.tensor(found, device=loaded.device)
-    return Texts.spread(drawn, length, tuple(loaded.begin(wanted.bos)))
+    token_ids = torch.tensor(tokens, device=loaded.device)
+    return Texts.spread(token_ids, length, tuple(loaded.begin(options.bos)))
 
 
-def _choice(
-    at: _At, plain: Decoder, texts: Texts | None, sink: surgery.SinkChoice | None
+def _choose_cure(
+    task: _CureTask, plain: Decoder, texts: Texts | None, sink: surgery.SinkChoice | None
 ) -> tuple[Choice | None, CureOptions]:
-    """Return the cure that is best for formats by `texts`, and the options to carry it out; no
-    choice and those given where none is to be made.
+    """Choose the cure for the formats on `texts`; return it with the options that apply it, or None
+    with the options as they are where no format is named.
     """
-    loaded, wanted = at.loaded, at.wanted
+    loaded, options = task.loaded, task.options
     if texts is None:
-        return None, wanted
-    schemes = [format_of(name) for name in wanted.for_]
+        return None, options
+    schemes = [format_of(name) for name in options.for_]
     token = None if sink is None else sink.token.tokens[0]
-    looks = sum(each.method.passes(CALIBRATING) for each in schemes if each.method)
+    calibration_passes = sum(
+        scheme.method.passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
+    )
     note_duration(
-        at.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
+        task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
         total=len(candidates(plain, schemes, token)),
-        passes=CHOOSING * len(schemes) + CALIBRATING * looks,
+        passes=NUM_SEARCH * len(schemes) + NUM_CALIBRATION * calibration_passes,
     )  # fmt: skip
     choice = choose(
-        plain, schemes, texts, token=token, stock=wanted.stock, seed=wanted.seed,
-        told=at.show.note,
+        plain, schemes, texts, token=token, stock=options.stock, seed=options.seed,
+        on_progress=task.show.note,
     )  # fmt: skip
     best = choice.best
     if best == Candidate():
-        return choice, wanted
-    prefix = "1" if best.first == "prefix" else ""
-    sinks = best.first == "sinks"
+        return choice, options
+    prefix = "1" if best.sink_cure == "prefix" else ""
+    sinks = best.sink_cure == "sinks"
     return choice, replace(
-        wanted, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
-        rotate_keys=best.keys, prefix=prefix, sinks=sinks, steps=wanted.steps if sinks else 0,
+        options, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
+        rotate_keys=best.keys, prefix=prefix, sinks=sinks, steps=options.steps if sinks else 0,
     )  # fmt: skip
 
 
-def _cured(at: _At, plain: Decoder, prefix: Sequence[int]) -> tuple[Decoder, list[tuple[str, str]]]:
-    """Return the cured decoder, and what was done in words."""
-    wanted, cured = at.wanted, plain
+def _apply_cures(
+    task: _CureTask, plain: Decoder, prefix: Sequence[int]
+) -> tuple[Decoder, list[tuple[str, str]]]:
+    """Return the cured decoder, and report lines (label, text)."""
+    options, cured = task.options, plain
     done: list[tuple[str, str]] = []
-    if wanted.turning or wanted.rotate_inner:
-        at.show.note("rotating")
+    if options.turning or options.rotate_inner:
+        task.show.note("rotating")
         cured = surgery.rotate(
-            plain, wanted.turning or "identity", stream=bool(wanted.rotate),
-            inner=wanted.rotate_inner, seed=wanted.seed,
+            plain, options.turning or "identity", stream=bool(options.rotate),
+            inner=options.rotate_inner, seed=options.seed,
         )  # fmt: skip
-    if wanted.turning:
-        done.append(_rotation(wanted))
+    if options.turning:
+        done.append(_rotation(options))
         if plain.config.tied and not cured.config.tied:
             done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
-    if wanted.rotate_inner:
-        what = "hidden channels of feed-forward networks, as the model runs"
-        done.append(("Inner rotation", what))
-    if wanted.rotate_keys:
+    if options.rotate_inner:
+        description = "hidden channels of feed-forward networks, as the model runs"
+        done.append(("Inner rotation", description))
+    if options.rotate_keys:
         cured = surgery.rotate_keys(cured)
         done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if prefix:
-        at.show.note("storing a prefix")
+        task.show.note("storing a prefix")
         cured = surgery.store_prefix(cured, prefix)
     return cured, done
 
 
 @torch.no_grad()
-def _rounded(
+def _round_changed(
     cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
 ) -> list[tuple[str, str]]:
-    """Round what changed to what a type holds that is not wider, in place; tell of it in words.
+    """Round changed weights in place to the type they are written in; return report lines.
 
-    What is measured is then what is written. What did not change stays: a norm that is stored less
-    one is exact there, and not as the decoder has it.
+    The model that is measured is then the model that is written. Unchanged weights are not rounded:
+    a norm stored as its weight minus one is exact in the file, and not in the decoder.
 
     Raises:
         WakefulError: a weight is too large for the type.
     """
     if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
         return []
-    before, found = dict(plain.named_parameters()), False
+    before, has_changed = dict(plain.named_parameters()), False
     kind = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
-        kept = before.get(name)
-        if as_stored(parameter).dtype == dtype or kept is parameter:
+        original = before.get(name)
+        if as_stored(parameter).dtype == dtype or original is parameter:
             continue
-        if kept is not None and torch.equal(kept, parameter):
+        if original is not None and torch.equal(original, parameter):
             continue
-        narrow = parameter.to(dtype)
-        if not narrow.isfinite().all():
+        rounded = parameter.to(dtype)
+        if not rounded.isfinite().all():
             raise WakefulError(f"{name} is too large for {kind}: write it with --stored float32")
-        parameter.copy_(narrow)
-        found = True
-    return [("Weights", f"those that changed are rounded to {kind}, the type written")] * found
+        parameter.copy_(rounded)
+        has_changed = True
+    return [
+        ("Weights", f"those that changed are rounded to {kind}, the type written")
+    ] * has_changed
 
 
-def _learned(options: CureOptions) -> int:
-    """Return how many tokens choosing, fitting and training read, after those to verify on."""
-    choosing = CHOICE if options.for_ else 0
+def _count_learning_tokens(options: CureOptions) -> int:
+    """Count the tokens that choosing, fitting and training read, after those to verify on."""
+    choosing = NUM_SEARCH_TOKENS if options.for_ else 0
     if options.prefix not in ("", "bos") or options.trains:
         choosing = max(choosing, CHOOSING_TOKENS)
-    rows = max(options.steps * options.batch_size, FITTED) if options.trains or choosing else 0
+    rows = max(options.steps * options.batch_size, NUM_FIT) if options.trains or choosing else 0
     return max(choosing, rows * options.train_length)
 
 
-def _words(loaded: Model, options: CureOptions) -> str:
-    others = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
-    parts = [options.rotate, *(n.removeprefix("rotate_") for n in others if getattr(options, n))]
+def _describe_architecture(loaded: Model, options: CureOptions) -> str:
+    names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
+    parts = [options.rotate, *(n.removeprefix("rotate_") for n in names if getattr(options, n))]
     done = ", ".join(filter(None, parts))
     return f"{loaded.architecture}, cured ({done})" if done else loaded.architecture
