@@ -74,24 +74,22 @@ def fit_sinks_or_gates(
 def _describe_training(
     options: CureOptions, plan: Matching, token: int, before: float, after: float
 ) -> list[tuple[str, str]]:
-    steps_done = []
+    lines = []
     if options.sinks:
         description = f"softmax-1 with one a head, fitted to id {token} stored before the text"
-        steps_done.append(("Learned sinks", description))
+        lines.append(("Learned sinks", description))
     if options.gates:
         start = "half open" if options.sinks else f"fitted to id {token} stored before the text"
-        steps_done.append(("Gates", f"one a head on the attention's output, {start}"))
+        lines.append(("Gates", f"one a head on the attention's output, {start}"))
     divergence_text = f"KL from the model after id {token}, on text that taught it nothing: "
     if not plan.steps:
-        steps_done.append(
-            ("Training", f"none (--steps); {divergence_text}{before:.4f} nats per token")
-        )
+        lines.append(("Training", f"none (--steps); {divergence_text}{before:.4f} nats per token"))
     else:
         trained = (
             f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
             f"{plan.lr:g}, seed {plan.seed}"
         )
-        steps_done.append(
+        lines.append(
             ("Training", f"{trained}; {divergence_text}{before:.4f} → {after:.4f} nats per token")
         )
-    return steps_done
+    return lines

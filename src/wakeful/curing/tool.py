@@ -292,9 +292,8 @@ def cure(
         loaded, result.model, display=display, length=result.length, no_advice=True,
         **shared_options,
     )  # fmt: skip
-    helped = options.for_ or _is_helped(
-        result, diagnosis
-    )  # of a cure for a format quantizing tells
+    # Whether a cure for a format helped, quantizing shows.
+    helped = options.for_ or _is_helped(result, diagnosis)
     advice = None if helped else _advise_next(loaded, diagnosis, text_words, options, result.length)
     cure = Cure(
         **vars(result), before=loaded, diagnosis=diagnosis, source=name_of(model), command=command,
@@ -377,7 +376,7 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
         passes=2 * DIAGNOSIS_PASSES + 2
         + _COMPARISON_PASSES * min(1.0, COMPARED_TOKENS / text.shape[1]),
     )  # fmt: skip
-    # What the text or the tokenizer forbids is said before anything is measured.
+    # Refuse what the text or the tokenizer forbids before anything is measured.
     texts = _search_texts(task, text)
     rest = _training_tokens(task, text.numel()) if options.trains else None
     reader = _reader_without_bos(loaded) if options.prefix or options.trains else None
