@@ -1,4 +1,4 @@
-"""The data of a run: the questions that every kind answers, a file a kind."""
+"""The data of a run: the questions that every kind answers, one file per kind."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +83,7 @@ class Data:
 
     @property
     def warning(self) -> str:
-        """What a user must know of these data before anything else; "" for nothing."""
+        """Warning about these data that a user reads first; "" for none."""
         return ""
 
     def settled(self, config: DataConfig) -> DataConfig:

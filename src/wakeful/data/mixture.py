@@ -70,7 +70,7 @@ def source_in_words(source: str | Sequence[str]) -> str:
     domains = mixture_of(sources[0]) if len(sources) == 1 else None
     if domains is None:
         return ", ".join(sources)
-    return "a mixture of " + ", ".join(f"{each.name} ({each.share:.3g})" for each in domains)
+    return "a mixture of " + ", ".join(f"{domain.name} ({domain.share:.3g})" for domain in domains)
 
 
 class MixedTokens(Tokens):
@@ -87,7 +87,8 @@ class MixedTokens(Tokens):
     @property
     def stretches(self) -> dict[str, int]:
         return {
-            each.name: part.num_tokens for each, part in zip(self.domains, self.parts, strict=True)
+            domain.name: part.num_tokens
+            for domain, part in zip(self.domains, self.parts, strict=True)
         }
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
@@ -133,7 +134,7 @@ class MixedBatches(Batches):
             WindowOrder(part.num_tokens, self.length, key)
             for part, key in zip(token_file.parts, keys, strict=True)
         ]
-        self._counts = _dealt(np.array([each.share for each in token_file.domains]), BLOCK)
+        self._counts = _dealt(np.array([domain.share for domain in token_file.domains]), BLOCK)
         if not self._counts.all():
             raise WakefulError(
                 f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
@@ -161,7 +162,7 @@ class MixedBatches(Batches):
 
 
 class MixedData(Data):
-    """Prepared domains in the place of one prepared text."""
+    """Prepared domains that serve as one prepared text."""
 
     train: MixedTokens
     validation: MixedTokens
@@ -180,24 +181,25 @@ class MixedData(Data):
             MixedTokens(domains, [part.split(split) for part in parts]) for split in SPLITS
         )
         dropped = [part.info.get("overlap") for part in parts]
-        overlaps = [each for each in dropped if each is not None]
+        overlaps = [overlap for overlap in dropped if overlap is not None]
         self.info = {
             "source": [source],
             "corpora_sha256": [joined_sha256(
-                *(f"{each.name}:{each.share!r}" for each in domains),
+                *(f"{overlap.name}:{overlap.share!r}" for overlap in domains),
                 *(part.corpus_sha256 for part in parts),
             )],
             "tokenizer": parts[0].info["tokenizer"],
             "splits": {split: self._split(split) for split in SPLITS},
             "overlap": None if len(overlaps) < len(parts) else {
                 "passage": overlaps[0]["passage"],
-                **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
+                **{name: sum(overlap[name] for overlap in overlaps)
+                   for name in ("documents", "tokens")},
             },
         }  # fmt: skip
 
     @property
     def place(self) -> str:
-        parts = [(each.name, part.place, each.weight) for each, part in self._pairs]
+        parts = [(domain.name, part.place, domain.weight) for domain, part in self._pairs]
         return f"{MIXTURE}({parts=!r})"
 
     @property
@@ -209,14 +211,14 @@ class MixedData(Data):
         return [part for _, part in self._pairs]
 
     def given(self, source: str) -> bool:
-        return all(part.given(each.source) for each, part in self._pairs)
+        return all(part.given(domain.source) for domain, part in self._pairs)
 
     def check(self, config: DataConfig) -> None:
         """`max_bytes` and `keep_overlap` are for the parts that are not prepared yet."""
         if not self.given(config.source):
             config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
-        for each, part in self._pairs:
-            part.check(dataclasses.replace(config, source=each.source))
+        for domain, part in self._pairs:
+            part.check(dataclasses.replace(config, source=domain.source))
 
     def _split(self, split: SplitName) -> dict[str, Any]:
         facts = [part.info["splits"][split] for part in self.parts]

@@ -108,7 +108,7 @@ class Permutation:
 
 
 class WindowOrder:
-    """The order of a row of tokens' windows: each once an epoch, anew in each; see `Batches`."""
+    """Order of windows: each window once per epoch, in another order each time (`Batches`)."""
 
     def __init__(self, num_tokens: int, length: int, seed: int) -> None:
         self.num_tokens, self.length, self.seed = num_tokens, length, seed
@@ -255,9 +255,9 @@ class ValidationWindows:
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
-        starts, left = self._places(windows)
+        starts, ends = self._places(windows)
         rows = self.token_file.read(starts, self.length + 1)
-        inside = np.arange(self.length) < left[:, None]  # the last window may go past the end
+        inside = np.arange(self.length) < ends[:, None]  # the last window may go past the end
         inputs = np.where(inside, rows[:, :-1], self.token_file.end_of_text)
         targets = np.where(inside, rows[:, 1:], IGNORED)
         if self.bos is not None:

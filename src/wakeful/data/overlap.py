@@ -1,7 +1,7 @@
-"""A validation set that training does not hold: held-out documents that stand in both are dropped.
+"""A validation set that training does not hold: held-out documents that are in both are dropped.
 
 Held-out documents are chosen by a hash of their text, which keeps equal ones together but not
-those that are nearly equal: half of the tables of the standard library's `encodings` stand in each
+those that are nearly equal: half of the tables of the standard library's `encodings` are in each
 other. A loss on them is a loss on memorized text.
 """
 
@@ -58,8 +58,8 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) 
     starts = np.asarray(validation.documents)
     ends = np.append(starts[1:], validation.num_tokens)
     places = zip(starts[~bad], ends[~bad], strict=True)
-    kept = (validation.tokens[start:end] for start, end in places)
-    facts = write_split(data.folder, "validation", kept, int(num_bytes[~bad].sum()))
+    documents = (validation.tokens[start:end] for start, end in places)
+    facts = write_split(data.folder, "validation", documents, int(num_bytes[~bad].sum()))
     dropped["tokens"] = validation.num_tokens - facts["tokens"]
     data.info["splits"]["validation"] = facts
 
@@ -84,14 +84,14 @@ def repeated_shares(
     counts = np.maximum(lengths - common, 0) // length
     owner = np.repeat(np.arange(len(starts)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.zeros(len(owner), bool)
+    repeated = np.zeros(len(owner), bool)
     if len(owner):
         places = (starts[owner] + common + number * length)[:, None] + np.arange(length)
         passages = _hashes(validation.tokens[places].ravel(), length)[::length]
         for start in range(0, train.num_tokens - length + 1, _CHUNK):
             stop = min(start + _CHUNK + length - 1, train.num_tokens)
-            found |= np.isin(passages, _hashes(train.tokens[start:stop], length), kind="sort")
-    return np.bincount(owner, found, len(starts)) / np.maximum(counts, 1)
+            repeated |= np.isin(passages, _hashes(train.tokens[start:stop], length), kind="sort")
+    return np.bincount(owner, repeated, len(starts)) / np.maximum(counts, 1)
 
 
 def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:

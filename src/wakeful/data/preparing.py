@@ -51,7 +51,7 @@ BATCH_BYTES = 2**20
 
 def preparation(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """Return the arguments of `prepare` and `prepared` that a configuration's fields stand for,
-    with a given tokenizer in the place of the one they name or train.
+    with a given tokenizer instead of the one they name or train.
     """
     chosen = config.tokenizer or None if tokenizer is None else tokenizer
     return {
@@ -180,10 +180,12 @@ def prepared(
 
     `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
     path, size and time of change, so a second call reads no text, and changed files are prepared
-    anew beside the old.
+    again beside the old.
     """
-    known = list(inspect.signature(prepare).parameters.values())[2:]
-    options = {option.name: option.default for option in known} | options | {"progress": progress}
+    parameters = list(inspect.signature(prepare).parameters.values())[2:]
+    options = (
+        {option.name: option.default for option in parameters} | options | {"progress": progress}
+    )
     tokenizer = options["tokenizer"]
     if isinstance(tokenizer, str | Path):
         options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
@@ -249,7 +251,7 @@ def mixed(
             f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
             "mixture is validated on what is held out of it; leave it out"
         )
-    there = {each.name: data for each in domains if (data := opened(each.source))}
+    there = {domain.name: data for domain in domains if (data := opened(domain.source))}
     if tokenizer is None and config.tokenizer:
         tokenizer = Tokenizer.load(config.tokenizer)
     if tokenizer is None and there:
@@ -264,15 +266,15 @@ def mixed(
             )
     options = preparation(config, tokenizer)
     parts = [
-        there.get(each.name) or prepared(each.source, progress=progress, **options)
-        for each in domains
+        there.get(domain.name) or prepared(domain.source, progress=progress, **options)
+        for domain in domains
     ]
     return MixedData(source, domains, parts, tokenizer)
 
 
 def reopened(config: DataConfig) -> Data | None:
     """Return the data at a `Data.place`; None where it, or a part of it, is no longer there."""
-    sources = [each.source for each in mixture_of(config.source) or ()] or [config.source]
+    sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
     return load_data(config) if all(map(opened, sources)) else None
 
 
@@ -283,7 +285,7 @@ def _shared_tokenizer(
     key = {
         "version": VERSION,
         "split": 2,
-        "manifests": [source_manifest(each.source) for each in domains],
+        "manifests": [source_manifest(domain.source) for domain in domains],
         **{
             name: getattr(config, name)
             for name in ("vocab_size", "validation_fraction", "max_bytes", "text_field")
@@ -293,11 +295,11 @@ def _shared_tokenizer(
     if not (folder / "tokenizer.json").is_file():
         with building_beside(folder) as building:
             sides: list[Side] = []
-            for number, each in enumerate(domains):
+            for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
                 scratch.mkdir(parents=True)
                 spool = _spool(
-                    each.source, scratch / "source", config.max_bytes or None, config.text_field,
+                    domain.source, scratch / "source", config.max_bytes or None, config.text_field,
                     progress,
                 )  # fmt: skip
                 fraction = config.validation_fraction
@@ -331,17 +333,17 @@ def _chosen_tokenizer(
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
-    for one in single_sources(source):
-        path = expanded(one)
+    for single in single_sources(source):
+        path = expanded(single)
         # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
         if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
             raise WakefulError(
-                f"{folder} lies inside its source {one}, and would be read as text the next time: "
-                "choose a folder outside it"
+                f"{folder} lies inside its source {single}, and would be read as text the next "
+                "time: choose a folder outside it"
             )
 
 
-def _told(
+def _describe_data(
     documents: Iterable[Document], stage: str, total: int | None, progress: Progress
 ) -> Iterator[Document]:
     """Pass documents on, and call `progress` once every BATCH_BYTES, with the bytes done."""
@@ -363,7 +365,7 @@ def _spool(
 ) -> Spool:
     spool = Spool(path)
     documents = read_documents(source, text_field=text_field)
-    spool.fill(_told(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
+    spool.fill(_describe_data(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
     if not len(spool):
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
     progress("reading", spool.num_bytes, spool.num_bytes)
@@ -373,7 +375,7 @@ def _spool(
 def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     """Return the texts of one side, and tell `progress` of the bytes gone through."""
     total = side.num_bytes
-    for document in _told(side.spool.read(side.wanted), stage, total, progress):
+    for document in _describe_data(side.spool.read(side.wanted), stage, total, progress):
         yield document.text
     progress(stage, total, total)
 
@@ -398,10 +400,10 @@ def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:
-        left = len(text)
+        remaining = len(text)
         for piece in tokenizer.encoder.pieces(text):
-            left -= len(piece)
-            batch.append((piece, left == 0))
+            remaining -= len(piece)
+            batch.append((piece, remaining == 0))
             size += len(piece)
             if size >= BATCH_BYTES:
                 yield batch

@@ -63,8 +63,8 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         else:
             yield Document(name, decoded(path.read_bytes(), path))
             return
-        for number, place, row in rows:
-            yield Document(f"{name}:{number}", text_of(row, place, text_field))
+        for number, location, row in rows:
+            yield Document(f"{name}:{number}", text_of(row, location, text_field))
 
 
 Rows = Iterator[tuple[int, str, object]]
@@ -77,12 +77,12 @@ def reading(path: str | Path) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def os_errors(what: str, cure: str = "") -> Iterator[None]:
+def os_errors(action: str, cure: str = "") -> Iterator[None]:
     """Turn an error of the operating system into a `WakefulError`: `what`, the reason, the cure."""
     try:
         yield
     except OSError as error:
-        parts = (what, str(error.strerror or error), cure)
+        parts = (action, str(error.strerror or error), cure)
         raise WakefulError(": ".join(filter(None, parts))) from error
 
 
@@ -94,8 +94,8 @@ def read_json_lines(path: Path) -> Rows:
             text = decoded(line, path, offset=offset)
             offset += len(line)
             if text.strip():
-                place = f"{path}, line {number}"
-                yield number, place, parsed_json(text, place)
+                location = f"{path}, line {number}"
+                yield number, location, parsed_json(text, location)
 
 
 def _begins_array(path: Path) -> bool:
@@ -126,13 +126,13 @@ def _read_json_array(path: Path) -> Rows:
         yield number, f"{path}, row {number}", row
 
 
-def parsed_json(text: str, place: str) -> Any:
+def parsed_json(text: str, location: str) -> Any:
     """Return the value of a JSON text that stands at a place, or raise `WakefulError`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deep"
-        raise WakefulError(f"{place}: not JSON ({reason}): mend it or leave it out") from error
+        raise WakefulError(f"{location}: not JSON ({reason}): mend it or leave it out") from error
 
 
 def _read_table(path: Path, text_field: str) -> Rows:
@@ -182,7 +182,7 @@ def stream(
         yield from rows
 
 
-def text_of(row: object, place: str, text_field: str) -> str:
+def text_of(row: object, location: str, text_field: str) -> str:
     """Return the text of a row, "" for null.
 
     Raises:
@@ -190,29 +190,30 @@ def text_of(row: object, place: str, text_field: str) -> str:
     """
     if not isinstance(row, dict):
         raise WakefulError(
-            f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
+            f'{location}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
         )
     if text_field not in row:
         names = ", ".join(map(repr, itertools.islice(sorted(row), 8))) or "none"
         raise WakefulError(
-            f"{place}: no field {text_field!r} (fields: {names[:200]}): name the one with the text"
+            f"{location}: no field {text_field!r} (fields: {names[:200]}): name the one with the "
+            "text"
         )
     text = row[text_field]
-    return "" if text is None else checked_text(text, place, text_field)
+    return "" if text is None else checked_text(text, location, text_field)
 
 
-def checked_text(value: object, place: str, text_field: str) -> str:
+def checked_text(value: object, location: str, text_field: str) -> str:
     """Return `value`, which must be text that UTF-8 can hold; an error names `place`."""
     if not isinstance(value, str):
         raise WakefulError(
-            f"{place}: field {text_field!r} holds {type(value).__name__}, not text: "
+            f"{location}: field {text_field!r} holds {type(value).__name__}, not text: "
             "name the field with the text"
         )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:  # JSON may spell half a character: "\ud800"
         raise WakefulError(
-            f"{place}: field {text_field!r} has half a surrogate pair at character "
+            f"{location}: field {text_field!r} has half a surrogate pair at character "
             f"{error.start}, which is not Unicode text: mend or remove it"
         ) from error
     return value

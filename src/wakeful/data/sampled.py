@@ -79,16 +79,16 @@ class Parts:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _documents(self, file: Path) -> Documents:
-        found = _read(file)
-        whole = isinstance(found, list) and all(
+        documents = _read(file)
+        is_valid = isinstance(documents, list) and all(
             isinstance(row, list)
             and row
             and all(type(token) is int and token >= 0 for token in row)
-            for row in found
+            for row in documents
         )
-        if not whole:
+        if not is_valid:
             raise WakefulError(f"{file} is damaged: delete it, and the same command writes it anew")
-        return found  # pyright: ignore[reportReturnType]
+        return documents  # pyright: ignore[reportReturnType]
 
 
 def sampled(
@@ -118,7 +118,7 @@ def sampled(
     existing = existing_data(folder, settings, neutral)
     if existing is not None:
         return existing
-    parts, wanted = Parts(folder, settings, neutral), settings["tokens"]
+    parts, target = Parts(folder, settings, neutral), settings["tokens"]
     documents: Documents = []
     size = cut = empty = 0
     for number in itertools.count():
@@ -130,13 +130,13 @@ def sampled(
                 "prompts, or leave out its chat template"
             )
         for document in part:
-            if size < wanted:
+            if size < target:
                 cut += document[-1] not in ends
-                whole = document[-1] == tokenizer.end_of_text
-                documents.append(document if whole else [*document, tokenizer.end_of_text])
+                is_complete = document[-1] == tokenizer.end_of_text
+                documents.append(document if is_complete else [*document, tokenizer.end_of_text])
                 size += len(documents[-1])
-        progress(min(size, wanted), wanted)
-        if size >= wanted:
+        progress(min(size, target), target)
+        if size >= target:
             break
     with building_beside(folder) as building:
         info = _built(building, documents, tokenizer, name=name, settings=settings, common=common)

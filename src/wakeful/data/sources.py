@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, globs, Hugging Face datasets, the standard library.
+"""Sources of text: files, folders, globs, Hugging Face datasets, the standard library.
 
 A source is one string, or a list of them read one after another:
 
@@ -77,12 +77,14 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
         WakefulError: there is no such file, a file cannot be read or is not UTF-8, a row has no
             text, or a source holds no text at all.
     """
-    for one in single_sources(source):
-        read = _read_one(one, text_field)
-        documents = (each for each in read if each.text and not each.text.isspace())
+    for single in single_sources(source):
+        read = _read_one(single, text_field)
+        documents = (document for document in read if document.text and not document.text.isspace())
         first = next(documents, None)
         if first is None:
-            raise WakefulError(f"{one} holds no text: it is empty; pass a source with text in it")
+            raise WakefulError(
+                f"{single} holds no text: it is empty; pass a source with text in it"
+            )
         yield from itertools.chain([first], documents)
 
 
@@ -99,13 +101,13 @@ def single_sources(source: str | Sequence[str]) -> list[str]:
 def source_manifest(source: str | Sequence[str]) -> str:
     """Return a hash that changes when a file of `source` does, without reading the files.
 
-    SHA-256 over every file's path, size and time of change. A dataset on the hub stands there
+    SHA-256 over every file's path, size and time of change. A dataset on the hub is listed
     with its name alone, so a later version of it is not noticed.
     """
     lines = hashlib.sha256()
-    for one in single_sources(source):
-        lines.update(f"source\0{one if one.startswith(HUB_PREFIX) else ''}\0".encode())
-        for name, path in [] if one.startswith(HUB_PREFIX) else _files(one):
+    for single in single_sources(source):
+        lines.update(f"source\0{single if single.startswith(HUB_PREFIX) else ''}\0".encode())
+        for name, path in [] if single.startswith(HUB_PREFIX) else _files(single):
             with reading(path):
                 stat = path.stat()
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
@@ -133,10 +135,10 @@ def _files(source: str) -> list[tuple[str, Path]]:
         if not _is_stdlib(source):
             return _find(source)
         pattern = source.partition(":")[2] or "*"
-        found = [each for each in stdlib_files() if fnmatch.fnmatchcase(each[0], pattern)]
-        if not found:
+        matches = [each for each in stdlib_files() if fnmatch.fnmatchcase(each[0], pattern)]
+        if not matches:
             raise WakefulError(f"no file of the standard library matches {pattern}")
-        return found
+        return matches
 
 
 def _is_stdlib(source: str) -> bool:
@@ -153,17 +155,17 @@ def _find(source: str) -> list[tuple[str, Path]]:
                 f"{path} holds tokens that wakeful data prepare wrote, and text is needed here: "
                 "name the text itself"
             )
-        found = _below(
+        files = _below(
             path,
             lambda folder: _named(folder.name) and not is_prepared(folder),
             lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and _named(name),
         )
-        if not found:
+        if not files:
             raise WakefulError(
                 f"no text files in {path} (.txt, .md, .py, .jsonl, .parquet, ...): "
                 "pass a file by its name, or a glob, to read it whatever its ending"
             )
-        return found
+        return files
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
     tasks = variants("data.tasks")
@@ -173,9 +175,9 @@ def _find(source: str) -> list[tuple[str, Path]]:
             f"folder, hf:owner/name or {PYTHON_STDLIB}"
         )
     if not glob.has_magic(source):
-        known = [PYTHON_STDLIB, *tasks]
+        names = [PYTHON_STDLIB, *tasks]
         raise WakefulError(
-            f"no such file or folder: {source}{nearest(source, known) or nearest_path(source)}: "
+            f"no such file or folder: {source}{nearest(source, names) or nearest_path(source)}: "
             f"check the path, or use {PYTHON_STDLIB}"
         )
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
@@ -193,13 +195,13 @@ def _named(name: str) -> bool:
 
 def _tell_of_others(folder: Path, read: set[str]) -> None:
     """Say which files of a folder are no text; a folder of pictures is not at fault for them."""
-    others = [name for name, _ in _below(folder, lambda below: _named(below.name), _named)]
-    others = [name for name in others if name not in read]
-    if others:
-        few = ", ".join(others[:_FEW]) + (", ..." if len(others) > _FEW else "")
+    unread = [name for name, _ in _below(folder, lambda below: _named(below.name), _named)]
+    unread = [name for name in unread if name not in read]
+    if unread:
+        few = ", ".join(unread[:_FEW]) + (", ..." if len(unread) > _FEW else "")
         _log.warning(
             one_line(
-                f"{folder}: {len(others)} of its files are not read, since their endings name no "
+                f"{folder}: {len(unread)} of its files are not read, since their endings name no "
                 f"text or their folder holds prepared data: {few}"
             )
         )
@@ -246,7 +248,7 @@ def read_python(path: Path) -> str | None:
     """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
 
     Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
-    everywhere alike, since the declaration stands in the file.
+    everywhere alike, since the declaration is in the file.
 
     Raises:
         WakefulError: the file cannot be read.
@@ -350,6 +352,6 @@ def beginning_of(source: str, num_tokens: int) -> Beginning:
     Documents stand one to a line. Raises what `read_documents` raises, here and as it reads on.
     """
     documents = (document.text for document in read_documents(source))
-    found = Beginning(next(documents, ""), lambda: next(documents, None))
-    found.reach(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
-    return found
+    beginning = Beginning(next(documents, ""), lambda: next(documents, None))
+    beginning.reach(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
+    return beginning

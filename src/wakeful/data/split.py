@@ -1,4 +1,4 @@
-"""Which documents are for training and which for validation: never one text on both sides.
+"""Split of documents into training and validation: never one text on both sides.
 
 Documents are set down on disk as they are read, to be gone over again without their source: a
 dataset is fetched once, files that change meanwhile change nothing, and no more than one document
@@ -102,10 +102,10 @@ class Spool:
         self.num_bytes += len(text)
         return full
 
-    def read(self, wanted: np.ndarray) -> Iterator[Document]:
+    def read(self, positions: np.ndarray) -> Iterator[Document]:
         """Return the documents where `wanted` (a boolean for each) is true, in their order."""
         with self.path.open("rb") as file:
-            for number in np.flatnonzero(wanted):
+            for number in np.flatnonzero(positions):
                 file.seek(self._starts[number])
                 yield Document(*json.loads(file.readline()))
 
@@ -221,12 +221,12 @@ def held_out(
     if len(hashes) == 1:
         return None
     held = ends + np.concatenate([[0], np.bincount(group, sizes).cumsum()])
-    whole = held[-1] - ends + ends / fraction
+    whole_documents = held[-1] - ends + ends / fraction
     least, most = 0 if ends else 1, len(hashes) - 1
     count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), least), most)
-    while count > least and held[count] > 2 * fraction * whole:
+    while count > least and held[count] > 2 * fraction * whole_documents:
         count -= 1
-    while count < most and held[count] < fraction / 2 * whole:
+    while count < most and held[count] < fraction / 2 * whole_documents:
         count += 1
     return group < count
 
@@ -235,13 +235,13 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
     """Train on one source and validate on the other.
 
     Raises:
-        WakefulError: a text stands in both; a loss on it would be a loss on what was learned by
+        WakefulError: a text is in both; a loss on it would be a loss on what was learned by
             heart.
     """
-    ours, theirs = spool.alike, validation.alike
-    shared = np.flatnonzero(np.isin(theirs["low"], ours["low"], kind="sort"))
+    training_keys, validation_keys = spool.alike, validation.alike
+    shared = np.flatnonzero(np.isin(validation_keys["low"], training_keys["low"], kind="sort"))
     for number in shared:
-        same = np.flatnonzero(ours == theirs[number])
+        same = np.flatnonzero(training_keys == validation_keys[number])
         if len(same):
             raise WakefulError(
                 f"validation overlaps training: {validation.name(int(number))!r} of the validation "
@@ -271,6 +271,6 @@ def _end(text: str, fraction: float) -> int:
     """Return where a document's training part ends: at the end of a line, unless that would give
     validation more than twice its `fraction`.
     """
-    wanted = round(len(text) * (1 - fraction))
-    least = max(0, round(len(text) * (1 - 2 * fraction)))
-    return text.rfind("\n", least, wanted) + 1 or wanted
+    end = round(len(text) * (1 - fraction))
+    smallest = max(0, round(len(text) * (1 - 2 * fraction)))
+    return text.rfind("\n", smallest, end) + 1 or end

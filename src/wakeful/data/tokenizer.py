@@ -199,11 +199,11 @@ class Tokenizer:
     @property
     def chat_templates(self) -> dict[str, str]:
         """All templates of conversations by name, the usual one as "default"."""
-        found = _templates_in(self.table)
+        templates = _templates_in(self.table)
         for file, text in self.beside.items():
             if file.endswith(".jinja"):
-                found["default" if file == TEMPLATE else Path(file).stem] = text
-        return found
+                templates["default" if file == TEMPLATE else Path(file).stem] = text
+        return templates
 
     @property
     def opening(self) -> list[int]:
@@ -238,12 +238,12 @@ class Tokenizer:
         """Return this tokenizer as one that, left to itself, begins a text with `begin`."""
         if self.adds_bos:
             return self
-        taken, table = self._settled()
+        settings, table = self._settled()
         token = self.inner.id_to_token(self.begin)
-        first, before = _putting(self.inner, self.begin, None), taken["post_processor"]
+        first, before = _putting(self.inner, self.begin, None), settings["post_processor"]
         steps = {"type": "Sequence", "processors": [before, first]}
-        taken["post_processor"] = steps if before else first
-        return self._changed(taken, table | {"bos_token": token})
+        settings["post_processor"] = steps if before else first
+        return self._changed(settings, table | {"bos_token": token})
 
     def without_bos(self) -> "Tokenizer":
         """Return this tokenizer as one that, left to itself, puts no BOS before a text.
@@ -256,48 +256,51 @@ class Tokenizer:
         """
         if self.bos is None:
             return self
-        taken, table = self._settled()
-        taken["post_processor"] = _without(self.bos, taken["post_processor"])
+        settings, table = self._settled()
+        settings["post_processor"] = _without(self.bos, settings["post_processor"])
         beside = dict(self.beside)
         for name, text in self.chat_templates.items():
             file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
             beside[file] = _without_bos(text)
         table.pop("chat_template", None)
-        found = self._changed(taken, table, beside)
-        if found.adds_bos:
+        changed = self._changed(settings, table, beside)
+        if changed.adds_bos:
             raise WakefulError(
-                f"the tokenizer's post-processor, a {taken['post_processor']['type']}, puts BOS "
+                f"the tokenizer's post-processor, a {settings['post_processor']['type']}, puts BOS "
                 "before every text in a way that cannot be taken out: give the model a tokenizer "
                 "that adds none"
             )
-        return found
+        return changed
 
     def _settled(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return tokenizer.json and the table beside it, with what is put around a text in the
         first alone: of flags in the table Transformers makes a post-processor, in place of that.
         """
-        taken: dict[str, Any] = json.loads(self._json())
-        taken |= {"truncation": None, "padding": None}
+        settings: dict[str, Any] = json.loads(self._json())
+        settings |= {"truncation": None, "padding": None}
         table = dict(self.table)
         first, last = (table.pop(name, None) for name in ("add_bos_token", "add_eos_token"))
         if first is not None or last is not None:
             put = self.bos if first else None, self.end if last else None
-            taken["post_processor"] = _putting(self.inner, *put)
-        return taken, table
+            settings["post_processor"] = _putting(self.inner, *put)
+        return settings, table
 
     def _changed(
-        self, taken: dict[str, Any], table: dict[str, Any], beside: Mapping[str, str] | None = None
+        self,
+        settings: dict[str, Any],
+        table: dict[str, Any],
+        beside: Mapping[str, str] | None = None,
     ) -> "Tokenizer":
         return Tokenizer(
-            tokenizers.Tokenizer.from_str(json.dumps(taken)),
+            tokenizers.Tokenizer.from_str(json.dumps(settings)),
             end_of_text=self.end_of_text_token,
             beside={**(beside or self.beside), CONFIG: json.dumps(table, ensure_ascii=False)},
         )
 
     def of_class(self, name: str) -> "Tokenizer":
         """Return this tokenizer as one that Transformers reads by its class of this name."""
-        taken, table = self._settled()
-        return self._changed(taken, table | {"tokenizer_class": name})
+        settings, table = self._settled()
+        return self._changed(settings, table | {"tokenizer_class": name})
 
     @property
     def fingerprint(self) -> str:
@@ -324,9 +327,9 @@ class Tokenizer:
     @functools.cached_property
     def _as_read(self) -> tokenizers.Tokenizer:
         """The tokenizer as Transformers reads it, without truncation and padding."""
-        taken, _ = self._settled()
+        settings, _ = self._settled()
         with guarded("the tokenizer is damaged", ANOTHER):
-            return tokenizers.Tokenizer.from_str(json.dumps(taken))
+            return tokenizers.Tokenizer.from_str(json.dumps(settings))
 
     @functools.cached_property
     def encoder(self) -> Encoder:
@@ -340,9 +343,9 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
-        shown = [token for token in tokens if special or token not in self.special_tokens]
+        visible = [token for token in tokens if special or token not in self.special_tokens]
         with guarded("the tokenizer cannot decode its tokens", ANOTHER):
-            return self.inner.decode(shown, skip_special_tokens=False)
+            return self.inner.decode(visible, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
@@ -458,12 +461,12 @@ def _putting(inner: tokenizers.Tokenizer, first: int | None, last: int | None) -
     begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     single = [begin, "$A", end]
     pair = [begin, "$A:0", end, begin and f"{begin}:1", "$B:1", end and f"{end}:1"]
-    made = processors.TemplateProcessing(
+    template = processors.TemplateProcessing(
         single=" ".join(filter(None, single)),
         pair=" ".join(filter(None, pair)),
         special_tokens=[(name, token) for name, token in ((begin, first), (end, last)) if name],
     )
-    return json.loads(made.__getstate__())
+    return json.loads(template.__getstate__())
 
 
 def _without(token: int, processor: Any) -> Any:
@@ -475,12 +478,12 @@ def _without(token: int, processor: Any) -> Any:
             if cls[1] != token:
                 return processor
             bert, end = kind == "BertProcessing", sep[0]
-            made = processors.TemplateProcessing(
+            template = processors.TemplateProcessing(
                 single=f"$A {end}",
                 pair=f"$A {end} $B:1 {end}:1" if bert else f"$A {end} {end} $B:0 {end}",
                 special_tokens=[tuple(sep)],
             )
-            return json.loads(made.__getstate__())
+            return json.loads(template.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": known}:
             special = {name for name, each in known.items() if each["ids"] == [token]}
             named = {name: _unopened(special, processor[name]) for name in ("single", "pair")}
@@ -491,13 +494,13 @@ def _without(token: int, processor: Any) -> Any:
 
 def _unopened(special: Collection[str], template: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the pieces of a template without these tokens, but for those behind all text."""
-    kept: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     before_text = False
     for piece in reversed(template):
         before_text = "Sequence" in piece or before_text
         if not before_text or piece.get("SpecialToken", {}).get("id") not in special:
-            kept.append(piece)
-    return kept[::-1]
+            steps.append(piece)
+    return steps[::-1]
 
 
 def _without_bos(template: str) -> str:
@@ -507,7 +510,7 @@ def _without_bos(template: str) -> str:
 
 def beside_of(folder: Path) -> dict[str, str]:
     """Return the texts of the files beside a tokenizer.json, each a JSON object or a template."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     named = sorted(f"{TEMPLATES}/{file.name}" for file in (folder / TEMPLATES).glob("*.jinja"))
     for name in (*BESIDE, *named):
         file = folder / name
@@ -521,8 +524,8 @@ def beside_of(folder: Path) -> dict[str, str]:
             raise WakefulError(f"{file} is not JSON or not text: fetch it again") from error
         if not isinstance(table, dict):
             raise WakefulError(f"{file} must hold a JSON object: fetch it again")
-        found[name] = text
-    return found
+        files[name] = text
+    return files
 
 
 def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
@@ -584,7 +587,7 @@ def _steps(part: object) -> Iterator[dict[str, Any]]:
 
 
 def _is_whole(charsmap: str) -> bool:
-    """Whether a map of characters has the bytes that it announces, which take memory."""
+    """Tell whether a map of characters has as many bytes as it announces, which take memory."""
     try:
         content = base64.b64decode(charsmap, validate=True)
     except ValueError:
@@ -603,7 +606,7 @@ def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates of tokenizer_config.json by name."""
     said = table.get("chat_template")
     several = said if isinstance(said, list) else [{"name": "default", "template": said}]
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for each in several:
         if not isinstance(each, dict) or not each.get("template"):
             continue
@@ -613,8 +616,8 @@ def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
                 f"the chat template {name!r} must have a name of letters, digits, _ and -, and a "
                 "text"
             )
-        found[name] = text
-    return found
+        templates[name] = text
+    return templates
 
 
 def _named(beside: Mapping[str, str], role: str) -> str:

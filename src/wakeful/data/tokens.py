@@ -48,7 +48,7 @@ class TokenFile(Tokens):
     documents: np.ndarray
     """(num_documents,) int64: the position of each document's first token."""
     num_bytes: int
-    """UTF-8 bytes of the text: what turns nats a token into bits a byte."""
+    """UTF-8 bytes of the text: for bits per byte from nats per token."""
     vocab_size: int
     end_of_text: int
     path: Path
@@ -175,11 +175,11 @@ class PreparedData(Data):
     def check(self, config: DataConfig) -> None:
         there = self.settled(config)
         for name in ("validation_source", "max_bytes", "keep_overlap"):
-            asked, found = getattr(config, name), getattr(there, name)
-            if asked and asked != found:
+            requested, stored = getattr(config, name), getattr(there, name)
+            if requested and requested != stored:
                 raise WakefulError(
-                    f"data.{name} = {asked!r} does nothing: data.source = {config.source!r} is "
-                    f"prepared, with {name} = {found!r}; leave it out, or prepare the text again"
+                    f"data.{name} = {requested!r} does nothing: data.source = {config.source!r} is "
+                    f"prepared, with {name} = {stored!r}; leave it out, or prepare the text again"
                 )
         if config.tokenizer and self.given(config.source):
             ours, theirs = Tokenizer.load(config.tokenizer).fingerprint, self.tokenizer.fingerprint
@@ -244,7 +244,7 @@ def _files(folder: Path, split: SplitName) -> tuple[Path, Path]:
 def write_split(
     folder: Path, split: SplitName, documents: Iterable[np.ndarray], num_bytes: int
 ) -> dict[str, Any]:
-    """Write a split's documents, (tokens,) each, in the place of those that are there.
+    """Write a split's documents, (tokens,) each, over the existing ones.
 
     Return its facts in `data.json`; `num_bytes` are those of the text.
     """
@@ -292,7 +292,7 @@ def write_splits(
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the narrowest type for the ids below `vocab_size`; its name stands in `data.json`."""
+    """Return the narrowest type for the ids below `vocab_size`; its name is in `data.json`."""
     return TOKEN_DTYPES["uint16" if vocab_size <= 2**16 else "uint32"]
 
 
@@ -363,9 +363,9 @@ def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
     return documents
 
 
-def _damaged(path: Path, what: str) -> WakefulError:
+def _damaged(path: Path, reason: str) -> WakefulError:
     return WakefulError(
-        f"{path} is damaged ({what}): delete {path.parent} and prepare the data again"
+        f"{path} is damaged ({reason}): delete {path.parent} and prepare the data again"
     )
 
 

@@ -52,7 +52,7 @@ class Backcopy(Task):
 
     @property
     def counts(self) -> np.ndarray:
-        """How often each character follows each other, (V, V) int64 in the order of `characters`.
+        """Counts of each character after each other, (V, V) int64 in the order of `characters`.
 
         Every document is closed to a circle, so each character has as many followers as
         forerunners, and its frequency is the stationary one.
@@ -61,10 +61,10 @@ class Backcopy(Task):
 
     @property
     def sha256(self) -> str:
-        whole = hashlib.sha256(b"backcopy")
+        digest = hashlib.sha256(b"backcopy")
         for data in (b"%d" % self.triggers, self.characters.encode(), self.counts.tobytes()):
-            whole.update(len(data).to_bytes(8, "little") + data)
-        return whole.hexdigest()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.hexdigest()
 
     @cached_property
     def trigger_ids(self) -> np.ndarray:
@@ -84,10 +84,12 @@ class Backcopy(Task):
         bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
         windows = np.full(bits.shape, BOS_ID, np.int64)  # a row a position
         (ends, tokens), copies = self._pairs, self._copies
-        for place in range(1, len(windows)):
-            last = windows[place - 1]
-            drawn = tokens[np.searchsorted(ends, (last << _BITS) + bits[place], side="right")]
-            windows[place] = np.where(copies[last], windows[max(place - 2, 0)], drawn)
+        for position in range(1, len(windows)):
+            last = windows[position - 1]
+            characters = tokens[
+                np.searchsorted(ends, (last << _BITS) + bits[position], side="right")
+            ]
+            windows[position] = np.where(copies[last], windows[max(position - 2, 0)], characters)
         return np.ascontiguousarray(windows.T)
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
@@ -102,15 +104,15 @@ class Backcopy(Task):
         it, (n, L): what `losses` is in expectation over the next token.
         """
         p = self.probabilities
-        each = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
-        return np.where(self.is_trigger(rows), 0.0, each[rows])
+        entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
+        return np.where(self.is_trigger(rows), 0.0, entropy[rows])
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
         return self._copies[rows]
 
     @cached_property
     def _copies(self) -> np.ndarray:
-        """Whether each id is a trigger."""
+        """Return True for each id that is a trigger."""
         return np.isin(np.arange(len(self.characters) + 1), self.trigger_ids)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Tasks, which stand in for a text: their windows are drawn when they are read."""
+"""Tasks, which replace a text: their windows are drawn when they are read."""
 
 import functools
 import os
@@ -63,7 +63,7 @@ class Task(Variant):
         """Return where the next token depends on more than the token itself: bool, as `rows`."""
 
     def tokenizer(self) -> Tokenizer:
-        """Return a tokenizer of single characters, which leaves out those that it does not know."""
+        """Return a tokenizer of single characters, which drops unknown ones."""
         ids = {BOS_TOKEN: BOS_ID} | {each: i for i, each in enumerate(self.characters, start=1)}
         inner = tokenizers.Tokenizer(models.BPE(ids, []))
         inner.decoder = decoders.Fuse()
@@ -98,7 +98,7 @@ class TaskStream(Tokens):
 
 
 class TaskData(Data):
-    """A task in the place of prepared text; nothing of it lies on the disk."""
+    """A task that serves as prepared text; nothing of it lies on the disk."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -138,12 +138,12 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
     None where it names a text: a file is meant by what is neither a task's name nor a call.
     `imports` is as for `build`.
     """
-    found = _EXPRESSION.fullmatch(source)
-    if found is None or source.startswith(HUB_PREFIX) or found[1] == MIXTURE:
+    match = _EXPRESSION.fullmatch(source)
+    if match is None or source.startswith(HUB_PREFIX) or match[1] == MIXTURE:
         return None
-    known = found[1] in variants("data.tasks")
+    is_task = match[1] in variants("data.tasks")
     is_file = os.path.exists(expanded(source))
-    if not known and (is_file or (not found[2] and ":" not in found[1])):
+    if not is_task and (is_file or (not match[2] and ":" not in match[1])):
         return None
     return _built(source, imports)
 
