@@ -37,7 +37,7 @@ def quantized(
         text, stock = torch.cat(calibration).flatten(), method.startswith("stock")
         texts = Texts.spread(text, min(LENGTH, len(text) // Texts.rows))
         choice = choose(plain, [scheme], texts, token=job["first"], stock=stock)
-        asked = choice.best.made(plain, texts.calibrating, job["first"])
+        asked = choice.best.apply(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
     return quantize_module(
