@@ -1,4 +1,4 @@
-"""What to do about a diagnosis: cures tried on a few windows of the text, the best of them named.
+"""Advice on a diagnosis: cures tried on a few windows of the text, and the best of them.
 
 What is advised works on that model and was measured there: the loss first, then the sink that
 remains, then the outliers. Where no cure that was tried helps at no loss, that is said instead.
@@ -51,7 +51,7 @@ class Trial:
     options: tuple[str, ...]
     """Of `wakeful cure`."""
     words: str
-    """What it does."""
+    """Description of the cure."""
     loss: LossChange
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
@@ -61,7 +61,7 @@ class Trial:
     """Sinks after the first token."""
 
     def eases(self, before: "Trial", good_share: float) -> bool:
-        """Whether it removes the first token's sink at no loss, and no other comes."""
+        """True where it removes the first token's sink at no loss and no other appears."""
         return (
             self.loss.is_harmless
             and self.share <= good_share < before.share
@@ -168,11 +168,11 @@ class _Trials:
         )  # fmt: skip
 
     def helps(self, trial: Trial) -> bool:
-        """Whether a trial removes the sink at no loss."""
+        """Tell whether a trial removes the sink at no loss."""
         return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
 
     def eases(self, trial: Trial) -> bool:
-        """Whether a trial removes the first token's sink at no loss, and a later one stays."""
+        """Tell whether a trial removes the first token's sink at no loss and a later one stays."""
         return trial.eases(self.plain, self.good_share)
 
     def rotation(self) -> Trial | None:

@@ -1,4 +1,4 @@
-"""What single heads do: layer × head maps of four metrics, and attention with the tokens' texts."""
+"""Charts of single heads: layer × head maps of four metrics, and attention with tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ _WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
 _SQUARE = 220
 _BARE = alt.Axis(labels=False, ticks=False)
 _THOUSANDTHS, _HUNDREDTHS = ("thousandths", 1000), ("hundredths", 100)
-"""What cells are counted in, all that a color shows: whole numbers are half as long to write."""
+"""Unit of cells, as fine as a color shows: whole numbers are half as long to write."""
 _INK = {" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"}
-"""What stands for characters that leave no ink."""
+"""Signs for characters that leave no ink."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def to_choose(
 
 
 def _written(cells: pl.DataFrame) -> str:
-    """Return weights by query and key, both from 0, a character each and a line a query."""
+    """Return weights by query and key, both from 0, one line per query."""
     top = len(_LEVELS) - 1
     lines: dict[int, list[str]] = {}
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():

@@ -38,7 +38,7 @@ _NAMED = 512
 
 @dataclass(frozen=True)
 class ModelDiagnosis:
-    """What one model showed."""
+    """Measurements of one model."""
 
     name: str
     architecture: str
@@ -46,7 +46,7 @@ class ModelDiagnosis:
     length: int
     num_sequences: int
     loss: float
-    """Mean next-token loss over the sequences, in nats a token; where a relaxed prefix lets tokens
+    """Mean next-token loss over sequences, in nats per token; where a relaxed prefix lets tokens
     see their own targets, those are left out."""
     loss_error: float
     rows: Frame
@@ -56,13 +56,13 @@ class ModelDiagnosis:
     attention: Frame | None = None
     """Every head's weights among the first of them: layer, head, query, key, value."""
     has_bos: bool = True
-    """Whether the model's tokenizer has a BOS token."""
+    """True where the model's tokenizer has a BOS token."""
     later_sinks: tuple[LaterSink, ...] = ()
     """Tokens after the first that take more than their share of attention."""
     advice: Advice | None = None
-    """What to do about it, as tried on the text; None where nothing is, or nothing was tried."""
+    """Advice as tried on the text; None where nothing is wrong or nothing was tried."""
     quantized: bool = False
-    """Whether the model is quantized, and no other can be made of it."""
+    """True where the model is quantized, so that it cannot be cured."""
 
 
 def diagnose_model(
@@ -135,7 +135,7 @@ def diagnose_model(
 
 @dataclass(frozen=True, kw_only=True)
 class _Said:
-    """What summary.json says of a model besides its figures."""
+    """Fields of summary.json besides a model's figures."""
 
     model: str
     architecture: str

@@ -1,4 +1,4 @@
-"""What is told of a diagnosis, and of a cure, which is one before and one after."""
+"""Report sections of a diagnosis, and of a cure, which is one before and one after."""
 
 import math
 import shlex
@@ -149,7 +149,7 @@ def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
 
 
 def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
-    """Draw the largest token importances over layers: the first five of one model, a line each;
+    """Draw the largest token importances over layers: the first five of one model, one line each;
     of several models the largest alone.
     """
     frame = _of_all(
@@ -239,7 +239,7 @@ def _positive(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def headlines(diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()) -> list[str]:
-    """Return the verdicts, a sentence for all models of which the same is to be said.
+    """Return the verdicts, one sentence for all models with the same findings.
 
     No model among the `worse`, those whose cure cost loss, is called healthy.
     """
@@ -331,7 +331,7 @@ def diagnosis_report(
     steps: Sequence[Step] | None = None,
     worse: Collection[str] = (),
 ) -> Report:
-    """Return what is told of what models showed on a text.
+    """Return the report of models' measurements on a text.
 
     `done` are words and what they say of what was done to the last of several models; `sources`
     are what the models were asked for as, for a command to type; `steps` are what to do next, where

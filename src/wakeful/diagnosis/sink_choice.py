@@ -1,4 +1,4 @@
-"""Which token a cure puts where attention parks: candidates for a model, and windows to measure on.
+"""Choice of the token that takes the sink: candidates for a model, and windows to measure on.
 
 `wakeful.surgery.sink_tokens` says how they are measured.
 """

@@ -30,7 +30,7 @@ from wakeful.terminal.display import Display, DisplayFactory
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Diagnosis(Measured):
-    """What models showed on a text."""
+    """Measurements of models on a text."""
 
     models: tuple[Diagnosed, ...]
     method: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What a diagnosis says: the figures that papers print, lazy layers, and a verdict in sentences."""
+"""Verdict of a diagnosis: the figures that papers print, lazy layers, and sentences."""
 
 import dataclasses
 import math

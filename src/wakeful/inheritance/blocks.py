@@ -81,7 +81,7 @@ def grow(
     mix are the reference's too, new blocks bring what it learned of them.
 
     Raises:
-        WakefulError: `layers` leaves out a block of the student, or the reference lacks one.
+        WakefulError: `layers` drops a block of the student, or the reference lacks one.
     """
     layers.check(reference.config.num_layers)
     lost = sorted(set(student_layers.sources) - set(layers.sources))

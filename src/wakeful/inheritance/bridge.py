@@ -1,4 +1,4 @@
-"""`bridge`: a closed-form map in the place of the layers that an heir leaves out; no training.
+"""`bridge`: a closed-form map that replaces the layers that an heir drops; no training.
 
 Where the heir's layer t is the reference's layer s and its next one a later layer than s + 1, with
 h the hidden channels of t's feed-forward network, m = W_down h its output, r the rest of the stream
@@ -22,7 +22,7 @@ of times as long, in few channels, from early layers on. Counted as any other it
 solution; left out, it comes out with any direction where it grows long inside the gap, and the
 sink of later layers is lost. `apart` solves on the others. Where that leaves the mean first token
 more than 30° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
-that the layer puts out without a bridge: in the reference's direction, at a length between the
+of the layer's output without a bridge: in the reference's direction, at a length between the
 heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
 tokens more than it is worth. A first token that was long before the gap keeps its direction by
 itself, and there the constraint would only cost (docs/archive/findings.md).
@@ -126,7 +126,7 @@ def bridge(
             first token of its own.
         only: the gaps to bridge; by default all.
         autocast: the context that both models run in.
-        progress: hears of every layer that the reference has gone through.
+        progress: called with every layer that the reference has gone through.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.

@@ -39,11 +39,11 @@ def bridged_losses(
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: OnProgress = ignore_progress,
 ) -> dict[int, float]:
-    """Return the loss, in nats a token, without the run of layers from each start that was tried.
+    """Return the loss, in nats per token, without the run of layers from each start that was tried.
 
     The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
     sequences are measured on, the others are solved on. `documents` and `autocast` are as `bridge`
-    takes them; `progress` hears of every run. The reference is as it was when this returns.
+    takes them; `progress` is called with every run. The reference is as it was when this returns.
 
     Raises:
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run

@@ -1,4 +1,4 @@
-"""Which block of a reference each block of a target starts from.
+"""Maps from the blocks of a target to the blocks of a reference that they start from.
 
 N layers in the reference, n in the target, both counted from 0 as in code. A diagnosis chooses by
 
@@ -44,7 +44,7 @@ class LayerMap:
 
     sources: tuple[int, ...]
     rule: str
-    """How the blocks were chosen, for reports."""
+    """Rule by which the blocks were chosen, for reports."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -65,7 +65,7 @@ class LayerMap:
 
     @property
     def ascends(self) -> bool:
-        """Whether no layer goes back or repeats."""
+        """True where no layer goes back or repeats."""
         return all(earlier < later for earlier, later in itertools.pairwise(self.sources))
 
     def __str__(self) -> str:
@@ -168,9 +168,9 @@ class Diagnosed:
     """Each metric of the module's table, one figure a layer; `angle` is that of single blocks."""
     angles: list[list[float]]
     """`angles[l][k]`: angular distance of what layers l and k receive, k > l; for k the number of
-    layers, of what the last one puts out."""
+    layers, of the last one's output."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """Nats a token without the run that begins at each layer, for `bridge` (heirs/choice.py)."""
+    """Nats per token without the run that begins at each layer, for `bridge`."""
 
     @property
     def num_layers(self) -> int:
@@ -228,7 +228,7 @@ def ordered(
     """Return all layers in the order in which targets of growing depth take them in.
 
     The first `num_layers` of the list are the target's of that depth; each growth takes the next.
-    `gaps` are the runs of neighbors that `angle` may leave out.
+    `gaps` are the runs of neighbors that `angle` may drop.
     """
     total = diagnosed.num_layers
     if by not in get_args(By):

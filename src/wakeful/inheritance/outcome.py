@@ -51,12 +51,12 @@ class PartLoss:
     minus_reference: float
     minus_reference_error: float | None
     windows: int = 0
-    """How many the errors are over; 0 where an earlier version wrote it."""
+    """Number of windows behind the errors; 0 where an earlier version wrote it."""
 
 
 @dataclass(frozen=True)
 class Behind:
-    """How many of an arm's evaluations, at steps of the heir's too, have a higher loss than it."""
+    """Number of an arm's evaluations, at steps of the heir's too, have a higher loss than it."""
 
     evaluations: int
     behind: int
@@ -131,14 +131,14 @@ class Reference:
     tokens: int | None
     seconds: float | None
     agreement: str = ""
-    """How far our decoder is from the model that Transformers runs; "" of our own."""
+    """Difference of our decoder from the model that Transformers runs; "" of our own."""
     parts: tuple[PartLoss, ...] = ()
     """As an arm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChoice:
-    """How the first heir's layers were chosen."""
+    """Rule by which the first heir's layers were chosen."""
 
     rule: str
     layers: tuple[int, ...]
@@ -148,7 +148,7 @@ class LayerChoice:
     pinned: int = 0
     gaps: int = 1
     bridges: tuple[Bridged, ...] = ()
-    """Over the layers that the last heir leaves out."""
+    """Over the layers that the last heir drops."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Summary:
     data: DataFacts
     """The text that everything was trained and measured on."""
     over_seeds: tuple[OverSeeds, ...] = ()
-    """Where there are several; everything else is of the first."""
+    """Seeds where there are several; everything else is of the first."""
 
     def __post_init__(self) -> None:
         if self.final not in {arm.arm for arm in self.arms}:
@@ -340,7 +340,7 @@ def outlook(points: Sequence[Point], target: float) -> Outlook:
 
 
 def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
-    """Leave out those before the first step: nothing has been trained yet."""
+    """Drop those before the first step: nothing has been trained yet."""
     best = {point.step: point.loss for point in heir if point.step > 0}
     shared = [point for point in points if point.step in best]
     return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))

@@ -36,7 +36,7 @@ class Recipe:
     reference: str
     """The model to inherit from, as it was named."""
     rule: str
-    """How the layers were chosen."""
+    """Rule by which the layers were chosen."""
     layers: tuple[int, ...]
     """The reference's layers that the first heir takes, in its order."""
     order: tuple[int, ...] = ()

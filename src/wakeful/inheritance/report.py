@@ -1,4 +1,4 @@
-"""What is told of an inheritance."""
+"""Report of an inheritance."""
 
 import math
 import shlex
@@ -57,7 +57,7 @@ def _windows(summary: Summary) -> int:
 
 
 def results_of(summary: Summary) -> pl.DataFrame:
-    """Return a row for the reference and each arm: losses in nats a token with 95% intervals."""
+    """Return a row for the reference and each arm: losses in nats per token with 95% intervals."""
     reference = summary.reference
     rows: list[dict[str, Any]] = [
         {"model": reference.name, "layers": reference.layers,
@@ -207,7 +207,7 @@ def headline(summary: Summary) -> str:
 
 
 def inheritance_report(path: str | Path) -> Report:
-    """Return what is told of an inheritance's folder."""
+    """Return the report of an inheritance's folder."""
     summary, environment = read_inheritance(path)
     reference, heir, recipe = summary.reference, summary.heir, summary.recipe
     choice = _choice(summary)

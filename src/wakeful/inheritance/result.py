@@ -1,4 +1,4 @@
-"""An inheritance's folder: what came of it, and its models."""
+"""Result of an inheritance: its folder and its models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Inheritance(Paged):
 
     @property
     def results(self) -> pl.DataFrame:
-        """A row a model: losses and paired differences with their 95% intervals, sizes, tokens."""
+        """One row per model: losses, paired differences with 95% intervals, sizes, tokens."""
         return results_of(self._read)
 
     @property
@@ -49,7 +49,7 @@ class Inheritance(Paged):
 
     @property
     def report(self) -> Report:
-        """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
+        """The report: heir and reference, the baselines, and the savings."""
         return inheritance_report(self.path)
 
     @property

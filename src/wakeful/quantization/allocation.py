@@ -20,7 +20,7 @@ _UNITS = 2**16
 
 @dataclass(frozen=True)
 class Choice:
-    """What one group of layers takes and costs in a format."""
+    """Bytes and cost of one group of layers in a format."""
 
     bytes: int
     cost: float

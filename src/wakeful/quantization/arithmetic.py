@@ -48,7 +48,7 @@ class Operands:
 
     @property
     def packed(self) -> bool:
-        """Whether two numbers share a byte."""
+        """True where two numbers share a byte."""
         return self.stored.dtype == torch.uint8
 
     @functools.cached_property
@@ -184,7 +184,7 @@ def _padded_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def _processor_multiplies_int8() -> bool:
-    """Whether there is an int8 kernel worth using: fast, and adding up without saturating.
+    """Tell whether there is an int8 kernel worth using: fast, and adding up without saturating.
 
     Without VNNI `torch._int_mm` is a plain loop, 30 times slower than float32's product on AVX2, or
     adds pairs of products in 16 bits, which overflows at 127².

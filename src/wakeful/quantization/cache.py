@@ -28,7 +28,7 @@ from wakeful.variants.implementations import KNOWN, implementation_of, name_befo
 
 Part = Literal["keys", "values"]
 _NAME = "quantized_cache"
-"""What a layer's attention has its cache under, in a model of Transformers."""
+"""Attribute of a Transformers attention layer that holds its quantized cache."""
 
 
 class QuantizedCache(KeepsBuffers):

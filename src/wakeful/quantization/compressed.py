@@ -158,7 +158,7 @@ def can_compress(
     layers: Mapping[str, nn.Module],
     tokenizer: Callable[[], Tokenizer | None],
 ) -> bool:
-    """Whether `check_compressed` refuses nothing under one scheme; `tokenizer` returns what it
+    """Tell whether `check_compressed` refuses nothing under one scheme; `tokenizer` returns what it
     takes.
     """
     try:
@@ -336,7 +336,7 @@ class _Stock:
 
     config: PreTrainedConfig
     tensors: Mapping[str, Tensor]
-    """What stays in full precision."""
+    """Layers in full precision."""
     layers: dict[str, nn.Module]
     """Those that are, or are to be, quantized."""
     turned: Sequence[str] = ()
@@ -345,12 +345,12 @@ class _Stock:
 
 @dataclass(frozen=True)
 class _There:
-    """How Transformers itself has a model, in modules and in files."""
+    """Names of a model's layers in Transformers' modules and files."""
 
     linears: Mapping[str, tuple[int, int]]
     """The shape (N, K) of every `nn.Linear`."""
     places: Mapping[str, list[str]]
-    """Where files hold weights and layers, if elsewhere; an expert's gate and up by themselves."""
+    """Names of weights and layers in files, if they differ; an expert's gate and up apart."""
     experts: Set[str]
     routers: list[str]
 

@@ -55,7 +55,7 @@ def quantize_module(
             the scheme quantizes the cache alone.
         others: schemes of weights and inputs for layers that match a pattern, the first of several,
             in place of `scheme`'s.
-        passed: is told how many layers of how many are quantized.
+        passed: called with the layers quantized so far and their number.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -179,8 +179,8 @@ def scheme_of(model: nn.Module) -> Scheme | None:
 def quantized_layers(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> dict[str, QuantizedLinear]:
-    """Return a quantized model's quantized layers by name; one that stands in several places by its
-    first name alone, unless `remove_duplicate` is false.
+    """Return a model's quantized layers by name; one that is used in several places by its first
+    name alone, unless `remove_duplicate` is false.
     """
     return {
         name: module
@@ -228,7 +228,7 @@ def _refuse_quantized(model: nn.Module) -> None:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer whose product is all it does, or our heads."""
+    """Tell whether a module is a linear layer whose product is all it does, or our heads."""
     if type(module) is Heads or isinstance(module, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
@@ -238,7 +238,7 @@ def is_linear(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _only_multiplies(layer: nn.Linear) -> bool:
-    """Whether a linear layer with a forward of its own (Falcon's, for one) adds nothing to it."""
+    """Tell whether a linear layer's own forward (Falcon's, for one) adds nothing to the product."""
     weight = layer.weight
     x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device)
     x = x.view(2, -1)

@@ -1,4 +1,4 @@
-"""What quantization did: the figures of every scheme, whether kurtosis predicts them, a verdict."""
+"""Damage of quantization: figures of every scheme, kurtosis as a predictor, a verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from wakeful.quantization.measure import Measurement
 from wakeful.quantization.schemes import Scheme
 
 HARMLESS, SEVERE = 0.02, 0.18
-"""Nats a token: a loss increase up to the first (perplexity rises by 2%) is called harmless, one
+"""Nats per token: a loss increase up to the first (perplexity rises by 2%) is called harmless, one
 from the second on (by a fifth) severe."""
 GRADES: Mapping[Level, str] = {
     "good": "harmless", "mixed": "some damage", "bad": "severe damage", "unsure": "not resolved"
 }  # fmt: skip
 _WORST = 8
-"""How many of the worst layers the page lists."""
+"""Number of the worst layers that the page lists."""
 _STRONG = 0.5
 """From this rank correlation on, kurtosis is said to predict the damage."""
 _FEW = 5
@@ -43,7 +43,7 @@ class Damage:
     full_bytes: int
     bytes: dict[str, int]
     seconds: dict[str, float]
-    """What quantizing took, calibration included."""
+    """Seconds of quantizing, calibration included."""
     parameters: int = 0
     """Of the model before, each counted once."""
     savable: tuple[str, ...] = ()

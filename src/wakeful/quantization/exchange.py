@@ -32,9 +32,9 @@ class Exchange:
     replaced: dict[int, QuantizedLinear]
     """By the ids of the layers in full precision."""
     passed: Callable[[], None]
-    """Is told of every layer."""
+    """Called after every layer."""
     seen: dict[str, Seen] = field(default_factory=dict)
-    """What the text shows of the layers that are quantized now."""
+    """Statistics of the text at the layers that are quantized now."""
     beside: dict[str, list[str]] = field(default_factory=dict)
     """The layers that share a scale with each, where they do."""
 

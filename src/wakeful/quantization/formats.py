@@ -36,7 +36,7 @@ VLLM: Mapping[str, Scheme] = {
 
 
 def fits(layer: nn.Module, scheme: Scheme) -> bool:
-    """Whether a layer's inputs are whole groups of a format."""
+    """Tell whether a layer's inputs are whole groups of a format."""
     group = scheme.weights.group if scheme.weights is not None else 0
     return not group or matrix(layer)[0].shape[1] % group == 0
 

@@ -1,4 +1,4 @@
-"""Gradients of the loss in what linear layers put out, by one pass forward and back."""
+"""Gradients of the loss in linear layers' outputs, by one pass forward and back."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

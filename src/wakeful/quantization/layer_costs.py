@@ -1,4 +1,4 @@
-"""What layers cost: a frame, and in sentences the dearest, and whether kurtosis foretells it."""
+"""Costs of layers: a frame, and sentences on the dearest and on kurtosis as a predictor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _FIGURES = ("alone", "together", "kl")
 
 
 def cost_frame(found: Sequence[LayerCost]) -> pl.DataFrame:
-    """Return a row a layer, the dearest alone first: figures in nats a token, bytes, kurtosis."""
+    """Return one row per layer, the dearest first: figures in nats per token, bytes, kurtosis."""
     rows: list[dict[str, Any]] = []
     for each in found:
         row: dict[str, Any] = {"module": each.name}

@@ -81,7 +81,7 @@ def onward(
 
 
 def fit(layers: Mapping[str, nn.Module]) -> bool:
-    """Whether the XᵀX of all of the layers fit into `PRODUCTS` bytes together."""
+    """Tell whether the XᵀX of all of the layers fit into `PRODUCTS` bytes together."""
     return len(list(_parts(layers))) <= 1
 
 
@@ -133,7 +133,7 @@ class _Walk:
 
 @torch.no_grad()
 def _walks(model: nn.Module, tokens: Tensor) -> bool:
-    """Whether a model gives the same logits where its blocks are run one by one."""
+    """Tell whether a model gives the same logits where its blocks are run one by one."""
     blocks = list(blocks_of(model))
     walk = _Walk(blocks, 1)
     expected = logits_of(model, tokens)

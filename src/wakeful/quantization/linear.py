@@ -139,7 +139,7 @@ class QuantizedLinear(KeepsBuffers):
 
     @property
     def sees_padding(self) -> bool:
-        """Whether padding changes what a sequence gives: a dynamic scale "per tensor" sees it."""
+        """True where padding changes a sequence's output: a dynamic scale "per tensor" sees it."""
         shared = any(grid.per == "tensor" for _, grid in self.scheme.activations)
         return shared and self.scheme.scales == "dynamic"
 

@@ -1,4 +1,4 @@
-"""Several models under several schemes: one matrix of damage, and whether kurtosis foretells it."""
+"""Several models under several schemes: one matrix of damage, and whether kurtosis predicts it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -81,7 +81,7 @@ def matrix_report(
     options: QuantizeOptions | None = None,
     heads: str = "",
 ) -> Report:
-    """Return what is told of several models under several schemes.
+    """Return the report of several models under several schemes.
 
     `sources` are what the models were asked for as, and `options` how, for a command to type;
     `heads` says which models' output heads are quantized.

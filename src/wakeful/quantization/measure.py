@@ -1,4 +1,4 @@
-"""What quantization does to a model: perplexity, divergence and each layer's error.
+"""Effects of quantization on a model: perplexity, divergence and each layer's error.
 
 Every sequence runs alone, so that a per-tensor scale is of one sequence. Shapes: L tokens of a
 sequence, K input channels, N output channels, V vocabulary.
@@ -53,7 +53,7 @@ class Totals:
     divergence: list[float] = field(default_factory=list)
     """KL to the full-precision model."""
     seconds: float = 0.0
-    """What reading took; the full-precision model's, which is looked at inside, is not kept."""
+    """Seconds of reading; the full-precision model's, which is looked at inside, is not kept."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Measurement:
         return self._perplexity(scheme).minus(self._perplexity(""))
 
     def loss_increase(self, scheme: str) -> Estimate:
-        """Return mean loss minus the full-precision model's in nats a token, paired.
+        """Return mean loss minus the full-precision model's in nats per token, paired.
 
         e to it is the ratio of perplexities. It stands out from its error sooner than their
         difference does, which the hardest sequences rule.
@@ -85,7 +85,7 @@ class Measurement:
         return ratio_and_error([nll - before for nll, before in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
-        """Return mean KL(full ‖ quantized) in nats a token, with its error over sequences."""
+        """Return mean KL(full ‖ quantized) in nats per token, with its error over sequences."""
         return ratio_and_error(self.schemes[scheme].divergence, self.counts)
 
     def _perplexity(self, scheme: str) -> Figure:

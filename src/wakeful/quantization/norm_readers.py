@@ -1,4 +1,4 @@
-"""Which layers read a norm's output, where a division of inputs can go into the norm's scale; and
+"""Layers that read a norm's output, where a division of inputs can go into the norm's scale; and
 which read one tensor.
 """
 
@@ -21,7 +21,7 @@ _TOKENS = 4
 def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
     """Return the linear layers that read each norm's very output, by the norms' names.
 
-    A norm is a module with a scale of its own for each channel that it puts out. One whose output
+    A norm is a module with a scale of its own for each channel of its output. One whose output
     something else reads too (the residual stream after a post-norm, a router of experts) is left
     out: what is divided there would be missing elsewhere.
     """
@@ -67,7 +67,7 @@ def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str
 
 @torch.no_grad()
 def readers_of_tensors(model: nn.Module) -> list[list[str]]:
-    """Return the linear layers by the very tensor that they read, also one that no norm put out."""
+    """Return the linear layers by the tensor that they read, also one that is no norm's output."""
     found: dict[int, tuple[Tensor, list[str]]] = {}
 
     def read(name: str, args: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What calibration text shows of linear layers, as hooks see it."""
+"""Statistics of calibration text at linear layers, recorded by hooks."""
 
 import re
 import weakref

@@ -14,7 +14,7 @@ ArithmeticName = Literal["reference", "integer", "torchao"]
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions(ReadingOptions):
-    """How to quantize, and what text to measure the damage on."""
+    """Schemes, and the text to measure the damage on."""
 
     scheme: How[tuple[str, ...]] = ()
     """A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
@@ -62,7 +62,7 @@ class QuantizeOptions(ReadingOptions):
 
     @property
     def chooses(self) -> bool:
-        """Whether each layer's format is to be chosen."""
+        """True where each layer's format is to be chosen."""
         return bool(self.bits or self.bytes or self.loss)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is told of the damage that quantization does."""
+"""Report of the damage of quantization."""
 
 import copy
 import math
@@ -149,7 +149,7 @@ def _layer_map(damage: Damage, scheme: str) -> charts.Drawing:
 
 
 def _errors(damage: Damage, position: str = "rest", *, blocks: bool = False) -> charts.Drawing:
-    """Draw a line a scheme: the relative error of the layers of each block, their root mean square,
+    """Draw one line per scheme: the relative error of each block's layers, their root mean square,
     or of `blocks`' outputs with all errors before them; both on one scale.
     """
     frames = []
@@ -349,7 +349,7 @@ def quantization_report(
     costs: Sequence[LayerCost] = (),
     smallest: Smallest | None = None,
 ) -> Report:
-    """Return what is told of the damage that schemes do to a model.
+    """Return the report of the damage of schemes to a model.
 
     `costs` are those of single layers, and `smallest` is the model of chosen formats.
 

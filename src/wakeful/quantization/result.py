@@ -1,4 +1,4 @@
-"""What the verb quantize returns: quantized models, and the damage of one or several."""
+"""Results of quantize: quantized models, and the damage of one or several."""
 
 import json
 from collections.abc import Mapping
@@ -45,12 +45,12 @@ class Quantization(Measured):
     method: Mapping[str, str]
     layers: tuple[str, ...]
     options: QuantizeOptions
-    """What was asked for."""
+    """Options of the call."""
     head: bool
-    """Whether the output head is quantized too; one that is tied to the embedding stays."""
+    """True where the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
     costs: tuple[LayerCost, ...] = ()
-    """What each layer costs, where that was asked for."""
+    """Cost of each layer, where requested."""
     smallest: Smallest | None = None
     """The formats that were chosen, where that was asked for."""
     saved: Mapping[str, Any] | None = None
@@ -83,7 +83,7 @@ class Quantization(Measured):
 
     @property
     def report(self) -> Report:
-        """What each scheme costs, the worst layers, the bytes saved; or that nothing was
+        """Cost of each scheme, the worst layers, the bytes saved; or that nothing was
         measured.
         """
         if self.damage is None:
@@ -160,7 +160,7 @@ class Quantization(Measured):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class QuantizationMatrix(Measured):
-    """What several schemes did to several models; the quantized models themselves are let go of."""
+    """Damage of several schemes to several models, without the quantized models."""
 
     each: Mapping[str, Quantization]
     """Every model's own result, by its name, without models."""
@@ -182,7 +182,7 @@ class QuantizationMatrix(Measured):
 
     @property
     def report(self) -> Report:
-        """What each scheme does to each model, and whether kurtosis foretells it."""
+        """Damage of each scheme to each model, and whether kurtosis predicts it."""
         keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
         method = {
             key: same_or_each({n: one.method[key] for n, one in self.each.items()
@@ -197,7 +197,7 @@ class QuantizationMatrix(Measured):
 
     @property
     def _heads(self) -> str:
-        """Which models' output heads are quantized, in a sentence; empty where all are alike."""
+        """Sentence on the models whose output heads are quantized; empty where all are alike."""
         quantized = [name for name, one in self.each.items() if one.head]
         rest = [name for name, one in self.each.items() if not one.head]
         if not quantized or not rest:

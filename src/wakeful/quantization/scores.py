@@ -1,4 +1,4 @@
-"""What a layer costs in a format, to second order in its output's error, from one backward pass.
+"""Cost of a layer in a format, to second order in its output error, by one backward pass.
 
 With ŷ_t = y_t + δ_t, the model's predictions move from its own by
 

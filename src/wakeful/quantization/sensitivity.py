@@ -1,4 +1,4 @@
-"""Which layers hurt: what each costs quantized alone, and what it gives back of all together.
+"""Sensitivity of layers: the cost of each alone, and what it gives back of all together.
 
 With ℓ the loss, q(S) the model whose layers S are quantized and A all of them, layer i costs
 ℓ(q({i})) − ℓ(q(∅)) alone and ℓ(q(A)) − ℓ(q(A ∖ {i})) together. Both are paired over sequences.
@@ -28,7 +28,7 @@ from wakeful.quantization.measure import divergence, nll, predicted
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs, in nats a token, and what bytes it takes."""
+    """Cost of one layer in nats per token, and its bytes."""
 
     name: str
     alone: Estimate

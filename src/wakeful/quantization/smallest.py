@@ -36,7 +36,7 @@ _TOKENS = 2048
 
 @dataclass(frozen=True)
 class Budget:
-    """What the file may take or cost; one of them is not 0."""
+    """Limit of the file; one of the fields is not 0."""
 
     bits: float = 0.0
     """Bits per weight of the layers, scales included; embeddings and the head apart."""
@@ -63,9 +63,9 @@ class Smallest:
     weights: int
     """Of the layers."""
     other_bytes: int
-    """What embeddings, norms and a head that stays take."""
+    """Bytes of embeddings, norms and an unquantized head."""
     tuning: Tuning | None = None
-    """What training the scales did, where that was asked for."""
+    """Result of training the scales, where requested."""
 
     @property
     def bits(self) -> float:
@@ -74,7 +74,7 @@ class Smallest:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many layers have each format."""
+        """Number of layers in each format."""
         found = Counter(self.formats.values())
         return {name: found[name] for name in (*VLLM, FULL) if found[name]}
 
@@ -89,7 +89,7 @@ class SmallestSearch:
     rounding_text: Sequence[Int[Tensor, "1 L"]]
     choosing_text: Sequence[Int[Tensor, "1 L"]]
     all_bytes: int
-    """What the model takes in full precision, as it is stored."""
+    """Bytes of the model in full precision, as it is stored."""
     stored: torch.dtype
     arithmetic: Arithmetic = "integer"
     tune: int = 0

@@ -32,14 +32,14 @@ RATE = 1e-3
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning did on text that trained nothing."""
+    """Effect of tuning on text that trained nothing."""
 
     steps: int
     before: Estimate
     """KL from the model in full precision, nats per token."""
     after: Estimate
     kept: bool
-    """Whether the tuned scales stay: KL falls by more than its 95% interval, paired."""
+    """True where the tuned scales stay: KL falls by more than its 95% interval, paired."""
 
 
 def tune_scales(
@@ -99,7 +99,7 @@ def with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
 
 
 def tunable(layer: QuantizedLinear) -> bool:
-    """Whether a layer's scales are numbers of whole ones, and nothing else is rounded."""
+    """Tell whether a layer's scales are numbers of whole ones, and nothing else is rounded."""
     return isinstance(layer.grid, Absmax) and not layer.scheme.activations
 
 

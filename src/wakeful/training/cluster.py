@@ -45,9 +45,9 @@ _LOGS = "jobs"
 _COMMAND = ".command"
 """The file beside the logs' folders that a command holds while it distributes work."""
 _ENGINE = "SUBMITIT_EXECUTOR"
-"""Where submitit tells a job what it was begun by."""
+"""Environment variable by which submitit names a job's launcher."""
 THREADS = "OMP_NUM_THREADS"
-"""How many threads torch takes."""
+"""Number of threads of torch."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Ended:
     fault: str = ""
     """The fault; empty where there was none."""
     stopped: bool = False
-    """Whether a signal ended the work, which goes on in another job."""
+    """True where a signal ended the work, which continues in another job."""
     diverged: bool = False
-    """Whether training ran into numbers that are not finite, as it would again."""
+    """True where training diverged, as it would again."""
 
 
 Call = tuple[Callable[..., Ended], *tuple[Any, ...]]
@@ -68,7 +68,7 @@ Call = tuple[Callable[..., Ended], *tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where runs are trained, and how many at a time."""
+    """Place of training, and the number of runs at a time."""
 
     engine: str
     workers: int
@@ -93,11 +93,11 @@ class Work:
     operations: float = math.inf
     """Floating-point operations that it takes, very roughly; inf has a job of its own."""
     said: bool = True
-    """Whether the run in its place says when nothing is left to do; else only its job does."""
+    """True where the run in its place says when nothing is left to do; else only its job does."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing is known to be left to do."""
+        """Tell whether no work is known to remain."""
         return self.said and is_done(self.place)
 
 

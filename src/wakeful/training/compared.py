@@ -35,7 +35,7 @@ _OF_ONE_VARIANT = frozenset({
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a run left behind; an unfinished one has no summary and no validation windows."""
+    """Files of a run; an unfinished one has no summary and no validation windows."""
 
     path: Path
     variant: str
@@ -47,9 +47,9 @@ class TrainedRun:
     """None of a run under way."""
     metrics: pl.DataFrame
     validation: pl.DataFrame
-    """One row a validation window: window, loss (mean nats a token), tokens."""
+    """One row per validation window: window, loss (mean nats per token), tokens."""
     followed: pl.DataFrame
-    """What was followed over steps, `step`, `figure` and `value`: means over layers, and a task's
+    """Figures over steps, `step`, `figure` and `value`: means over layers, and a task's
     excess loss; no rows where nothing was asked for."""
     heads: pl.DataFrame
     """The same of each layer and head: `step`, `figure`, `layer`, `head` and `value`; no head in
@@ -71,7 +71,7 @@ class ComparedRuns:
 
     name: str
     names: tuple[str, ...]
-    """Every variant there is to be, in an order that does not change as runs finish."""
+    """Every planned variant, in an order that does not change as runs finish."""
     runs: tuple[TrainedRun, ...]
     unfinished: tuple[str, ...]
     """Runs that are not in the tables, by name."""
@@ -142,7 +142,7 @@ class ComparedRuns:
         return self.of(variant) or _by_seed(variant, self.partial)
 
     def paired_over(self, variant: str) -> str:
-        """What a variant's figures are means over: "seeds" where two or more are compared."""
+        """Unit that a variant's figures are means over: "seeds" where two or more are compared."""
         return "seeds" if len(self.compared(variant)) > 1 else "windows"
 
     def compared(self, variant: str) -> list[TrainedRun]:

@@ -34,12 +34,12 @@ class Comparison(Paged):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """A row a variant: losses, paired differences, size, cache and speed."""
+        """One row per variant: losses, paired differences, size, cache and speed."""
         return summary_table(self.found)
 
     @property
     def results(self) -> pl.DataFrame:
-        """A row a variant, as files have it: 95% intervals in the place of standard errors."""
+        """One row per variant, as files have it: 95% intervals instead of standard errors."""
         return interval_columns(self.frame, ["seeds_used", "errors_of"])
 
     @property

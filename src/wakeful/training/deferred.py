@@ -1,4 +1,4 @@
-"""What lets a device work on: batches that are read ahead, and losses that stay there unread.
+"""Asynchronous training: batches read ahead, and losses read later.
 
 To read a loss waits for all work before it.
 """

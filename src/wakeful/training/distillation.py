@@ -23,7 +23,7 @@ from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED, Decoder
 
 Over = Literal["sum", "mean"]
-"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+"""Reduction of KL over the vocabulary: summed, the divergence itself, or averaged, V times less."""
 
 
 def distillation_loss(
@@ -113,7 +113,7 @@ def check_vocabulary(student: int, teacher: int) -> None:
 
 
 class Distillation:
-    """The loss of a student with its teacher at hand.
+    """The loss of a student with a live teacher.
 
     A teacher whose embedding is padded, or has tokens that are added later, is cut to the student's
     vocabulary: p is what it says given that the token is one of those.

@@ -32,7 +32,7 @@ def wanted_packages(config: Config) -> dict[str, Any]:
 def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iterator[Write]:
     """Give a function that copies a metrics row to wherever the configuration says.
 
-    What an interrupted run left from step `first` on is there once: TensorBoard is told to drop it,
+    What an interrupted run left from step `first` on is there once: TensorBoard drops it,
     Weights & Biases keeps the first of each step. There the run is called as here, in the project
     $WANDB_PROJECT or "wakeful"; it is found again when resumed, and $WANDB_MODE=offline keeps it in
     the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is

@@ -60,7 +60,7 @@ def quantization_damage(
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin to measure a GPU's peak anew, so that it is one run's and not that of those before."""
+    """Reset a GPU's peak memory, so that it is one run's and not that of those before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

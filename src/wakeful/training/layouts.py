@@ -13,18 +13,18 @@ from wakeful.variants.plugins import entries
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """What a layout says of a comparison beside what every page does."""
+    """Parts that a layout adds to the page of a comparison."""
 
     verdicts: Sequence[str] = ()
     """Sentences after those on losses."""
     notes: Sequence[str] = ()
-    """What must be said of its figures."""
+    """Caveat about its figures."""
     first: Sequence[Section] = ()
     """Sections right after the verdict."""
     last: Sequence[Section] = ()
     """Sections before the details."""
     method: Sequence[tuple[str, str]] = ()
-    """How its figures are taken, each with a name."""
+    """Methods of its figures, by name."""
 
 
 @runtime_checkable

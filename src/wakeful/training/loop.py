@@ -55,7 +55,7 @@ class Initial:
     decoder: Decoder
     """The model itself, in the precision to train in; it is trained in place."""
     origin: Mapping[str, Any]
-    """Where the weights come from, as run.json records it under "initial"."""
+    """Source of the weights, as run.json records it under "initial"."""
 
 
 def train_run(
@@ -338,7 +338,7 @@ def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
 
 
 def _falls(step: int, every: int) -> bool:
-    """Whether what is done once in `every` steps, 0 for never, is done after this one."""
+    """Tell whether work done every `every` steps, 0 for never, is due after this step."""
     return every > 0 and step % every == 0
 
 

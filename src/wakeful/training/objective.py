@@ -34,7 +34,7 @@ def make_loss(
 ) -> Loss:
     """Return the loss that a configuration asks for, chosen once and compiled if asked.
 
-    `teacher` is the one that the configuration names, where it is at hand already; one that is read
+    `teacher` is the one that the configuration names, where it is loaded already; one that is read
     must have the tokens of `tokenizer`, the text's.
     Where attention must not cross from a document into the next, `end_of_text` tells them apart.
     Of several processes each has its shares of the teacher (`train.parallel`), and blocks are

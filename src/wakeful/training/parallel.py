@@ -1,4 +1,4 @@
-"""How the model lies over the processes: whole on one, whole on each, or a share on each.
+"""Placement of the model over processes: one, a copy on each, or a share on each.
 
 Every call of the model goes through `Parallel.call`, so that the weights a call needs are there
 whichever of the decoder's methods it is.
@@ -29,7 +29,7 @@ class Parallel:
     """A decoder and the processes that train it; this one is of one process: everything is here."""
 
     in_shares = False
-    """Whether no process has the whole model."""
+    """True where no process has the whole model."""
 
     def __init__(self, decoder: Decoder, world: World = ALONE) -> None:
         self.decoder = decoder

@@ -1,4 +1,4 @@
-"""What is told of a comparison."""
+"""Report of a comparison."""
 
 import math
 import shlex
@@ -258,7 +258,7 @@ def _which_curves(comparison: ComparedRuns) -> str:
 
 
 def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
-    """Return what is told of variants that were trained alike."""
+    """Return the report of variants that were trained alike."""
     extra = [layout_of(name).laid_out(comparison) for name in comparison.layouts]
     under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
     told = [*notes(comparison), *(note for each in extra for note in each.notes)]

@@ -124,7 +124,7 @@ def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, Mapping[str, o
 
 
 def _finished(comparison: Run) -> bool:
-    """Whether every run that a comparison names is done."""
+    """Tell whether every run of a comparison is done."""
     header = Run.open(comparison.path).header
     places = [
         comparison.path / name / f"seed-{seed}" for name in header.variants for seed in header.seeds
@@ -144,7 +144,7 @@ class _Row:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything of it."""
+        """True where its folder exists."""
         return (self.place / "run.json").is_file()
 
     def train(self, show: Display) -> None:

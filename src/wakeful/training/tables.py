@@ -32,7 +32,7 @@ _MOST_POINTS = 500
 def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
     """Return one row a variant: losses, paired differences, size, cache and speed.
 
-    Losses are in nats a token, over the seeds that the difference is over too: those that the
+    Losses are in nats per token, over the seeds that the difference is over too: those that the
     variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
     loss is the mean, and its error and the difference's are over seeds; of one they are over
     validation windows: `paired_over` says which. `_low` and `_high` end the 95% confidence interval
@@ -113,7 +113,7 @@ def _ratio(column: str) -> pl.Expr:
 def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
     """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
 
-    Columns: variant, step, difference, low, high (nats a token). Runs are paired by seed
+    Columns: variant, step, difference, low, high (nats per token). Runs are paired by seed
     and by step; with several seeds the difference is their mean and low to high its 95% confidence
     interval over seeds, at the steps that all of them have; with one seed low and high are null.
     """
@@ -181,7 +181,7 @@ def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def followed(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return what variants followed over steps: a row a `figure`, `variant` and `step`.
+    """Return what variants followed over steps: one row per `figure`, `variant` and `step`.
 
     `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
     Of seeds under way it has the steps that all of them have come to.
@@ -191,7 +191,7 @@ def followed(comparison: ComparedRuns) -> pl.DataFrame:
 
 
 def heads_over_steps(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return what layers and heads came to over steps, means over the seeds: a row a `figure`,
+    """Return what layers and heads came to over steps, means over the seeds: one row per `figure`,
     `variant`, `layer`, `head` and `step`; none where there is one layer of one head.
 
     Of seeds under way it has the steps that all of them have come to.

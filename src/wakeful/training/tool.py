@@ -41,7 +41,7 @@ class Run(Stored):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """A row a step and an evaluation: kind, step, loss, lr, tokens, seconds ..."""
+        """One row per step and evaluation: kind, step, loss, lr, tokens, seconds ..."""
         return pl.DataFrame(Directory(self.path).metrics(), infer_schema_length=None)
 
     @property

@@ -28,7 +28,7 @@ def window_losses(
     cross_documents: bool = True,
     progress: OnProgress = ignore_progress,
 ) -> pl.DataFrame:
-    """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
+    """Return one row per validation window: `window`, `loss` (mean nats per token), `tokens`.
 
     Of a task also `optimal`, the loss of the task itself on the same targets; of a mixture
     `domain`.
@@ -96,7 +96,7 @@ def optimal(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | Non
 
 
 def mean_loss(windows: pl.DataFrame) -> Estimate:
-    """Return Σ nll / Σ tokens over windows and its standard error, in nats a token."""
+    """Return Σ nll / Σ tokens over windows and its standard error, in nats per token."""
     return weighted_mean(windows["loss"], windows["tokens"])
 
 

@@ -1,4 +1,4 @@
-"""Schemes: which grid each tensor of a linear layer is laid on."""
+"""Schemes: the number format of each tensor of a linear layer."""
 
 import copy
 from dataclasses import fields
@@ -30,9 +30,9 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
 
 
 class Scheme(FieldVariant):
-    """What a quantized linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
+    """Computation of a quantized linear layer: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
 
-    Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text). A
+    Activation scales are `dynamic` (of the current tensor) or `static` (of calibration text). A
     `method` looks at calibration text too. `cache` is the grid of the keys and values that
     attention reads: of each head and token, or of a channel or a layer's tensor and then of
     calibration text. Two schemes are equal where they state the same; `str`
@@ -75,7 +75,7 @@ class Scheme(FieldVariant):
 
     @property
     def can_be_static(self) -> bool:
-        """Whether it has activation scales and the outermost of each is per tensor."""
+        """True where it has activation scales and the outermost of each is per tensor."""
         return bool(self.activations) and all(
             grid.per == "tensor" and (grid.two_scales or not grid.group)
             for _, grid in self.activations
@@ -83,23 +83,23 @@ class Scheme(FieldVariant):
 
     @property
     def rounding(self) -> Method:
-        """How weights are rounded: by the method, or to nearest."""
+        """Rounding of weights: by the method, or to nearest."""
         return self.method or Method()
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs calibration text."""
+        """True where it needs calibration text."""
         return self.scales == "static" or self.method is not None or self.caches_by_text
 
     @property
     def caches_by_text(self) -> bool:
-        """Whether the cache's scales are of calibration text: a cache that grows has no other."""
+        """True where the cache's scales come from calibration text, as those of channels must."""
         return self.cache is not None and self.cache.per != "token"
 
     @property
     def emulated(self) -> bool:
-        """Whether products are those of the dequantized numbers, for want of a kernel: of floating
-        point formats, and of groups where inputs are quantized too.
+        """True where products are those of the dequantized numbers, for want of a kernel: of
+        floating-point formats, and of groups where inputs are quantized too.
         """
         grids = [grid for grid in (self.weights, self.inputs, self.outputs) if grid is not None]
         grouped = bool(self.activations) and any(grid.group for grid in grids)
@@ -201,13 +201,13 @@ class SmoothQuant(Moderate):
 
 
 class W8A8(Fine):
-    """What other tools call W8A8: the same as fine."""
+    """W8A8 of other tools: the same as fine."""
 
     examples = ("w8a8",)
 
 
 class W4A16(Scheme):
-    """What other tools call W4A16: weights absmax 4-bit in groups of 128; activations untouched."""
+    """W4A16 of other tools: weights absmax 4-bit in groups of 128; activations untouched."""
 
     examples = ("w4a16", "w4a16(method=gptq)")
     weights: Grid | None = Absmax(bits=4, per="channel", group=128)

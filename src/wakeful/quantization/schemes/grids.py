@@ -68,25 +68,25 @@ class Scales:
 
 
 class Grid(FieldVariant, ABC):
-    """The whole numbers from `low` to `high`, how a range is laid on them, and who shares a scale.
+    """The whole numbers from `low` to `high`, the mapping of a range to them, and the scales.
 
     `per` is an output channel of weights, a token of activations, or the whole tensor. Within a
     channel or a token, each `group` of input channels may have a scale of its own.
     """
 
     symmetric: ClassVar[bool] = True
-    """Whether zero means zero, so that there is no zero point."""
+    """True where zero means zero, so that there is no zero point."""
     emulated: ClassVar[bool] = False
-    """Whether products are those of the dequantized numbers, for want of a kernel."""
+    """True where products are those of the dequantized numbers, for want of a kernel."""
     name_of_format: ClassVar[str] = ""
-    """What it is called, where that is not its bits."""
+    """Name, where that is not its bits."""
     two_scales: ClassVar[bool] = False
-    """Whether a group's scale is a multiple of that which `per` shares."""
+    """True where a group's scale is a multiple of that which `per` shares."""
     bits: int
     per: Per
     group: int = 0
     outer: Tensor | None = field(init=False, default=None, repr=False)
-    """What `per` shares, where there are two scales and several matrices share it."""
+    """Outer scale that `per` shares, where several matrices have one."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:

@@ -18,12 +18,12 @@ from wakeful.variants import FieldVariant
 
 Weighting = Literal["loss", "none"]
 _COLUMNS = 128
-"""About this many columns are rounded before the rest hears of their errors at once."""
+"""About this many columns are rounded before their errors are added to the rest at once."""
 
 
 @dataclass
 class Seen:
-    """What calibration text shows of a layer with K inputs."""
+    """Statistics of calibration text at a layer with K inputs."""
 
     channels: Tensor
     """(K,), the largest |x| of each input channel."""
@@ -34,7 +34,7 @@ class Seen:
     readers: "Readers"
     """The layers that read the same tensor."""
     of_norm: bool = True
-    """Whether a norm put out what the layer reads; looked at for a method that asks."""
+    """True where the layer reads a norm's output; looked at for a method that asks."""
 
 
 @dataclass
@@ -52,18 +52,18 @@ class Method(FieldVariant, ABC):
     """
 
     needs_products: ClassVar[bool] = False
-    """Whether `round` asks for XᵀX."""
+    """True where `round` asks for XᵀX."""
     # What follows are options of some methods, and these the values of all others.
     weighting = "none"
-    """What tokens count by in XᵀX: "loss", by what it hears of their errors, or "none", alike."""
+    """Weights of tokens in XᵀX: "loss" (its sensitivity to their errors) or "none" (equal)."""
     sequential = False
-    """Whether a block is looked at in the model whose earlier blocks are rounded already."""
+    """True where a block is looked at in the model whose earlier blocks are rounded already."""
     norms = False
-    """Whether layers that no norm comes before keep their inputs undivided."""
+    """True where layers that no norm comes before keep their inputs undivided."""
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether `weighting` is by the loss."""
+        """True where `weighting` is by the loss."""
         return self.weighting == "loss"
 
     def passes(self, sequences: int) -> float:
@@ -74,7 +74,7 @@ class Method(FieldVariant, ABC):
 
     @property
     def divides(self) -> bool:
-        """Whether inputs are divided."""
+        """True where inputs are divided."""
         return type(self).divisor is not Method.divisor
 
     def divisor(self, seen: Seen, grid: Grid) -> Float[Tensor, "K"]:
