@@ -133,23 +133,23 @@ def test_what_no_folder_holds_is_not_to_be_saved() -> None:
     assert none.command == "wakeful evaluate 'my a' --text my.txt"
 
 
-def test_the_mixed_model_is_measured_and_the_plain_one_saved() -> None:
-    options = QuantizeOptions(scheme=("w4a16",), sensitivity=True, budget=10**6)
+def test_what_no_folder_holds_is_measured_and_another_scheme_saved() -> None:
+    options = QuantizeOptions(scheme=("w4a16",))
     found = damage("a", lost=0.5, schemes=("w4a16",))
     harmless = dataclasses.replace(
         found.measurement.schemes["w4a16"], nll=found.measurement.full.nll
     )
-    mixed = "w4a16 mixed"
+    other = "w4a16 custom"
     measurement = dataclasses.replace(
-        found.measurement, schemes=found.measurement.schemes | {mixed: harmless}
+        found.measurement, schemes=found.measurement.schemes | {other: harmless}
     )
     scheme = parse_scheme("w4a16")
     found = dataclasses.replace(
-        found, measurement=measurement, schemes={"w4a16": scheme, mixed: scheme},
-        bytes={"w4a16": 2, mixed: 3}, seconds={"w4a16": 1.0, mixed: 1.0},
+        found, measurement=measurement, schemes={"w4a16": scheme, other: scheme},
+        bytes={"w4a16": 2, other: 3}, seconds={"w4a16": 1.0, other: 1.0},
         savable=("w4a16", "w8a8"),
     )  # fmt: skip
     assert next_step(found, "a", options).command == "wakeful quantize a --scheme w8a8"
-    both = dataclasses.replace(measurement, schemes=dict.fromkeys(["w4a16", mixed], harmless))
+    both = dataclasses.replace(measurement, schemes=dict.fromkeys(["w4a16", other], harmless))
     plain = next_step(dataclasses.replace(found, measurement=both), "a", options)
     assert plain.command == "wakeful quantize a --scheme w4a16 --save a-quantized"

@@ -81,7 +81,7 @@ class Seed:
     loss: float
     """The reference's, on the same validation set: parity is a final loss at or under it."""
     out: Path
-    shown: DisplayFactory
+    display: DisplayFactory
     resume: Path | None = None
     """The inheritance's folder, where it is not `out`."""
 
@@ -160,7 +160,7 @@ class Seed:
 
     def finish(self, stage: TrainingStage) -> FinishedStage:
         """Return the stage's run: the one that is there, continued if need be, or a new one."""
-        recipe, place, shown = self.recipe, self.out / stage.name, self.shown
+        recipe, place, display = self.recipe, self.out / stage.name, self.display
         refuse_link(place)
         with joined() as world:
             world.meet()  # no process looks while another begins the run
@@ -168,7 +168,7 @@ class Seed:
         if there:
             run = Run.open(place)
             if not done:
-                with shown(stage.name) as show:
+                with display(stage.name) as show:
                     run = train_run(run.config, place, resume=True, show=show)
             return FinishedStage(stage, run)
         decoder = stage.start()
@@ -180,13 +180,13 @@ class Seed:
             **stage.origin,
         }
         if stage.bridge is not None:
-            with shown(stage.name) as show:
+            with display(stage.name) as show:
                 passed = partial(show.count, "bridging the layers left out: layers passed")
                 origin["bridges"] = [to_table(one) for one in stage.bridge(decoder, passed)]
         config = recipe.run_config(
             stage.name, decoder, stage.steps, stage.lesson, offset=stage.offset
         )
-        with shown(stage.name) as show:
+        with display(stage.name) as show:
             run = train_run(config, place, initial=Initial(decoder, origin), show=show)
         return FinishedStage(stage, run)
 
