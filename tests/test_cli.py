@@ -303,6 +303,7 @@ class Stdin:
         self.buffer = io.BytesIO(content)
 
 
+@pytest.mark.slow
 def test_prompts_come_from_standard_input_too(
     run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_imports_lead_down() -> None:
     CORE.check()
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_architecture_is_that_of_the_imports() -> None:
     tool = tool_of("architecture")
     assert tool.picture() == tool.PICTURE.read_text("utf-8"), "run python tools/architecture.py"

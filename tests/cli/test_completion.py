@@ -28,6 +28,7 @@ def completed(file: Path, *words: str) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_verbs_options_and_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -44,6 +45,7 @@ def test_bash_completes_verbs_options_and_values(
     assert completed(file, "generate", "x", "--num") == ["--num_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shell", "check"), [("zsh", "zsh -n"), ("fish", "fish -n")])
 def test_other_shells_can_read_their_scripts(
     shell: str, check: str, capsys: pytest.CaptureFixture[str]

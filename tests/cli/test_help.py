@@ -117,6 +117,7 @@ def test_all_help_has_every_option_with_its_description_and_default(
             assert end.startswith(f" [default: {default}]"), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", KINDS)
 def test_help_begins_with_two_examples_and_has_the_usual_options_in_groups(
     verb: str, capsys: pytest.CaptureFixture[str]
@@ -191,6 +192,7 @@ def is_read(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
     return (status, said) in ((0, ""), (1, f"wakeful {arguments[0]}: read"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", EXAMPLES)
 @pytest.mark.usefixtures("idle")
 def test_the_examples_are_commands_that_can_be_read(
@@ -261,6 +263,7 @@ def test_the_commands_of_the_examples_name_their_options(page: Path) -> None:
         assert {word[2:] for word in shlex.split(words) if word.startswith("--")} <= options
 
 
+@pytest.mark.slow
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
     names = {
         verb: help_of(capsys, verb).partition(" Configs: ")[2] for verb in ("train", "compare")
@@ -282,11 +285,13 @@ def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--steps is --train.steps" in help_of(capsys, "inherit")
 
 
+@pytest.mark.slow
 def test_help_of_a_preset_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Optimizer steps. [default: 400]" in help_of(capsys, "train", "cpu-tiny")
     assert "Optimizer steps. [default: 500]" in help_of(capsys, "train")
 
 
+@pytest.mark.slow
 def test_help_of_an_heir_is_what_an_heir_needs(capsys: pytest.CaptureFixture[str]) -> None:
     def of(ask: str) -> set[str]:
         return flags_in("\n".join(lines_of(capsys, "inherit", ask=ask)))
@@ -298,6 +303,7 @@ def test_help_of_an_heir_is_what_an_heir_needs(capsys: pytest.CaptureFixture[str
     assert not {"--data.tokenizer", "--train.distill.teacher"} & whole  # they are always refused
 
 
+@pytest.mark.slow
 def test_help_is_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
     plain = lines_of(capsys, "cure")
     assert lines_of(capsys, "cure", ask="-h") == plain
@@ -306,6 +312,7 @@ def test_help_is_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -
     assert lines_of(capsys, "cure", ask="--help_all") == lines_of(capsys, "cure", ask="--help-all")
 
 
+@pytest.mark.slow
 def test_every_field_of_the_configuration_is_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

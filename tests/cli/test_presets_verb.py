@@ -27,6 +27,7 @@ def test_what_compares_is_told_from_what_trains_alone() -> None:
     assert presets_for(several=False) == [name for name in presets() if name not in several]
 
 
+@pytest.mark.slow
 def test_facts_are_those_of_the_file() -> None:
     small = facts("cpu-tiny")
     config = config_from_table(read_table("cpu-tiny"))
@@ -57,6 +58,7 @@ def test_the_page_of_the_site_lists_every_preset() -> None:
     assert sorted(names) == presets()
 
 
+@pytest.mark.slow
 def test_presets_are_listed_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

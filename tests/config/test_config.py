@@ -258,6 +258,7 @@ def bytes_are_accepted(content: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200) | st.sampled_from(MADE_UP))
 def test_bytes_are_a_configuration_or_refused(content: bytes) -> None:
     bytes_are_accepted(content)
@@ -276,6 +277,7 @@ def table_is_accepted(value: object) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -88,6 +88,7 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_it_is_read_back_or_refused(scheme: str, model: LlamaForCausalLM, tmp_path: Path) -> None:
     source = wakeful.load(copy.deepcopy(model), tokenizer=TOKENIZER)

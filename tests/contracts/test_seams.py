@@ -80,6 +80,7 @@ CONTRACTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owed", CONTRACTS, ids=lambda test: test.__name__)
 @every_rival
 def test_a_rival_owes_what_every_variant_owes(owed, folder, expression, tmp_path):
@@ -87,6 +88,7 @@ def test_a_rival_owes_what_every_variant_owes(owed, folder, expression, tmp_path
     owed(**{name: given[name] for name in inspect.signature(owed).parameters})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", EXPORTED, ids=lambda options: options["route"])
 @torch.no_grad()
 def test_models_run_in_transformers(options):
@@ -113,6 +115,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_model_of_rivals_is_quantized():
     decoder = tiny_decoder(dtype=torch.float32, noise=0.05, **ALL).eval()
@@ -153,6 +156,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("route", "positions", "normalizer"), DOCUMENTS)
 def test_a_document_is_computed_as_if_it_stood_alone(route, positions, normalizer):
     decoder = tiny_decoder(route=route, positions=positions, normalizer=normalizer)
@@ -186,6 +190,7 @@ def test_documents_do_not_go_with_what_contradicts_them():
 # ------------------------------------------------------------- what routes read before the layers
 
 
+@pytest.mark.slow
 def test_a_route_gets_what_it_states_and_nothing_else():
     assert Decoder(tiny_config()).plan.before == frozenset()
     for route, stated in (("value_embedding", {"tokens"}), ("preview", {"tokens", "embedded"})):
@@ -217,6 +222,7 @@ class Counted(ValueRoute):
         return {"table": Role(vocabulary=True)}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [False, True])
 def test_tables_of_a_route_grow_and_shrink_with_the_vocabulary(tied, tmp_path):
@@ -293,6 +299,7 @@ class Drawn(Norm):
         return self.turn(torch.nn.functional.rms_norm(x, x.shape[-1:]))
 
 
+@pytest.mark.slow
 def test_what_a_norm_draws_is_the_same_in_every_model():
     norm = f"{__name__}:Drawn"
     one, two = (tiny_decoder(norm=norm, noise=0) for _ in range(2))

@@ -59,6 +59,7 @@ def is_own(folder: str, name: str) -> bool:
     return name.startswith(f"{FIELD[folder]}.") or any(place in name for place in places)
 
 
+@pytest.mark.slow
 @every_example
 def test_a_token_changes_no_earlier_logits(folder, expression):
     decoder = decoder_of(folder, expression)
@@ -72,6 +73,7 @@ def test_a_token_changes_no_earlier_logits(folder, expression):
         assert not torch.equal(after[:, place:], before[:, place:])
 
 
+@pytest.mark.slow
 @with_heads(EXAMPLES)
 def test_cached_decoding_is_the_full_forward(folder, expression, kv_heads):
     decoder = decoder_of(folder, expression, kv_heads)
@@ -130,6 +132,7 @@ def test_every_parameter_learns_and_gradients_match_finite_differences(
         torch.testing.assert_close(measured, slope, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @every_example
 def test_saving_and_loading_keeps_the_logits(folder, expression, tmp_path):
     decoder = decoder_of(folder, expression)
@@ -215,6 +218,7 @@ def test_counted_parameters_and_cache_bytes_are_those_allocated(folder, expressi
         assert cache.num_bytes == batch * capacity * decoder.cache_bytes_per_token
 
 
+@pytest.mark.slow
 @every_example
 def test_left_padding_changes_no_real_token(folder, expression):
     decoder = decoder_of(folder, expression)
@@ -256,6 +260,7 @@ def assert_equal_gradients(decoder: Decoder, one: Tensor, two: Tensor) -> None:
         torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @every_example
 def test_bfloat16_runs_near_float64(folder, expression):
     tokens = some_tokens(2, 9)

@@ -68,6 +68,7 @@ def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> No
         write(diagnosis_report([broken], title="page", method={}), tmp_path / "page.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_layer_without_a_relative_error_is_not_the_worst(tmp_path: Path, value: float) -> None:
     found = with_values(damage("made", lost=0.01), "relative_error", value, layer=0)

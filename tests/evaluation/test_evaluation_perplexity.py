@@ -142,6 +142,7 @@ def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
         perplexity(broken, WORDS, length=16, stride=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["moderate", "coarse"])
 def test_a_quantized_models_perplexity_does_not_depend_on_the_batch(
     scheme: str, tmp_path: Path

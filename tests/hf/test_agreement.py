@@ -61,6 +61,7 @@ def test_sixteen_bits_are_widened_one_weight_at_a_time() -> None:
     torch.testing.assert_close(found, theirs.float()(tokens).logits, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if "tied" in name or name == "gpt2"])
 def test_a_head_of_its_own_beside_a_tied_embedding_is_kept(name: str, tmp_path: Path) -> None:
     """Transformers does not tie what a checkpoint has twice with different values."""

@@ -52,6 +52,7 @@ def test_greedy_sampled_and_beam_search_are_the_same_with_the_cache(name: str) -
         assert torch.equal(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "svformer", "gpt-2", "learned sink", "crosslayer"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_left_padded_batches_continue_as_each_alone(name: str, beams: int) -> None:
@@ -142,6 +143,7 @@ def test_the_cache_grows_crops_repeats_and_selects() -> None:
 # ------------------------------------------------------------------------ text in, text out
 
 
+@pytest.mark.slow
 def test_the_pipeline_continues_text() -> None:
     tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
     _, model = pair(torch.float32, vocab_size=tokenizer.vocab_size)

@@ -157,6 +157,7 @@ def test_losses_leave_out_what_a_prefix_has_seen() -> None:
     assert torch.equal(labels, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_saved_models_come_back(name: str, tmp_path: Path) -> None:
     _, model = pair(torch.float32, **VARIANTS[name])

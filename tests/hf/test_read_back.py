@@ -92,6 +92,7 @@ VERBS: dict[str, Writer] = {
 """All that write a model."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [each for each in VERBS if each != "export layers"])
 def test_what_cannot_be_read_back_is_not_left(
     verb: str, tokenizer: Tokenizer, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_another_model_is_refused_and_a_difference_is_said(
         read_back(folder, decoder, tokenizer=other)
 
 
+@pytest.mark.slow
 def test_rounding_explains_what_it_does(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = wakeful.load(llama(270), tokenizer=tokenizer)
     for dtype in ("bfloat16", "float16"):
@@ -183,6 +185,7 @@ def test_a_gguf_file_is_read_by_another_reader(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_pad_token_beyond_the_embedding_is_said_and_not_written(
     verb: str, tokenizer: Tokenizer, text: str, tmp_path: Path
@@ -229,6 +232,7 @@ def mixed(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+@pytest.mark.slow
 def test_weights_keep_their_types(
     tokenizer: Tokenizer, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +271,7 @@ def test_weights_keep_their_types(
     assert {each.dtype for each in short.values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["layer", "head"])
 @pytest.mark.parametrize("verb", ["export", "cure", "quantize"])
 def test_weights_that_share_memory(
@@ -293,6 +298,7 @@ def test_weights_that_share_memory(
     torch.testing.assert_close(logits_of(module), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_is_read_back(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = MixtralConfig(

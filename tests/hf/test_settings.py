@@ -31,6 +31,7 @@ def read(folder: Path) -> Any:
     return wakeful.load(folder, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"output_attentions": True}, {"return_dict": False}, {"output_hidden_states": True},
@@ -72,6 +73,7 @@ def test_settings_of_generation_that_are_objects_are_written_as_they_were(tmp_pa
     assert wakeful.load(module, tokenizer=folder).own_tokenizer.end == 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [-1, [256, -5]])
 def test_a_negative_end_is_no_token(ends: Any, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "llama", "generation_config.json", eos_token_id=ends)

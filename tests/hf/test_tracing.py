@@ -25,6 +25,7 @@ def exported(model: WakefulForCausalLM, given: dict[str, Tensor]) -> Tensor:
     return program.module()(**given, use_cache=False).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["padded", "packed"])
 @pytest.mark.parametrize("name", TRACED)
 @torch.no_grad()
@@ -37,6 +38,7 @@ def test_exported_models_take_masks_and_positions(name: str, kind: str) -> None:
     torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_whole_graphs_are_compiled_with_masks_and_positions() -> None:
     script = str(Path(__file__).with_name("compiled_masks.py"))
     ran = subprocess.run(
@@ -50,6 +52,7 @@ def test_whole_graphs_are_compiled_with_masks_and_positions() -> None:
     assert max(errors.values()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_fake_tensors_pass_through(kind: str) -> None:
     _, model = pair()
@@ -121,6 +124,7 @@ def test_positions_outside_the_context_are_refused() -> None:
         )
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_softmax1_masks_are_traced_and_a_bias_still_refused() -> None:
     model = build("llama")

@@ -46,6 +46,7 @@ def trained(model: WakefulForCausalLM, folder: Path, **options: object) -> Train
     return trainer
 
 
+@pytest.mark.slow
 def test_the_trainer_counts_items_over_accumulated_batches(tmp_path: Path) -> None:
     wanted, rows = pair(torch.float32, route="svformer")[1], Rows()
     optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1)
@@ -69,6 +70,7 @@ def test_the_trainer_counts_items_over_accumulated_batches(tmp_path: Path) -> No
             torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "svformer", "cla", "odd parts"])
 def test_lora_reaches_every_projection(name: str, tmp_path: Path) -> None:
     _, model = pair(torch.float32, **VARIANTS[name])

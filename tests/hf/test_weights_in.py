@@ -588,6 +588,7 @@ def smollm2() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_real_smollm2(tmp_path: Path) -> None:
     folder = smollm2()
@@ -602,6 +603,7 @@ def test_the_real_smollm2(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 def test_8_bit_floats_are_unpacked(tmp_path: Path) -> None:
     folder = tmp_path / "fp8"
     config = LlamaConfig(

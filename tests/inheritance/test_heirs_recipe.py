@@ -154,6 +154,7 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
     assert [point.tokens for point in points] == [0, 64, 128, 128, 192, 256]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bos", [False, True])
 def test_heirs_are_solved_on_windows_as_training_has_them(
     reference: Run, text: Path, known: Model, tmp_path: Path, bos: bool

@@ -101,6 +101,7 @@ def test_what_cannot_be_tried_is_refused() -> None:
         bridged_losses(tiny_decoder(placement="post"), TEXT, 2, BridgeConfig())
 
 
+@pytest.mark.slow
 def test_bridging_trying_and_diagnosing_say_how_far_they_are() -> None:
     reference, passed = tiny_decoder(num_layers=6), list[tuple[int, int]]()
 

@@ -193,6 +193,7 @@ def test_the_log_sum_exp_is_kept_in_float32():
     torch.testing.assert_close(lse, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 @pytest.mark.parametrize("name", ["grouped", "blind rows", "decoding", "prefix"])

@@ -47,6 +47,7 @@ class _Loss(torch.nn.Module):
         return self.decoder.loss(tokens, targets, reduction=reduction)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*VARIANTS, *MORE])
 def test_gradients_of_each_sample_are_those_of_a_loop(name: str) -> None:
     decoder = tiny_decoder(**(VARIANTS | MORE)[name])
@@ -154,6 +155,7 @@ def test_a_mean_by_rows_refuses_a_second_derivative() -> None:
     torch.autograd.grad(loss, logits)
 
 
+@pytest.mark.slow
 def test_hessians_by_sinks_and_forward_mode_are_the_definition_s() -> None:
     inputs = heads()
 
@@ -170,6 +172,7 @@ def test_hessians_by_sinks_and_forward_mode_are_the_definition_s() -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_norms_and_rotations_are_transformed_to_any_order() -> None:
     x = torch.randn(3, 5, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     weight = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)

@@ -21,6 +21,7 @@ def greedy_by_definition(decoder: Decoder, prompt: list[int], count: int) -> lis
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"route": "svformer"}, {"route": "cla"}, {"normalizer": "softmax1(learned=True)"},
@@ -34,6 +35,7 @@ def test_greedy_generation_is_the_argmax_of_full_forwards(options: dict) -> None
     assert list(generate(decoder, PROMPT, num_tokens=12, top_p=1e-9)) == expected
 
 
+@pytest.mark.slow
 def test_the_seed_decides() -> None:
     decoder = tiny_decoder()
     first = list(generate(decoder, PROMPT, num_tokens=15, seed=1))
@@ -41,6 +43,7 @@ def test_the_seed_decides() -> None:
     assert list(generate(decoder, PROMPT, num_tokens=15, seed=2)) != first
 
 
+@pytest.mark.slow
 def test_generation_stops_before_its_stop_token() -> None:
     decoder = tiny_decoder()
     whole = list(generate(decoder, PROMPT, num_tokens=12, temperature=0.0))

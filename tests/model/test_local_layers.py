@@ -74,6 +74,7 @@ def _reads_apart(options: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", LOCAL)
 @torch.no_grad()
 def test_prefixes_sinks_and_padding_keep_each_layers_positions(local: dict[str, Any]) -> None:
@@ -92,6 +93,7 @@ def test_prefixes_sinks_and_padding_keep_each_layers_positions(local: dict[str, 
         assert torch.isfinite(learned_sinks(decoder, 7, TOKENS)(TOKENS)).all()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_window_hides_what_is_further_away() -> None:
     plain, narrow = tiny_decoder(), tiny_decoder(**WINDOW)
@@ -126,6 +128,7 @@ def test_probes_see_the_window() -> None:
         assert (weights[:, 10, 7:] > 0).all()
 
 
+@pytest.mark.slow
 def test_heirs_keep_the_positions_of_the_layers_that_stay() -> None:
     reference = tiny_decoder(**LOCAL[0])
     heir = inherit_blocks(reference, named_layers([0, 3], of=4))

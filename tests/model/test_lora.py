@@ -35,6 +35,7 @@ def test_one_layer_is_pefts() -> None:
     assert ours.lora_a.std().item() == pytest.approx((1 / (3 * 7)) ** 0.5, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "layers"),
     [("all", ["query", "key", "value", "out", "gate", "up", "down"]),

@@ -26,6 +26,7 @@ def test_it_is_the_cross_entropy(rows: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(*slopes)
 
 
+@pytest.mark.slow
 def test_its_gradient_is_its_slope() -> None:
     logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 3, -100, 6, 3])

@@ -233,6 +233,7 @@ def test_mlps_by_hand():
 # ------------------------------------------------------------------------ initialization
 
 
+@pytest.mark.slow
 def test_named_seeds_make_twins():
     one = initialize(Decoder(tiny_config()), 7)
     for overrides in (

@@ -14,6 +14,7 @@ TOKENS = some_tokens(2, 11)
 WHOLE = {"qk_norm": True, "qk_norm_whole": True}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_all_heads_are_normalized_together() -> None:
     decoder = tiny_decoder(**WHOLE)
@@ -35,6 +36,7 @@ def test_all_heads_are_normalized_together() -> None:
     assert not torch.allclose(tiny_decoder(qk_norm=True)(TOKENS), whole)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_other_projections_into_heads_do_the_same() -> None:
     decoder = tiny_decoder(**WHOLE).eval()

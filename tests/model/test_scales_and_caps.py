@@ -25,6 +25,7 @@ ALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_each_by_its_definition() -> None:
     plain = tiny_decoder()
@@ -44,6 +45,7 @@ def test_each_by_its_definition() -> None:
     assert_close(mlp(x), (F.gelu(gate, approximate="tanh") * up) @ mlp.down.weight.T)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_all_of_them_wherever_logits_are_made() -> None:
     decoder = tiny_decoder(**ALL).eval()
@@ -63,6 +65,7 @@ def test_all_of_them_wherever_logits_are_made() -> None:
     assert_close(store_prefix(decoder, [7])(TOKENS), longer)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_rotation_leaves_the_function(tied: bool) -> None:

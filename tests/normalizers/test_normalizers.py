@@ -62,6 +62,7 @@ def test_softmax1_by_hand():
     torch.testing.assert_close(sink_softmax(logits, sink)[0, 0, 0], expected * 9 / 10)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.floats(-700, 700), min_size=1, max_size=9),

@@ -52,6 +52,7 @@ def test_folded_it_is_a_plain_rmsnorm() -> None:
     assert folded(plain) is plain
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_export_is_a_stock_llama(tied: bool, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def learns(model: nn.Module, optimizer: OrthoAdam, loss: Callable[[int], Tensor]
 # Any model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("kind", MODELS)
 def test_transformers_models(kind: str, named: bool) -> None:
@@ -126,6 +127,7 @@ def test_the_table_knows_every_layer_of_its_families(kind: str) -> None:
         assert len(line.axes) < 2 or not counts, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_our_own_decoder(named: bool) -> None:
     config = ModelConfig(vocab_size=V, width=D, mlp_width=F, num_layers=2, num_heads=2)

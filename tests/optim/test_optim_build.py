@@ -325,6 +325,7 @@ def schedules(draw: st.DrawFn) -> dict:
     }
 
 
+@pytest.mark.slow
 @given(schedules())
 def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: dict) -> None:
     rates = [warmup_cosine(step, **schedule) for step in range(schedule["steps"])]

@@ -39,6 +39,7 @@ def model(kind: str) -> torch.nn.Module:
     return LlamaForCausalLM(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("rotation", ["hadamard", "haar"])
 def test_the_trainer_takes_the_steps_of_a_plain_loop(
@@ -94,6 +95,7 @@ def test_the_trainer_resumes_it(tmp_path: Path) -> None:
         assert torch.equal(value, whole[name])
 
 
+@pytest.mark.slow
 def test_the_trainer_makes_it_itself_without_names(tmp_path: Path) -> None:
     trained = model("llama")
     data = Rows()

@@ -29,6 +29,7 @@ from wakeful.optim.rotations.hadamard import transform_factors
 # Known answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rotation", ["identity", "signed_permutation"])
@@ -42,6 +43,7 @@ def test_identity_and_signed_permutation_are_adamw(rotation: str, kernel: str, n
         assert_same(ours, theirs, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("rotation", "named"), [*((name, True) for name in SEEDED), (SEEDED[0], False)]
@@ -91,6 +93,7 @@ def definition(weight: Tensor, grads: list[Tensor], q: Tensor, r: Tensor) -> Ten
     return theta
 
 
+@pytest.mark.slow
 @given(
     rows=st.integers(1, 9),
     columns=st.integers(1, 33),

@@ -77,6 +77,7 @@ def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> Non
     assert "Loss" not in between
 
 
+@pytest.mark.slow
 def test_tokens_that_are_drawn_without_end_are_not_none(run: Run, tmp_path: Path) -> None:
     summary = run.read_json("summary.json")
     run.write_json("summary.json", summary | {"data": summary["data"] | {"train_tokens": 0}})

@@ -48,6 +48,7 @@ def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
     assert nameless(shared, NAMES) == []
 
 
+@pytest.mark.slow
 def test_a_chart_of_one_model_has_no_legend() -> None:
     svg = vl_convert.vegalite_to_svg(still(specification(rank_strips([diagnosis(NAMES[0])]))))
     assert NAMES[0] not in words(svg)

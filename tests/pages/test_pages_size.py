@@ -52,6 +52,7 @@ def test_four_models_make_two_megabytes_at_most(page: str) -> None:
     assert len(page.encode()) < 2_000_000
 
 
+@pytest.mark.slow
 def test_four_models_are_read_in_few_charts_before_the_details(page: str) -> None:
     """Six curves, attention and one map a model."""
     before, details = page.split(">Details</h2>")

@@ -139,6 +139,7 @@ def test_a_page_begins_with_a_verdict_and_says_what_to_do_next(page: Path) -> No
     assert re.search(r"<code>wakeful [a-z]+ [^<]+</code>", short)
 
 
+@pytest.mark.slow
 def test_every_part_is_in_the_contents(page: Path) -> None:
     text = text_of(page)
     parts = re.findall(r'<h2 id="([^"]+)">', text)
@@ -183,6 +184,7 @@ def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> N
     assert (drawn["low"], drawn["high"]) == pytest.approx(ends, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.3}, [0, 1, 2])
     assert headline(read_comparison(folder)) == (

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import altair as alt
 import polars as pl
+import pytest
 import vl_convert
 
 from pages.synthetic import diagnosis
@@ -85,6 +86,7 @@ def pixels(png: bytes) -> tuple[bytes, bytes]:
     return parts[b"IHDR"], zlib.decompress(parts[b"IDAT"])
 
 
+@pytest.mark.slow
 def test_what_has_many_marks_is_dots() -> None:
     few, many = diagnosis("a"), diagnosis("a", layers=32, heads=32)
     assert picture(specification(head_map(few, MAPS[0]))).startswith("data:image/svg+xml,")

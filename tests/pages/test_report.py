@@ -174,6 +174,7 @@ def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
         read_comparison(runs)
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_comparison_is_json(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1])
     shutil.rmtree(folder / "b" / "seed-1")
@@ -181,6 +182,7 @@ def test_the_summary_of_a_comparison_is_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary))["paired_over"] == {"a": "seeds", "b": "windows"}
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1, "d": 0.2}, [0])
     header = folder / "d" / "seed-0" / "run.json"
@@ -201,6 +203,7 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, file: str) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", evil, shift=0.1, text=evil)]
@@ -233,6 +236,7 @@ def test_a_page_that_fails_leaves_the_old_one(
     assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "magic"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
 )
@@ -261,6 +265,7 @@ def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     assert re.search(r"^b .*−0\.500 ± 0\.019", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "c": 0.1, "d": 0.2}, [0, 1, 2])
     for name, seed in (("b", 0), ("b", 2), ("d", 0)):
@@ -302,6 +307,7 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
     assert "seeds" in shown
 
 
+@pytest.mark.slow
 def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
     tmp_path: Path,
 ) -> None:
@@ -331,6 +337,7 @@ def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
     )
 
 
+@pytest.mark.slow
 def test_the_table_of_results_is_written_in_three_formats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> None:
     table = followed(read_comparison(folder))
     rows = {(r["figure"], r["variant"], r["step"]): r for r in table.iter_rows(named=True)}
@@ -110,6 +111,7 @@ def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -
     assert "Each layer and head: BOS&#39;s value norm over the others&#39;" in page
 
 
+@pytest.mark.slow
 def test_one_head_is_drawn_once(folder: Path) -> None:
     for file in folder.glob("*/seed-*/trajectories.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -139,6 +141,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert re.search(r"^ill +0.0200 +0.620 ± 0.050 .* grows", shown.getvalue(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_what_grows_is_said_before_what_is_not_resolved(folder: Path) -> None:
     names = ["well", "ill", "quiet"]
     change_json(folder / "run.json", {"baseline": "well", "variants": names})
@@ -147,6 +150,7 @@ def test_what_grows_is_said_before_what_is_not_resolved(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> None:
     for seed in range(3):
         interrupt(folder / "ill" / f"seed-{seed}", 30)
@@ -171,6 +175,7 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "point"]
 
 
+@pytest.mark.slow
 def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
     names = [f"v{n}" for n in range(12)]
     comparison = read_comparison(make_comparison(tmp_path / "c", dict.fromkeys(names, 0.0), [0]))
@@ -182,6 +187,7 @@ def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
     assert len(set(zip(color["range"], map(tuple, dash["range"]), strict=True))) == 12
 
 
+@pytest.mark.slow
 def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1]))
     assert followed(comparison).is_empty()

@@ -35,6 +35,7 @@ def written(path: Path, folder: Path) -> str:
     return write(comparison_report(read_comparison(folder), title="t"), path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_only_the_two_scripts_that_are_named_by_their_hash_can_run(tmp_path: Path) -> None:
     page = written(tmp_path, make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -52,6 +53,7 @@ def test_only_the_two_scripts_that_are_named_by_their_hash_can_run(tmp_path: Pat
     assert len(re.findall(r"<script(?! type=\"application/json\")", page)) == 2
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     page = written(tmp_path, make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
     outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
@@ -59,6 +61,7 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     assert not re.search(r"""\b(import|importScripts)\s*\(?\s*["']https?:""", page)
 
 
+@pytest.mark.slow
 def test_every_chart_of_the_page_is_json_without_nan(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.1}, [0, 1])
     (folder / "b" / "seed-0" / "run.json").unlink()
@@ -71,6 +74,7 @@ def test_every_chart_of_the_page_is_json_without_nan(tmp_path: Path) -> None:
         json.loads(spec)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_differs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.1)]
     comparison = read_comparison(runs)

@@ -369,6 +369,7 @@ def test_the_lowest_is_named_among_several_alone(tmp_path: Path) -> None:
     assert next_step(read_comparison(runs)).words == "look inside z, the lowest"
 
 
+@pytest.mark.slow
 def test_domains_that_a_run_did_not_measure_are_left_out(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
     for name, shown in (("a", False), ("b", True)):

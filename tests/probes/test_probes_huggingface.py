@@ -11,6 +11,7 @@ from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_are_those_of_eager_attention(name, padding):

@@ -27,6 +27,7 @@ def every(groups: list[list[Choice]]) -> list[tuple[int, float]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_choice_of_formats_costs_less(seed: int) -> None:
     groups = some_groups(seed)

@@ -101,6 +101,7 @@ def test_a_quantized_model_takes_what_the_scheme_says(
     assert done.summary["schemes"][0]["bytes"] == expected
 
 
+@pytest.mark.slow
 def test_compressed_tensors_are_read_with_the_scales_that_were_measured(
     half: Path, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_what_the_narrower_type_would_round_stays(half: Path, tmp_path: Path) ->
     torch.testing.assert_close(again, done.model.logits(TOKENS), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_export_has_the_type_of_its_source(half: Path, tmp_path: Path) -> None:
     wakeful.export(half, tmp_path / "same")
     wakeful.export(half, tmp_path / "single", dtype="float32")

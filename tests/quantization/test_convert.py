@@ -77,6 +77,7 @@ def test_which_layers() -> None:
     assert shared.head.weight is decoder.head.weight
 
 
+@pytest.mark.slow
 def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
     # In float64 no sum in another order puts an activation on the other side of a rounding.
     decoder = quantize_module(tiny_decoder().eval(), "fine", arithmetic="integer")
@@ -92,6 +93,7 @@ def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+@pytest.mark.slow
 def test_transformers_models() -> None:
     for model, count in ((llama(), 15), (llama(tie_word_embeddings=True), 14), (gpt2(), 8)):
         full = logits(model)
@@ -120,6 +122,7 @@ def test_coarser_is_worse(name: str) -> None:
     assert error < other / 2
 
 
+@pytest.mark.slow
 def test_static_scales_are_the_largest_of_the_calibration() -> None:
     decoder = tiny_decoder(**FLOAT32).eval()
     tokens = [some_tokens(1, 12, seed=n) for n in range(3)]

@@ -70,6 +70,7 @@ def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(name: st
     assert any(".experts." in each for each in quantized_layers(small))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [*NAMED, "coarse(scales='static')"])
 def test_every_scheme_takes_them(scheme: str) -> None:
     model = model_of("Mixtral")
@@ -85,6 +86,7 @@ def test_every_scheme_takes_them(scheme: str) -> None:
         assert len(routers) == 2
 
 
+@pytest.mark.slow
 def test_every_expert_has_a_cost() -> None:
     model = model_of("Qwen3Moe")
     small = quantize_module(model, W4)

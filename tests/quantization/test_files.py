@@ -71,6 +71,7 @@ def test_a_full_precision_model_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_saved_model_has_what_lies_beside_its_tokenizer(tmp_path: Path) -> None:
     source, folder = save_llama(tmp_path / "llama"), tmp_path / "q"
     theirs = AutoTokenizer.from_pretrained(source)

@@ -156,6 +156,7 @@ def test_four_over_six_is_the_better_of_two_in_every_group(array) -> None:
             assert again.scale[row, 0] == found.scale[row, 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(array=ROWS)
 def test_every_number_is_the_nearest_of_its_format(array) -> None:

@@ -28,6 +28,7 @@ def value(frame: pl.DataFrame, **wanted: object) -> float:
     return found["value"].item()
 
 
+@pytest.mark.slow
 def test_perplexity_and_divergence_are_their_definitions() -> None:
     model = decoder()
     small = quantize_module(model, "coarse")
@@ -136,6 +137,7 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
     assert row["kind"] == ("attention.value" if kind == "decoder" else "mlp.c_fc")
 
 
+@pytest.mark.slow
 def test_block_kurtosis_is_that_of_the_probes() -> None:
     model = decoder(norm="layernorm")
     found = measure_damage(
@@ -162,6 +164,7 @@ def test_relative_errors_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tokens_that_see_their_own_targets_are_not_counted() -> None:
     model = decoder(relaxed_prefix=4)
     found = measure_damage("tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES)
@@ -187,6 +190,7 @@ def test_hooks_are_gone_after_a_failure() -> None:
         assert not module._forward_pre_hooks
 
 
+@pytest.mark.slow
 def test_a_projected_models_head_is_compared_with_what_it_is_folded_into() -> None:
     model = decoder(embedding="projected")
     small = quantize_module(model, "scheme(weights=absmax(bits=8, per='channel'))")

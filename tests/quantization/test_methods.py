@@ -109,6 +109,7 @@ def test_gptq_makes_the_output_better(grid: Grid) -> None:
     assert (found - weight).norm() > (plain - weight).norm()  # the weights themselves pay
 
 
+@pytest.mark.slow
 def test_gptq_keeps_what_a_rare_row_needs_where_large_inputs_go_first() -> None:
     grid, errors = Absmax(bits=4, per="channel", group=32), []
     for seed in range(6):
@@ -157,6 +158,7 @@ def test_calibration_sees_what_layers_read(make) -> None:
     assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "again"), [("w4g128_gptq", 0), (parse_scheme("coarse", "static"), 1)]
 )

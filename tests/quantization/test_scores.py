@@ -56,6 +56,7 @@ def test_half_of_the_curvature_is_the_divergence_of_a_small_step() -> None:
         assert divergence(model, moved.view_as(diagonal)) == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_score_is_half_of_the_squared_error_times_the_curvature() -> None:
     model = llama().double()
     layers = linear_layers(model)

@@ -41,6 +41,7 @@ def search(**budget: float) -> SmallestSearch:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [{"bits": 4.4}, {"bits": 6.0}, {"bytes": 80_000}])
 def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) -> None:
     found = search(**budget).find()
@@ -62,6 +63,7 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
     assert costs == sorted(costs, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
     tried = search(loss=0.01)
     found = tried.find()
@@ -70,6 +72,7 @@ def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
     assert smaller.allocation.bytes < found.allocation.bytes
 
 
+@pytest.mark.slow
 def test_budgets_that_nothing_meets_are_refused() -> None:
     with pytest.raises(WakefulError, match="bytes are too few"):
         search(bits=3.0).find()
@@ -79,6 +82,7 @@ def test_budgets_that_nothing_meets_are_refused() -> None:
         split_text(TEXT[:1])
 
 
+@pytest.mark.slow
 def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() -> None:
     tried = search(bits=4.4)
     found = tried.find()
@@ -110,6 +114,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_of_chosen_formats_is_written_with_its_proof(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

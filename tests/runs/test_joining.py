@@ -9,6 +9,7 @@ from wakeful.errors import WakefulError
 from wakeful.runs import distributed
 
 
+@pytest.mark.slow
 def test_who_waits_for_the_others_says_so_after_a_while(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_line_damaged_inside_is_named(tmp_path: Path, line: bytes) -> None:
         run.metrics()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 6), st.lists(st.sampled_from(["train", "validation"]), max_size=8))
 def test_rows_past_a_step_are_dropped_and_no_others(last: int, kinds: list[str]) -> None:
     import tempfile

@@ -91,6 +91,7 @@ USUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_chat_template_ends(name: str) -> None:
     with bounded(seconds=60, megabytes=500), pytest.raises(Exception) as caught:  # noqa: PT011

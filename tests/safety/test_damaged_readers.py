@@ -105,6 +105,7 @@ CASES: dict[str, tuple[str, bytes, Callable[[bytes, Random], bytes], Callable[[P
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("case", CASES)
 def test_no_damage_does_more_than_be_refused(

@@ -96,6 +96,7 @@ def test_a_damaged_run_goes_on_or_is_refused(base: Path, tmp_path: Path, trials:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 def test_damaged_data_is_read_or_refused(base: Path, tmp_path: Path, trials: int) -> None:
     assert damage_one(base / "data", tmp_path / "w", ["data.json", "*"], read_data, trials)

@@ -45,6 +45,7 @@ def charts(names: list[str]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(5))
 def test_any_name_is_drawn(tmp_path: Path, number: int) -> None:
     names = [name for name in NAMES if "\ud800" not in name] + ["a\ufffdb"]
@@ -62,6 +63,7 @@ def test_names_stay_apart_and_plain_ones_as_they_are(name: str) -> None:
     assert sum(drawable(name) == drawable(other) for other in PROPERTIES + MARKUP) <= 1
 
 
+@pytest.mark.slow
 def test_a_chart_in_one_file_runs_no_name(tmp_path: Path) -> None:
     page = save_chart(charts(MARKUP)[0], tmp_path / "chart.html", title=MARKUP[0])
     assert MARKUP[0] not in page.read_text("utf-8")

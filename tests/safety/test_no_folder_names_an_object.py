@@ -235,6 +235,7 @@ def test_no_string_of_any_file_names_an_object(
     assert ABSENT not in sys.modules
 
 
+@pytest.mark.slow
 def test_what_the_user_writes_is_imported_and_a_file_may_then_name_it(
     folders: Path, tmp_path: Path, fired: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

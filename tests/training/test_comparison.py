@@ -78,6 +78,7 @@ def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> N
     assert run.header.status == "done"
 
 
+@pytest.mark.slow
 def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
     text: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_two_processes_compute_what_one_does(
     assert here["validation"]["num_windows"] == there["validation"]["num_windows"]
 
 
+@pytest.mark.slow
 def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: Path) -> None:
     one = train_run(config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon")
     # Its Newton–Schulz iteration works in bfloat16, and sums over processes in another order.
@@ -102,6 +103,7 @@ def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: 
     assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_shares_is_read_as_a_whole_one(folder: Path, two: Path) -> None:
     run = Run.open(two / "own-fsdp")
     middle, last = (run.checkpoints / f"step-0000000{step}" for step in (6, 8))
@@ -175,6 +177,7 @@ def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) ->
         assert ends[0]["samples"] == ends[1]["samples"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path) -> None:
     one = alone(folder, "haar")
     fewer = two / "two-then-one"
@@ -195,6 +198,7 @@ def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> N
         assert not (two / name).exists()
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: Path) -> None:
     run = Run.open(two / "nan")
     error = (two / "nan.error").read_text()
@@ -209,6 +213,7 @@ def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: P
     assert losses(resumed) == pytest.approx(losses(alone(folder, "own")), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path: Path) -> None:
     run = Run(Path(shutil.copytree(two / "own-fsdp", tmp_path / "run")))
     before = sorted(file.name for file in run.path.iterdir())

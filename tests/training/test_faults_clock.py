@@ -74,6 +74,7 @@ def assert_time_goes_on(run: Run) -> None:
     assert summary["tokens_per_second"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [-1.0, 1.0])
 def test_a_clock_that_jumps_in_a_run_changes_nothing(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any], days: float
@@ -86,6 +87,7 @@ def test_a_clock_that_jumps_in_a_run_changes_nothing(
     assert datetime.fromisoformat(run.header.created).tzinfo is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", DATES)
 def test_a_clock_that_jumps_before_a_run_is_resumed_changes_nothing(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any], when: str
@@ -139,6 +141,7 @@ def test_what_is_left_to_do_follows_no_clock_that_jumps(
     assert shown.getvalue().count("  1 s left") == 3
 
 
+@pytest.mark.slow
 def test_no_duration_is_measured_by_the_clock_on_the_wall() -> None:
     walls = {"time.time", "time.time_ns", "datetime.utcnow", "time.localtime"}
     sources = list(Path(wakeful.__file__).parent.rglob("*.py"))

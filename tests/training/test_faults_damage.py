@@ -20,6 +20,7 @@ from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["cut short", "corrupt", "missing"])
 def test_a_damaged_checkpoint_is_refused_by_name(stopped: Run, name: str, damage: str) -> None:
@@ -46,6 +47,7 @@ def test_a_checkpoint_without_manifest_is_refused(stopped: Run) -> None:
         train_run(Config(), stopped.path, resume=True)
 
 
+@pytest.mark.slow
 def test_what_a_crash_left_half_written_is_ignored(stopped: Run) -> None:
     part = stopped.checkpoints / ".step-00000009.123.part"
     part.mkdir()
@@ -58,12 +60,14 @@ def test_what_a_crash_left_half_written_is_ignored(stopped: Run) -> None:
     assert not part.exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(stopped: Run) -> None:
     wider = Decoder(Run.open(stopped.path).config.model.__class__(width=32, num_heads=2))
     with pytest.raises(WakefulError, match="another model"):
         checkpoint.load_model(checkpoint.newest(stopped.checkpoints), wider)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["tensors", "state", "sync"])
 def test_a_full_disk_keeps_the_last_checkpoint(
     stopped: Run, monkeypatch: pytest.MonkeyPatch, where: str
@@ -87,6 +91,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     assert header["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_quota_reached_while_resuming_costs_nothing(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:

@@ -20,6 +20,7 @@ from wakeful.runs.run import Run, disk_errors
 from wakeful.training.loop import train_run
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
     """Once while it writes checkpoints as often as can be, and again in its last evaluation."""
     config = tiny(
@@ -79,6 +80,7 @@ CUTS = [("full", number) for number in range(4, NUM_WRITES, 11)]
 CUTS += [("kill", number) for number in range(0, NUM_WRITES, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number"), CUTS)
 def test_a_run_cut_off_at_a_write_continues_to_the_bit(
     text: Path,

@@ -54,6 +54,7 @@ def broken_step(monkeypatch: pytest.MonkeyPatch, at: int, spoil: Callable[[Any],
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_are_never_saved(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:
@@ -69,6 +70,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
     assert found["summary"] == uncut["summary"]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_changes_no_weight(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:

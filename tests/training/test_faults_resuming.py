@@ -24,6 +24,7 @@ def test_an_existing_run_is_not_overwritten(text: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_resuming_on_other_text_is_refused(text: Path, tmp_path: Path) -> None:
     train_run(tiny(text), tmp_path / "run")
     write_text(text, documents=61)
@@ -31,6 +32,7 @@ def test_resuming_on_other_text_is_refused(text: Path, tmp_path: Path) -> None:
         train_run(Config(), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_with_relative_paths_is_resumed_from_another_folder(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_run_with_relative_paths_is_resumed_from_another_folder(
     assert Path.cwd() == elsewhere
 
 
+@pytest.mark.slow
 def test_a_lost_cache_is_prepared_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:
@@ -61,6 +64,7 @@ def test_a_lost_cache_is_prepared_again(
         train_run(Config(), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_resuming_on_another_validation_set_is_refused(text: Path, tmp_path: Path) -> None:
     held = write_text(tmp_path / "held", documents=3, words=33)
     before = (held / "001.txt").read_text()
@@ -90,6 +94,7 @@ def test_resuming_with_another_optimizer_is_refused(stopped: Run) -> None:
         train_run(Config(), stopped.path, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
     text: Path, tmp_path: Path, uncut: dict[str, Any]
 ) -> None:
@@ -97,6 +102,7 @@ def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
     assert left_by(train_run(Config(), tmp_path / "run", resume=True)) == uncut
 
 
+@pytest.mark.slow
 def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path: Path) -> None:
     longer = {"steps": 14, "checkpoint_every": 3, "eval_every": 3}
     run = train_run(tiny(text), tmp_path / "run")
@@ -114,6 +120,7 @@ def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path:
     assert run.header.status == "done"
 
 
+@pytest.mark.slow
 def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from wakeful.training.deferred import Unread
 from wakeful.training.loop import train_run
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"steps": 5000, "checkpoint_every": 0, "eval_every": 0})
     process = start(config, tmp_path)
@@ -37,6 +38,7 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
     checkpoint.verify(checkpoint.newest(run.checkpoints))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     text: Path, tmp_path: Path, uncut: dict[str, Any], number: signal.Signals

@@ -22,6 +22,7 @@ from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import train_run
 
 
+@pytest.mark.slow
 def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     text: Path, tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     assert found["divergence"] > 0
 
 
+@pytest.mark.slow
 def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"quantize": {"schemes": ["coarse"], "num_sequences": 2}})
     decoder = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto").decoder()
@@ -93,6 +95,7 @@ def test_a_scheme_that_cannot_be_stops_a_run_before_it_begins(text: Path, tmp_pa
         tiny(text, train={"quantize": {"num_sequences": 0}})
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +121,7 @@ def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     assert "layouts must be a list of names" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_scale_rows_that_differ_and_name_single_rows(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +142,7 @@ def test_flags_scale_rows_that_differ_and_name_single_rows(
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_only_the_named_rows_are_trained(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

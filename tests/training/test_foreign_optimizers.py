@@ -34,6 +34,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +61,7 @@ def test_each_resumes_to_the_bit(
             assert torch.equal(two[key], tensor), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{ODD}Averaged", "pytorch_optimizer:ScheduleFreeAdamW"])
 def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name: str) -> None:
     """Looking changes nothing, and all look at x = z + (y − z) / β, which the files hold."""
@@ -133,6 +135,7 @@ def test_what_cannot_train_is_refused_before_there_is_a_folder(
     assert not (tmp_path / "both").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_option_is_refused_and_a_counter_is_not(text: Path, tmp_path: Path) -> None:
     config = tiny(text, optimizer={"name": f"{ODD}Averaged"}, train={"checkpoint_every": 3})
     with pytest.raises(Interrupted):

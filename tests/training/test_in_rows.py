@@ -41,6 +41,7 @@ def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: f
     assert_equal(found, wanted, student)
 
 
+@pytest.mark.slow
 def test_its_gradient_is_its_slope() -> None:
     student, teacher, targets = drawn()
 

@@ -64,6 +64,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Batches, "batch", batch)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_it_is_given(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_run_starts_from_the_weights_it_is_given(
     assert read_decoder(run.path, dtype="auto").decoder().config.num_layers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_an_interrupted_heir_ends_as_if_it_had_not_been(
     text: Path, tmp_path: Path, reference: Run, stop: int, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +105,7 @@ def test_an_interrupted_heir_ends_as_if_it_had_not_been(
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
         assert torch.equal(tensor, weights(resumed)[name]), name
 
 
+@pytest.mark.slow
 def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     data = load_data(config.data)
@@ -136,6 +140,7 @@ def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path:
         assert train_run(given, out, resume=True).header.status == "done"
 
 
+@pytest.mark.slow
 def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) -> None:
     teacher = {"teacher": str(reference.path), "alpha": 0.3, "temperature": 2.0}
     config = tiny(text, train={"distill": teacher, "steps": 2, "dtype": "float64"})
@@ -174,6 +179,7 @@ def cut_and_resumed(config: Config, place: Path, monkeypatch: pytest.MonkeyPatch
     return train_run(config, place, resume=True)
 
 
+@pytest.mark.slow
 def test_a_student_resumes_with_its_teacher(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +190,7 @@ def test_a_student_resumes_with_its_teacher(
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
+@pytest.mark.slow
 def test_a_teacher_of_another_vocabulary_is_refused(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -195,6 +202,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     assert not (tmp_path / "student").exists()
 
 
+@pytest.mark.slow
 def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     text: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +225,7 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     assert student.metrics()[0]["loss"] == pytest.approx(divergence, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path) -> None:
     shown: list[str] = []
 
@@ -239,6 +248,7 @@ def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path)
     assert not (tmp_path / "fewer").exists()
 
 
+@pytest.mark.slow
 def test_a_teacher_of_as_many_other_tokens_is_refused(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
@@ -253,6 +263,7 @@ def test_a_teacher_of_as_many_other_tokens_is_refused(
     assert not (tmp_path / "student").exists()
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

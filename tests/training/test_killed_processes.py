@@ -20,6 +20,7 @@ from wakeful.training.loop import train_run
 from wakeful.training.parallel import check_shares
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     config = config_of(folder, {"train": {"steps": 60, "checkpoint_every": 10, "eval_every": 0}})
     (folder / "config.toml").write_text(config_to_toml(config))

@@ -83,6 +83,7 @@ def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
     assert environment["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"steps": 60, "eval_every": 0, "checkpoint_every": 0})
     run = train_run(config, tmp_path / "run")
@@ -96,6 +97,7 @@ def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path
     assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 def test_accumulated_gradients_are_those_of_the_whole_batch(
     text: Path, tmp_path: Path, dtype: str, tolerance: float
@@ -111,6 +113,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
         assert norms[0] == pytest.approx(norms[1], rel=10 * tolerance)
 
 
+@pytest.mark.slow
 def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> None:
     model = {"route": 'resformer(mode="learnable")', "depth": "denseformer"}
     kept = train_run(tiny(text, model=model), tmp_path / "kept")
@@ -121,6 +124,7 @@ def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> 
         assert torch.equal(weights(recomputed)[name], tensor), name
 
 
+@pytest.mark.slow
 def test_mixed_precision_stays_near_full_precision(text: Path, tmp_path: Path) -> None:
     full = train_run(tiny(text), tmp_path / "full")
     mixed = train_run(tiny(text, train={"dtype": "bfloat16"}), tmp_path / "mixed")
@@ -154,6 +158,7 @@ def test_clipping_bounds_the_step(text: Path, tmp_path: Path) -> None:
     assert run.metrics()[0]["grad_norm"] > 1e-3
 
 
+@pytest.mark.slow
 def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     vanilla = tiny(text)
     cured = tiny(text, model={"route": "svformer", "normalizer": "softmax1(learned=True)"})
@@ -197,6 +202,7 @@ class Mine(Adafactor):
 """
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +215,7 @@ def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
         train_run(Config(), tmp_path / "cut", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["adamw", "orthoadam(share=True)", "muon(adamw_lr=2e-4)"],
@@ -306,6 +313,7 @@ def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
     assert [pytest.approx([rate]) for rate in (2e-5, 2e-4, 8e-5)] == [each for _, each in rates]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_what_the_metrics_have(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +343,7 @@ def test_without_tensorboard_nothing_is_begun(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_seeks_its_data(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +361,7 @@ def test_a_resumed_run_seeks_its_data(
     assert seen == [6, 7]
 
 
+@pytest.mark.slow
 def test_the_seed_sets_the_weights_and_the_data_order(text: Path, tmp_path: Path) -> None:
     short = {"steps": 2, "eval_every": 0}
     one, same, other = (
@@ -461,6 +471,7 @@ def test_a_warmup_past_the_end_is_clipped_with_a_note(text: Path, tmp_path: Path
     assert rates == pytest.approx([1e-7, 1e-3, 2e-3], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_that_of_one_run(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +537,7 @@ class Tracked(Session):
         super().finish(exit_code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_a_tracker_gets_what_the_metrics_have(
     tracker: str,
@@ -604,6 +616,7 @@ def test_trackio_itself_keeps_the_rows(
     assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
 
 
+@pytest.mark.slow
 def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
     text: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def note(seen: list[tuple[int, int]], done: int, total: int) -> None:
     seen.append((done, total))
 
 
+@pytest.mark.slow
 def test_the_divergence_falls_and_the_losses_are_the_same_each_time() -> None:
     runs = []
     for _ in range(2):
@@ -44,6 +45,7 @@ def test_the_divergence_falls_and_the_losses_are_the_same_each_time() -> None:
     assert len(runs[0]) == 30
 
 
+@pytest.mark.slow
 def test_fast_parameters_move_further() -> None:
     student, teacher, text = pair()
     sinks = [p for name, p in student.named_parameters() if name.endswith("log_sinks")]
@@ -54,6 +56,7 @@ def test_fast_parameters_move_further() -> None:
     assert moved.max().item() == pytest.approx(100 * 1e-4, rel=0.01)  # Adam's first step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "short"), [(24, 3), (15, 2), (9, 2)])
 def test_every_other_batch_is_of_eight_times_as_many_short_sequences(
     length: int, short: int
@@ -114,6 +117,7 @@ def by_hand(
     return losses, norms
 
 
+@pytest.mark.slow
 def test_a_run_is_its_definition() -> None:
     """A tenth of the steps up to the rate, from a tenth of it, and half a cosine down."""
     options = {"num_layers": 2, "noise": 0.05}
@@ -130,6 +134,7 @@ def test_a_run_is_its_definition() -> None:
         torch.testing.assert_close(student.get_parameter(name), parameter, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_teacher_is_its_own_equal() -> None:
     _, teacher, _ = pair()
     assert divergence(teacher, teacher, some_tokens(2, 8)) == pytest.approx(0, abs=1e-6)

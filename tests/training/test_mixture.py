@@ -31,6 +31,7 @@ def mixture(tmp_path: Path) -> Config:
     return from_table(Config, table)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

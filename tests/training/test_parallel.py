@@ -33,6 +33,7 @@ for variant in ({"route": "xsa"}, {"depth": "attention_residuals"}):
 """
 
 
+@pytest.mark.slow
 def test_every_block_is_compiled_though_each_has_its_number() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=120)
 

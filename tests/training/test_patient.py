@@ -26,6 +26,7 @@ def masses(run: Run, position: str) -> dict[int, float]:
     return dict(rows.select("step", "value").iter_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")  # checks of shapes are a third of so many small steps
 def test_the_patient_falls_ill_and_cures_keep_it_well(tmp_path: Path) -> None:
     names = ("vanilla", "relu", "large-sink")

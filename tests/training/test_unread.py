@@ -82,6 +82,7 @@ def test_between_readings_nothing_waits_for_the_device(
     assert max(counts) <= 0
 
 
+@pytest.mark.slow
 def test_rows_and_weights_are_those_of_readings_at_every_step(text: Path, tmp_path: Path) -> None:
     task: dict[str, Table] = {
         "data": {"source": "backcopy", "vocab_size": 258, "validation_fraction": 0.1},

@@ -44,6 +44,7 @@ def scored(decoder: Decoder, windows: ValidationWindows) -> pl.DataFrame:
     return window_losses(decoder, windows, contextlib.nullcontext())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [0, 5])
 def test_each_token_counts_once_and_by_the_definition(text: Path, prefix: int) -> None:
     _, decoder, windows = with_data(
@@ -73,6 +74,7 @@ def test_each_token_counts_once_and_by_the_definition(text: Path, prefix: int) -
     assert max(expected) - min(expected) > 0.5
 
 
+@pytest.mark.slow
 def test_the_set_and_its_loss_hang_on_nothing_but_text_and_length(text: Path) -> None:
     _, decoder, windows = with_data(text)
     other_config, _, one_at_a_time = with_data(
@@ -131,6 +133,7 @@ def test_the_whole_of_the_held_out_text_is_read(text: Path, tmp_path: Path) -> N
     assert scored(decoder, windows)["tokens"].sum() == len(stored) - 1
 
 
+@pytest.mark.slow
 def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
     config, decoder, windows = with_data(
         text, train={"dtype": "float64"}, data={"cross_documents": False}
@@ -157,6 +160,7 @@ def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
     assert loss.item() == pytest.approx(mean_loss(frame[: len(inputs)])[0], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ class Hiddens(Probe):
         raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Path) -> None:
     plain = train_run(tiny(text), tmp_path / "plain")
     seen = train_run(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
@@ -72,6 +73,7 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
     assert rows[0] != rows[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "steps"), [(4, [4, 8]), (3, [3, 6, 8])])
 def test_the_last_step_is_diagnosed_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int]
@@ -92,6 +94,7 @@ def test_the_last_step_is_diagnosed_once(
     assert run.read_json("summary.json")["diagnosis"] == seen[-1]
 
 
+@pytest.mark.slow
 def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     trained = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto")
@@ -120,6 +123,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     assert found["max_activation_first"] == pytest.approx(float(largest[:, 0].mean()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
     asked = {"diagnose": {"every": 4, "heads": True, "num_sequences": 3}}
     config = tiny(text, train=asked)
@@ -165,6 +169,7 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
         assert again.trajectories().equals(frame)
 
 
+@pytest.mark.slow
 def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train={"diagnose": {"every": 4, "attention": 5}})
     run = train_run(config, tmp_path / "run")

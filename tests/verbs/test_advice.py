@@ -99,6 +99,7 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
     assert ("no cure removes that later sink" in told.words) == (name == "x")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_cured_says_why(
     sick: tuple[Model, ModelDiagnosis, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_what_cannot_be_cured_says_why(
     assert told.words.endswith("is quantized: cure the model that it was made from")
 
 
+@pytest.mark.slow
 def test_a_model_with_a_sink_is_advised_a_cure_that_works(
     sick: tuple[Model, ModelDiagnosis, list[list[int]]],
 ) -> None:

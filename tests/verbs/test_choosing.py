@@ -76,6 +76,7 @@ def tried_in(choice: Choice) -> list[Trial]:
     return [trial for trials in choice.trials for trial in trials]
 
 
+@pytest.mark.slow
 def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
     plain = lopsided()
     choice = choose(plain, [W4A4], texts, token=3)
@@ -147,6 +148,7 @@ def test_rotations_stay_within_blocks_of_weights_too() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_grid", [False, True])
 def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_grid: bool) -> None:
     """Weights on a format's grid lose nothing to nearest, and something where channels divide."""
@@ -187,6 +189,7 @@ def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
     assert "not sure enough to keep" in unsure.headlines[0]
 
 
+@pytest.mark.slow
 def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
@@ -198,6 +201,7 @@ def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     assert alone.best == Candidate() or alone.proofs[0].interval[1] < 0
 
 
+@pytest.mark.slow
 def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
     choice = choose(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
     assert len(choice.proofs) == 2
@@ -216,6 +220,7 @@ def test_sinks_are_tried_where_cure_fits_them() -> None:
         CureOptions(dtype="bfloat16", sinks=True)
 
 
+@pytest.mark.slow
 def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) -> None:
     plain = lopsided()
     tried = {

@@ -64,6 +64,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return errors
 
 
+@pytest.mark.slow
 def test_a_rotated_model_is_a_stock_one(
     llama: Path, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:  # fmt: skip
@@ -99,6 +100,7 @@ def test_a_rotated_model_is_a_stock_one(
     assert again.logits(tokens).shape == (2, 20, 257)
 
 
+@pytest.mark.slow
 def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = Gemma3TextConfig(
@@ -127,6 +129,7 @@ def test_values_of_a_model_with_norms_after_sublayers_turn(words: str, tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     out = tmp_path / "cured"
     found = wakeful.cure(
@@ -168,6 +171,7 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     wakeful.evaluate(read, text=words, length=16, num_sequences=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"prefix": "bos"}, {"sinks": True}])
 def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(ended)
@@ -192,6 +196,7 @@ def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path
     assert wrapped.adds_bos == ("prefix" not in given)
 
 
+@pytest.mark.slow
 def test_an_estimate_stands_before_long_work(
     llama: Path,  # noqa: F811
     words: str,
@@ -214,6 +219,7 @@ def test_an_estimate_stands_before_long_work(
     assert asked[0] == 2 * size * 16 * 2 * 12.0
 
 
+@pytest.mark.slow
 def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noqa: F811
     found = wakeful.cure(llama, prefix="2", text=words, length=16, num_sequences=2)
     assert len(found.prefix) == 2
@@ -224,6 +230,7 @@ def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noq
     assert any(line.startswith("Prefix: ") for line in found.verdicts)
 
 
+@pytest.mark.slow
 def test_the_change_of_the_loss_comes_first(
     llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
@@ -249,6 +256,7 @@ def test_the_change_of_the_loss_comes_first(
     assert not any("llama cured is healthy" in verdict for verdict in worse.verdicts)
 
 
+@pytest.mark.slow
 def test_auto_stores_the_token_that_costs_nothing(
     llama: Path, words: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
@@ -321,6 +329,7 @@ def test_bad_options(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_an_end_of_text_goes_along(
     llama: Path,  # noqa: F811
     words: str,
@@ -342,6 +351,7 @@ def test_a_folder_that_exists(
     assert "exists" in line
 
 
+@pytest.mark.slow
 def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
     for scheme in ("fine", "fp8"):
         wakeful.quantize(llama, scheme, save=str(tmp_path / scheme), out=tmp_path / f"{scheme}-out")
@@ -353,6 +363,7 @@ SHORT = {"steps": 3, "batch_size": 2, "train_length": 16, "length": 16, "num_seq
 FITTED = SHORT | {"steps": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [{"sinks": True}, {"gates": True}, {"sinks": True, "gates": True},
               {"sinks": True, "rotate": "hadamard"}]
@@ -382,6 +393,7 @@ def test_sinks_and_gates_are_written_and_read(
     assert found.diagnosis.summary["models"][1]["loss"]
 
 
+@pytest.mark.slow
 def test_without_steps_sinks_are_fitted_and_no_weight_is_trained(ended: Path, words: str) -> None:
     model = wakeful.load(ended)
     found = wakeful.cure(model, sinks=True, text=words, **FITTED)
@@ -392,6 +404,7 @@ def test_without_steps_sinks_are_fitted_and_no_weight_is_trained(ended: Path, wo
             assert torch.equal(cured[name], weight), name
 
 
+@pytest.mark.slow
 def test_sinks_take_the_same_way_twice_and_leave_the_model(ended: Path, words: str) -> None:
     model = wakeful.load(ended)
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
@@ -441,6 +454,7 @@ def test_bad_training(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
     cured = wakeful.cure(ended, sinks=True, text=words, **SHORT).model
     with pytest.raises(WakefulError, match="normalizer"):
@@ -467,6 +481,7 @@ def test_weights_are_rounded_to_a_type_of_the_same_width() -> None:
         _round_changed(cured, plain, torch.float16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outlier", [False, True])
 def test_a_cure_is_chosen_for_a_format(
     outlier: bool, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

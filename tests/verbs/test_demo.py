@@ -51,6 +51,7 @@ def test_the_patient_and_its_cure_are_those_of_the_preset() -> None:
     assert vanilla.train.steps % vanilla.train.diagnose.every == 0  # the last frame is the end's
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -75,6 +75,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return errors
 
 
+@pytest.mark.slow
 def test_two_models_make_one_table_and_one_page(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -120,6 +121,7 @@ def test_targets_that_a_relaxed_prefix_shows_are_not_in_the_loss(
         diagnose_model(loaded, [list(range(5))])
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = ["--length", "24", "--num_sequences", "1", "--bos"]
@@ -153,6 +155,7 @@ def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_p
     assert ranks.sort("layer", "head")["value"].to_list() == expected
 
 
+@pytest.mark.slow
 def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["diagnose", str(llama), "--text", str(text), "--out", str(out), *SMALL]
@@ -209,6 +212,7 @@ def test_damaged_weights_are_named(
     assert "model.layers.1.mlp.up_proj.weight" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("empty", "files"),
     [(False, (0, 1, 2, 3, 4)), (True, (0, 4))],  # environment, table, summary, tokens and run.json
@@ -261,6 +265,7 @@ def test_an_encoder_is_refused(text: Path, tmp_path: Path, capsys: pytest.Captur
     assert "Bert" in fails(capsys, str(folder), *where)
 
 
+@pytest.mark.slow
 def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
     evil = llama.rename(tmp_path / "<img src=x onerror=alert(1)>")
     out = tmp_path / "out"
@@ -268,6 +273,7 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     assert "<img src=x" not in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Path) -> None:
     read: dict[str, Any] = {"text": str(text), "length": 12, "num_sequences": 2}
     wakeful.diagnose(llama, out=str(tmp_path / "out"), **read)
@@ -291,6 +297,7 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
             assert "nothing helps it." in report.headlines
 
 
+@pytest.mark.slow
 def test_a_quantized_model_is_not_quantized_again(text: Path, llama: Path, tmp_path: Path) -> None:
     small, read = tmp_path / "small", {"text": str(text), "length": 12, "num_sequences": 2}
     wakeful.quantize(llama, scheme=["w8a8"], save=str(small), **read)

@@ -974,6 +974,7 @@ def test_a_quantized_reference_in_memory_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_every_run_has_its_own_warmup(reference: Run, text: Path, tmp_path: Path) -> None:
     short = {"text": str(text), "length": 16, "device": "cpu", "validation_fraction": 0.1,
              "diagnose_length": 16, "bridge": {"map": "none"}}  # fmt: skip

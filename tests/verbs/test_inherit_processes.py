@@ -39,6 +39,7 @@ def assert_same(out: Path, one: Path, name: str) -> None:
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_heirs_of_one(reference: Run, text: Path, tmp_path: Path) -> None:
     """With the teacher in shares, a baseline, and a round that grows."""
     more = ["--baseline", "random", "--grow", "1", "--rounds", "2",
@@ -61,6 +62,7 @@ def test_two_processes_make_the_heirs_of_one(reference: Run, text: Path, tmp_pat
     assert list((two / "figures").glob("*.svg"))
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_another_number_goes_on(
     reference: Run, text: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def own() -> WakefulForCausalLM:
     return as_transformers(tiny_decoder(dtype=torch.float32, vocab_size=258, max_length=64).eval())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_does_with_an_offloaded_model_what_it_does_with_the_model(
     verb: Verb, text: Path, tmp_path: Path
@@ -94,6 +95,7 @@ def test_however_a_model_is_offloaded_it_is_the_same_model(
     assert converted.module is found.module
 
 
+@pytest.mark.slow
 def test_what_is_offloaded_to_memory_is_shared_and_what_does_not_fit_stays_in_files(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_model_without_values_and_what_is_no_model_are_refused_in_a_line() -> 
 # ----------------------------------------------------------------------------- our own class
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "over",
     [{FIELD[folder]: expression} for folder, expression in EXAMPLES]
@@ -196,6 +199,7 @@ def quantized_by_blocks(module: Any, words: Any, text: Path, out: Path) -> Any:
     return found.frame.to_dicts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [diagnosed, quantized_by_blocks])
 def test_a_spread_model_is_diagnosed_and_quantized_where_it_lies(
     spread: None, verb: Verb, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

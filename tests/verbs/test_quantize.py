@@ -60,6 +60,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return errors
 
 
+@pytest.mark.slow
 def test_all_schemes_make_one_table_and_one_page(
     text: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -95,6 +96,7 @@ def test_all_schemes_make_one_table_and_one_page(
     assert "exists already" in fails(capsys, *command)
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["quantize", str(run), "--text", str(text), "--out", str(out), *SMALL]
@@ -113,6 +115,7 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
         assert found == pytest.approx(float(nll.exp()), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["fp8", "w4a16(weights=absmax(bits=4, per='channel'))"])
 def test_a_saved_run_loads_generates_and_is_diagnosed(
     scheme: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -150,6 +153,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     assert "exists already" in fails(capsys, *command, "--out", str(tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_a_saved_transformers_model_loads_and_generates(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -196,6 +200,7 @@ def test_a_saved_transformers_model_loads_and_generates(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama)
@@ -223,6 +228,7 @@ def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: b
         torch.testing.assert_close(again, small.logits(tokens), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_estimate_stands_before_long_work(
     text: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -251,6 +257,7 @@ def test_an_estimate_stands_before_long_work(
     ]  # each layer alone, and beside all others
 
 
+@pytest.mark.slow
 def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["quantize", str(run), "--text", str(text), "--out", str(out), *SMALL]
@@ -270,6 +277,7 @@ def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> 
     assert all((out / "figures" / name).read_bytes().startswith(b"<svg") for name in files)
 
 
+@pytest.mark.slow
 def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path: Path) -> None:
     schemes = ["kv4", "w4g128", "w4g128_gptq", "smoothquant", "nvfp4"]
     given = {"text": str(text), "length": 16, "num_sequences": 2, "calibration_sequences": 1}
@@ -296,6 +304,7 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     assert not any("query" in name for name in both.layers)
 
 
+@pytest.mark.slow
 def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_path: Path) -> None:
     others = [tmp_path / "verse.txt", tmp_path / "code.txt"]
     others[0].write_text("and so the wind went down along the river " * 40)
@@ -335,6 +344,7 @@ def test_calibration_text_that_cannot_be_is_refused(text: Path, run: Path) -> No
         wakeful.quantize(run, "smoothquant", **given, calibration_text=(str(text),))
 
 
+@pytest.mark.slow
 def test_several_models_make_one_matrix(
     text: Path, run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -386,6 +396,7 @@ def test_what_was_measured_before_a_model_that_fails_is_kept(
     assert not Path(f"{out}2").exists()  # a name that is wrong is said first
 
 
+@pytest.mark.slow
 def test_a_matrix_says_whose_output_head_is_quantized(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -485,6 +496,7 @@ def test_a_scheme_is_given_as_an_object_or_from_ones_own_module(
     assert torch.equal(one.logits(tokens), other.logits(tokens))
 
 
+@pytest.mark.slow
 def test_one_sequence_has_no_errors(text: Path, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = ["--length", "16", "--num_sequences", "1", "--scheme", "fine"]
@@ -495,6 +507,7 @@ def test_one_sequence_has_no_errors(text: Path, run: Path, tmp_path: Path) -> No
     assert "nan" not in (out / "report.html").read_text().split("<main>")[1].split("</main>")[0]
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_writes_nothing(
     text: Path, run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -538,6 +551,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert table["ignore"] == ["model.layers.1.mlp.up_proj"]
 
 
+@pytest.mark.slow
 def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
     evil = llama.rename(tmp_path / "<img src=x onerror=alert(1)>")
     save_tokenizer(evil)
@@ -547,6 +561,7 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     assert "<img src=x" not in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
     text: Path, run: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -570,6 +585,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
     assert (tmp_path / "small" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_figures_are_written_where_the_model_cannot_be(
     text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -586,6 +602,7 @@ def test_figures_are_written_where_the_model_cannot_be(
     assert json.loads((out / "summary.json").read_text())["saved"] is None
 
 
+@pytest.mark.slow
 def test_layers_are_ranked_by_what_they_cost(
     text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -39,6 +39,7 @@ def rows(task: str, number: int, length: int) -> np.ndarray:
     return TaskData(found).validation.read(np.arange(number) * length, length)
 
 
+@pytest.mark.slow
 def test_a_run_is_diagnosed_on_its_own_task(run: Path, task: str) -> None:
     found = wakeful.diagnose(run, length=16, num_sequences=3)
     model = load(run)
@@ -57,6 +58,7 @@ def test_a_run_is_diagnosed_on_its_own_task(run: Path, task: str) -> None:
     assert "triggers=1" in other.method["Text"]
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_quantized_on_its_own_task(run: Path, task: str) -> None:
     validation = Run.open(run).read_json("summary.json")["validation"]
     found = wakeful.evaluate(run, text=task, length=16)
@@ -78,6 +80,7 @@ def test_a_run_is_evaluated_and_quantized_on_its_own_task(run: Path, task: str) 
     assert math.log(first) == pytest.approx(windows.loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_task_cannot_be_read_by_is_refused(run: Path, task: str, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"bos": "off"}, "begins with BOS; leave out --bos off"),

@@ -118,6 +118,7 @@ def check_read_alike(one: Model, other: Model) -> None:
     assert one.ends == other.ends == set(ENDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_folder_holds_its_model_s_own_tokenizer(
     theirs: Path, writer: str, tmp_path: Path
@@ -130,6 +131,7 @@ def test_a_folder_holds_its_model_s_own_tokenizer(
         check_read_alike(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bos", ["auto", "off"])
 @pytest.mark.parametrize("kind", ["Unigram", "two opening tokens"])
 def test_an_heir_has_its_reference_s_tokens(
