@@ -94,8 +94,8 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
             raise KeyboardInterrupt
         return real(config, path, **options)
 
-    real = exhibit_runs.train
-    monkeypatch.setattr(exhibit_runs, "train", train)
+    real = exhibit_runs.train_run
+    monkeypatch.setattr(exhibit_runs, "train_run", train)
     with pytest.raises(KeyboardInterrupt):
         reproduce("value-residual/fig10", **asked)
     place = tmp_path / "runs/reproduce/tiny/value-residual-fig10"
@@ -143,7 +143,7 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
             raise Diverged("the loss of step 2 is not finite")
         return real(config, path, **options)
 
-    monkeypatch.setattr(exhibit_runs, "train", diverging)
+    monkeypatch.setattr(exhibit_runs, "train_run", diverging)
     more = asked | {"seeds": (0, 1, 2), "runs": str(tmp_path / "runs/reproduce/tiny/runs")}
     left = reproduce("value-residual/fig10", out=str(tmp_path / "more"), **more)
     assert {verdict.seeds for verdict in left.found[0].verdicts} == {2}
@@ -174,7 +174,7 @@ def test_runs_and_heirs_are_dealt_out(
 
     monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0, "slurm": 0.0})
     alone = ran("lazy/fig17", "alone")
-    monkeypatch.delattr(exhibit_runs, "train")  # jobs do it all, and what they leave is read
+    monkeypatch.delattr(exhibit_runs, "train_run")  # jobs do it all, and what they leave is read
     made = stand_in(monkeypatch, {})
     dealt = ran("lazy/fig17", "dealt", "local(workers=2)")
     assert (len(made.jobs), made.most) == (4, 2)  # two references, then the heirs of each
@@ -183,14 +183,14 @@ def test_runs_and_heirs_are_dealt_out(
     assert ran("lazy/fig17", "dealt", "local(workers=2)").verdicts == dealt.verdicts
     assert len(made.jobs) == 4
     # A row that diverges is left out, and not tried again where the command runs.
-    real = cluster.train
+    real = cluster.train_run
 
     def diverging(config: Config, *given: Any, **named: Any) -> Run:
         if config.name == "resformer" and config.train.seed == 1:
             raise Diverged("the loss of step 2 is not finite")
         return real(config, *given, **named)
 
-    monkeypatch.setattr(cluster, "train", diverging)
+    monkeypatch.setattr(cluster, "train_run", diverging)
     left = ran("value-residual/fig10", "left", "slurm(workers=2)")
     told = "<li>resformer, seed 1: the loss of step 2 is not finite</li>"
     assert told in left.page.read_text("utf-8")
@@ -209,14 +209,14 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
         shutil.rmtree(place)
     stand_in(monkeypatch, {})
     trained: list[Path] = []
-    real = cluster.train
+    real = cluster.train_run
 
     def counted(config: Config, path: Path, **kwargs: Any) -> Run:
         trained.append(Path(path))
         return real(config, path, **kwargs)
 
-    monkeypatch.setattr(cluster, "train", counted)
-    monkeypatch.setattr(exhibit_runs, "train", None)  # what a job left is read
+    monkeypatch.setattr(cluster, "train_run", counted)
+    monkeypatch.setattr(exhibit_runs, "train_run", None)  # what a job left is read
     dealt = reproduce(*names, **asked, cluster="local(workers=2)")
     assert [one.exhibit for one in dealt.found] == [one.exhibit for one in alone.found]
     for one, before in zip(dealt.found, kept, strict=True):
@@ -294,7 +294,9 @@ def pretrained(text: Path, tmp_path: Path) -> Path:
     )
     small = dataclasses.replace(config.model, num_layers=4, num_heads=2, width=32, mlp_width=64)
     steps = dataclasses.replace(config.train, steps=2, eval_every=2)
-    exhibit_runs.train(dataclasses.replace(config, model=small, train=steps), tmp_path / "theirs")
+    exhibit_runs.train_run(
+        dataclasses.replace(config, model=small, train=steps), tmp_path / "theirs"
+    )
     return tmp_path / "theirs"
 
 
@@ -631,7 +633,7 @@ def test_trained_models_are_asked_tasks_once(
         return Score(model=model, task=task, metric="acc", **examples)
 
     def answers(
-        model: str, *, tasks: tuple[str, ...], shots: int, shown: object
+        model: str, *, tasks: tuple[str, ...], shots: int, display: object
     ) -> SimpleNamespace:
         asked.append(model)
         assert shots == 0

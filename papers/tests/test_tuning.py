@@ -49,7 +49,7 @@ def test_every_row_is_trained_at_its_best_rate_and_trials_are_made_once(
     text.mkdir()
     for number in range(40):
         (text / f"{number}.txt").write_text(f"{number} is a number, and so is {number**2}. " * 80)
-    real, trained = exhibit_runs.train, []
+    real, trained = exhibit_runs.train_run, []
 
     def train(config, path, **options):
         trained.append((config.name, config.train.seed, config.optimizer.lr))
@@ -57,7 +57,7 @@ def test_every_row_is_trained_at_its_best_rate_and_trials_are_made_once(
             raise KeyboardInterrupt
         return real(config, path, **options)
 
-    monkeypatch.setattr(exhibit_runs, "train", train)
+    monkeypatch.setattr(exhibit_runs, "train_run", train)
     asked = {"scale": "small", "steps": 8, "seeds": [0, 1], "text": str(text),
              "out": str(tmp_path / "out"), "runs": str(tmp_path / "runs")}  # fmt: skip
     with pytest.raises(KeyboardInterrupt):

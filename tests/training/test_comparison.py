@@ -111,7 +111,7 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
             raise WakefulError("the power is gone")
         return train_run(config, place, **options)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(comparison, "train", fails_second)
+    monkeypatch.setattr(comparison, "train_run", fails_second)
     with pytest.raises(WakefulError, match="power"):
         train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent)
     assert Run.open(tmp_path / "cut").header.status == "stopped"
@@ -153,7 +153,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
         resumed.append(resume)
         return train_run(config, place, resume=resume, show=show)
 
-    monkeypatch.setattr(comparison, "train", recorded)
+    monkeypatch.setattr(comparison, "train_run", recorded)
     train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent, resume=True)
     assert resumed == [True, False]
 
