@@ -3,8 +3,6 @@
 `wakeful.surgery.sink_tokens` says how they are measured.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from wakeful.probes.attention import KeyShares
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery import SinkChoice, SinkTrial, by_preference, choose_sink_tokens, window_losses
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 WINDOWS = 8
 """Windows of text that a choice is measured on, and as many that it is verified on."""
@@ -81,7 +80,7 @@ def choose_prefix(
     *,
     num_tokens: int = 1,
     bos: Bos = "auto",
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
     """Return which tokens are best stored before a model's text, one chosen after the other.
 

@@ -54,6 +54,43 @@ _AUTOMATIC = (
 """Meanings of training's options here."""
 
 
+_IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
+"""Fields that a short name sets too, unless they are named: to its value over a number."""
+
+
+def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of `InheritOptions` from one that may use short names.
+
+    A recipe's options stand below those that the table has.
+
+    Raises:
+        WakefulError: two names say one thing.
+    """
+    if isinstance(own := RECIPES.get(str(given.get("recipe"))), Mapping):
+        # Layers that are named leave nothing to choose or grow by.
+        below = {name: own[name] for name in own if name != "choose" or "blocks" not in given}
+        return merged(below, expand_table({k: v for k, v in given.items() if k != "recipe"})) | {
+            "recipe": given["recipe"]
+        }
+    long = to_table({name: value for name, value in given.items() if name not in SHORT_NAMES})
+    implied: dict[str, Any] = {}
+    for name, target in SHORT_NAMES.items():
+        if name not in given:
+            continue
+        section, _, field_name = target.partition(".")
+        below = long.get(section, {})
+        if not isinstance(below, Mapping):
+            continue  # it is refused: a section is a table
+        if field_name in below:
+            raise WakefulError(f"{target} and {name} both set {target}: give one")
+        value = given[name]
+        long = merged(long, nested(target, value))
+        if name in _IMPLIED and isinstance(value, int | float):
+            other, over = _IMPLIED[name]
+            implied = merged(implied, nested(other, value / over if over > 1 else value))
+    return merged(implied, long)
+
+
 @dataclass(frozen=True, kw_only=True)
 class InheritOptions(FigureOptions):
     """Layers to inherit, their training, and starts to compare with.
@@ -132,6 +169,7 @@ class InheritOptions(FigureOptions):
     sample: SampleConfig = field(default_factory=lambda: SampleConfig(num_tokens=32))
 
     short_names: ClassVar[Mapping[str, str]] = SHORT_NAMES
+    expand = staticmethod(expand_table)
     RULES = (
         AtLeast("layers grow rounds pinned train.length train.eval_every train.checkpoint_every "
                 "bridge.ridge", 0),
@@ -169,11 +207,6 @@ class InheritOptions(FigureOptions):
                 why="--heal.lora.rank is the heir's"),
     )  # fmt: skip
 
-    @staticmethod
-    def expand(table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a table of fields from one that may use short names and name a recipe."""
-        return expand_table(table)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
@@ -182,40 +215,3 @@ class InheritOptions(FigureOptions):
             raise WakefulError(
                 f"diagnose_length must be 0 or at least 2, got {self.diagnose_length}"
             )
-
-
-_IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
-"""Fields that a short name sets too, unless they are named: to its value over a number."""
-
-
-def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of `InheritOptions` from one that may use short names.
-
-    A recipe's options stand below those that the table has.
-
-    Raises:
-        WakefulError: two names say one thing.
-    """
-    if isinstance(own := RECIPES.get(str(given.get("recipe"))), Mapping):
-        # Layers that are named leave nothing to choose or grow by.
-        below = {name: own[name] for name in own if name != "choose" or "blocks" not in given}
-        return merged(below, expand_table({k: v for k, v in given.items() if k != "recipe"})) | {
-            "recipe": given["recipe"]
-        }
-    long = to_table({name: value for name, value in given.items() if name not in SHORT_NAMES})
-    implied: dict[str, Any] = {}
-    for name, target in SHORT_NAMES.items():
-        if name not in given:
-            continue
-        section, _, field_name = target.partition(".")
-        below = long.get(section, {})
-        if not isinstance(below, Mapping):
-            continue  # it is refused: a section is a table
-        if field_name in below:
-            raise WakefulError(f"{target} and {name} both set {target}: give one")
-        value = given[name]
-        long = merged(long, nested(target, value))
-        if name in _IMPLIED and isinstance(value, int | float):
-            other, over = _IMPLIED[name]
-            implied = merged(implied, nested(other, value / over if over > 1 else value))
-    return merged(implied, long)

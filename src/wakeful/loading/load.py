@@ -417,7 +417,7 @@ def _stock_tokenizer(
 
 
 def unknown_model(name: str) -> str:
-    """Return the error message for a name that is no model."""
+    """Return the error message for a name that no model has."""
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
         f"a hub name{nearest_path(name)}"

@@ -3,7 +3,7 @@
 Calibration text is read once for all formats that round by the same method.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from wakeful.quantization.observing import observe
 from wakeful.quantization.schemes import Absmax, Scheme
 from wakeful.quantization.schemes.methods import Gptq
 from wakeful.quantization.weighing import token_weights
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 Formats = Mapping[Scheme, Mapping[str, QuantizedLinear]]
 """The quantized form of each layer, by format and by the layer's name."""
@@ -48,7 +49,7 @@ def quantize_formats(
     text: Sequence[Tensor],
     *,
     arithmetic: Arithmetic = "integer",
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Formats:
     """Return the layers of a model in each of several formats of weights alone, where they fit.
 

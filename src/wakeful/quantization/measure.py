@@ -75,13 +75,15 @@ class Measurement:
         """Return perplexity minus the full-precision model's, with the error over sequences."""
         return self._perplexity(scheme).minus(self._perplexity(""))
 
-    def loss_increase(self, scheme: str) -> Estimate:
-        """Return mean loss minus the full-precision model's in nats per token, paired.
+    def loss_increase(self, scheme: str, baseline: str = "") -> Estimate:
+        """Return mean loss minus the full-precision model's in nats per token, paired; or minus
+        that of another scheme, the `baseline`.
 
         e to it is the ratio of perplexities. It stands out from its error sooner than their
         difference does, which the hardest sequences rule.
         """
-        pairs = zip(self.schemes[scheme].nll, self.full.nll, strict=True)
+        base = self.schemes[baseline] if baseline else self.full
+        pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)
         return ratio_and_error([nll - before for nll, before in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
@@ -262,3 +264,16 @@ def divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float
         p, q = rows.float().log_softmax(-1), others.float().log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
     return total
+
+
+@torch.no_grad()
+def divergences(
+    model: nn.Module, others: Sequence[nn.Module], text: Sequence[Int[Tensor, "1 L"]]
+) -> list[list[float]]:
+    """Return KL(model ‖ other) of each other model on each sequence, in nats per token."""
+    kl: list[list[float]] = [[] for _ in others]
+    for tokens in text:
+        full = predicted(model, tokens)[0]
+        for values, other in zip(kl, others, strict=True):
+            values.append(divergence(full, predicted(other, tokens)[0]) / len(full))
+    return kl

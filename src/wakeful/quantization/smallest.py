@@ -6,7 +6,7 @@ chooses; and what it chose is compared with uniform formats on text that neither
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,10 +20,11 @@ from wakeful.quantization.convert import exchanged
 from wakeful.quantization.formats import VLLM, Formats, fits, quantize_formats
 from wakeful.quantization.groups import fused_groups
 from wakeful.quantization.linear import QuantizedLinear, matrix
-from wakeful.quantization.measure import divergence, nll, predicted
+from wakeful.quantization.measure import divergences, nll, predicted
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
 from wakeful.quantization.tuning import Tuning, tune_scales, with_own_scale
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 MIXED = "mixed"
 """The name of the model whose layers' formats are chosen."""
@@ -94,7 +95,7 @@ class SmallestSearch:
     arithmetic: Arithmetic = "integer"
     tune: int = 0
     """Steps of training the scales."""
-    on_progress: Callable[[int, int], None] = lambda done, total: None
+    on_progress: OnProgress = ignore_progress
     candidates: dict[str, Scheme] = field(default_factory=dict)
     formats: Formats = field(default_factory=dict)
     groups: list[tuple[str, ...]] = field(default_factory=list)
@@ -211,20 +212,15 @@ class SmallestSearch:
         """Return the allocation, or the best uniform one in no more bytes where the text that
         scored finds that closer to the model.
         """
-        best, least = allocation, self._divergence(self._module(allocation))
-        for name, module in uniform.items():
-            size, cost = points[name]
-            if size <= room and (found := self._divergence(module)) < least:
-                chosen = tuple(names.index(name) for names in self.names)
-                best, least = Allocation(chosen, size, cost, allocation.bound), found
-        return best
-
-    @torch.inference_mode()
-    def _divergence(self, module: nn.Module) -> float:
-        total = 0.0
-        for tokens in self.choosing_text:
-            total += divergence(predicted(self.model, tokens)[0], predicted(module, tokens)[0])
-        return total
+        names = [name for name in uniform if points[name][0] <= room]
+        modules = [self._module(allocation), *(uniform[name] for name in names)]
+        kl = [sum(values) for values in divergences(self.model, modules, self.choosing_text)]
+        best = kl.index(min(kl))
+        if best == 0:
+            return allocation
+        name = names[best - 1]
+        chosen = tuple(own.index(name) for own in self.names)
+        return Allocation(chosen, *points[name], allocation.bound)
 
     @torch.inference_mode()
     def _loss(self, module: nn.Module) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite, paired_ratio, reach, with_error, with_interval
+from wakeful.estimates import finite, reach, with_error, with_interval
 from wakeful.quantization.damage import Damage, named
 from wakeful.quantization.smallest import MIXED, Smallest
 from wakeful.quantization.tuning import Tuning
@@ -29,13 +29,7 @@ def proof(damage: Damage) -> dict[str, Any]:
     found: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
     if against is None:
         return found
-    counts = damage.measurement.counts
-    mixed, uniform = (
-        [nll / tokens for nll, tokens in zip(damage.measurement.schemes[name].nll, counts,
-                                             strict=True)]
-        for name in (MIXED, against)
-    )  # fmt: skip
-    value, error = paired_ratio(mixed, uniform, counts)
+    value, error = damage.measurement.loss_increase(MIXED, against)
     verdict = "not better than uniform"
     far = reach(error, count)
     if value + far < 0:

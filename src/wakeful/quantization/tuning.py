@@ -23,7 +23,7 @@ from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
-from wakeful.quantization.measure import divergence, predicted
+from wakeful.quantization.measure import divergences, predicted
 from wakeful.quantization.schemes import Absmax
 
 RATE = 1e-3
@@ -57,7 +57,7 @@ def tune_scales(
     The untuned scales stay unless KL on `check` falls by more than its paired interval.
     """
     layers = {name: layer for name, layer in quantized_layers(small).items() if tunable(layer)}
-    before = _divergences(model, small, check)
+    (before,) = divergences(model, [small], check)
     first = {name: layer.scale.clone() for name, layer in layers.items()}
     logarithms = {name: torch.zeros_like(layer.scale, dtype=torch.float32, requires_grad=True)
                   for name, layer in layers.items()}  # fmt: skip
@@ -82,7 +82,7 @@ def tune_scales(
     with torch.no_grad():
         for name, layer in layers.items():
             layer.scale = _stored(first[name], logarithms[name], layer).to(layer.scale.dtype)
-    after = _divergences(model, small, check)
+    (after,) = divergences(model, [small], check)
     gain, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
     kept = gain - reach(error, len(check)) > 0
     if not kept:
@@ -132,13 +132,3 @@ def _trained(
     finally:
         for layer in layers.values():
             del layer.linear
-
-
-@torch.no_grad()
-def _divergences(model: nn.Module, small: nn.Module, text: Sequence[Tensor]) -> list[float]:
-    """Return KL of each sequence, nats per token."""
-    found: list[float] = []
-    for tokens in text:
-        logits = predicted(model, tokens)[0]
-        found.append(divergence(logits, predicted(small, tokens)[0]) / len(logits))
-    return found

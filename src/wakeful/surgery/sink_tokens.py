@@ -31,6 +31,7 @@ from wakeful.probes.exact import even_shares
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery.prefix import store_prefix
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 FREED = 0.05
 """Share of (query, head) pairs led by the text's first token, over that of even attention, up to
@@ -83,7 +84,7 @@ def choose_sink_tokens(
     preferred: int | None = None,
     opening: Sequence[int] = (),
     before: Sequence[int] = (),
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
     """Return which of the candidates is best stored before a text, by the order above.
 
