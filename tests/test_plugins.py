@@ -86,7 +86,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "from wakeful.config.keywords import NoOptions\n"
         "from wakeful.variants.plugins import Verb\n"
         "HELLO = Verb(\n"
-        "    summary='Say hello.', usage='[NAME]', words={'NAME': 'whom'}, run=print,\n"
+        "    summary='Say hello.', usage='[NAME]', argument_help={'NAME': 'whom'}, run=print,\n"
         "    options=NoOptions, examples=(('wakeful hello', 'Says it.'),),\n"
         ")\n"
     )

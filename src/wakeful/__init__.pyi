@@ -84,8 +84,8 @@ def diagnose(
         rank_seconds: Seconds for exact ranks; ranks not settled by then are reported as bounds.
         layers: Layers whose attention is pictured. Empty: four, spread over the depth.
         heads: Heads whose attention is pictured. Empty: the first four.
-        no_advice: Leave out trying cures of what is found on 8 windows of the text, and so
-            naming one.
+        no_advice: Do not try cures on 8 windows of the text; the diagnosis then recommends
+            none.
 
     With `out` the run directory is written too, which must not exist; without it nothing is.
 

@@ -148,15 +148,15 @@ def test_domains_are_prepared_apart_with_one_tokenizer(
     assert heavier.corpus_sha256 != data.corpus_sha256
     with pytest.raises(WakefulError, match="validation_source = 'x' does nothing"):
         mixed(DataConfig(source=source, validation_source="x"), source)
-    whole = mixed(DataConfig(source=data.place), data.place)
+    whole = mixed(DataConfig(source=data.prepared_source), data.prepared_source)
     assert whole is not None
-    assert whole.place == data.place
+    assert whole.prepared_source == data.prepared_source
     assert whole.info["corpora_sha256"] == data.info["corpora_sha256"]
-    found = reopened(DataConfig(source=data.place))
+    found = reopened(DataConfig(source=data.prepared_source))
     assert found is not None
     assert found.info["splits"] == data.info["splits"]
     shutil.rmtree(data.parts[1].folder)
-    assert reopened(DataConfig(source=data.place)) is None
+    assert reopened(DataConfig(source=data.prepared_source)) is None
 
 
 def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,5 +221,5 @@ def test_home_is_where_a_folder_of_tokens_may_lie(
     prepare(str(tmp_path / "one"), tmp_path / "there", vocab_size=300, keep_overlap=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     found = load_data(DataConfig(source="~/there"))
-    assert found.place == str(tmp_path / "there")
+    assert found.prepared_source == str(tmp_path / "there")
     assert not is_prepared(Path("~nobody-of-that-name/there"))

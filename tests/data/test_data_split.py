@@ -29,7 +29,7 @@ def test_no_text_is_on_both_sides(tmp_path_factory, texts, fraction, seed):
         return
     split = split_by_hash(spool, fraction=fraction, seed=seed, scratch=folder / "parts")
     sides = [
-        [d.text for d in side.spool.read(side.wanted)] for side in (split.train, split.validation)
+        [d.text for d in side.spool.read(side.mask)] for side in (split.train, split.validation)
     ]
     assert all(sides)
     assert not set(sides[0]) & set(sides[1])
@@ -111,7 +111,7 @@ def test_copies_but_for_line_ends_unicode_form_and_outer_space_are_on_one_side(t
     spool = Spool(tmp_path / "source")
     spool.fill(Document("name", text) for text in [*TEXTS, *COPIES, "Zoe and\nher cafe"])
     split = split_by_hash(spool, fraction=0.4, seed=seed, scratch=tmp_path / "parts")
-    assert len(set(split.train.wanted[len(TEXTS) : len(TEXTS) + len(COPIES)])) == 1
+    assert len(set(split.train.mask[len(TEXTS) : len(TEXTS) + len(COPIES)])) == 1
     assert len(spool.digests) == len(TEXTS) + len(COPIES) + 1
     assert len(set(spool.digests.tolist())) == len(TEXTS) + 2
 
@@ -147,7 +147,7 @@ def test_a_few_large_files_are_cut_and_the_fraction_is_kept(tmp_path, sizes, fra
     spool.fill(Document(*each) for each in texts.items())
     split = split_by_hash(spool, fraction=fraction, seed=0, scratch=tmp_path / "parts")
     train, validation = (
-        {d.name: d.text for d in side.spool.read(side.wanted)}
+        {d.name: d.text for d in side.spool.read(side.mask)}
         for side in (split.train, split.validation)
     )
     assert {name: train.get(name, "") + validation.get(name, "") for name in texts} == texts

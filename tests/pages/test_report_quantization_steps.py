@@ -100,7 +100,7 @@ def test_what_was_measured_is_not_proposed_again(measured: list[str], asked: str
         proposed
     )
     assert told.command.startswith(asked.partition("'")[0])
-    assert ("GPTQ" in told.words) == (measured == ["w4"])
+    assert ("GPTQ" in told.text) == (measured == ["w4"])
 
 
 def test_a_command_asks_for_all_that_was_asked_for_but_the_folder() -> None:
@@ -119,7 +119,7 @@ def test_a_command_asks_for_all_that_was_asked_for_but_the_folder() -> None:
     totals = dataclasses.replace(found.measurement.schemes["fine"], nll=[3.3, 3.8])
     measurement = dataclasses.replace(found.measurement, schemes={"fine": totals})
     unsure = next_step(dataclasses.replace(found, measurement=measurement), "x/a", options)
-    assert unsure.words == "too little text to tell: measure on more"
+    assert unsure.text == "too little text to tell: measure on more"
     assert shlex.split(unsure.command) == [*begin, *end]  # 8, the usual number, and not 2
 
 
@@ -127,7 +127,7 @@ def test_what_no_folder_holds_is_not_to_be_saved() -> None:
     options = QuantizeOptions(scheme=("w4",), text="my.txt", others=("*head=w8a8",))
     found = dataclasses.replace(damage("a", lost=0.0, schemes=["w4"]), savable=("w8a8",))
     step = next_step(found, "my a", options)
-    assert step.words == "no folder holds what is harmless here: measure what one does"
+    assert step.text == "no folder holds what is harmless here: measure what one does"
     assert step.command == "wakeful quantize 'my a' --text my.txt --scheme w8a8"
     none = next_step(dataclasses.replace(found, savable=()), "my a", options)
     assert none.command == "wakeful evaluate 'my a' --text my.txt"

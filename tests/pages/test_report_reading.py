@@ -364,9 +364,9 @@ def test_the_lowest_is_named_among_several_alone(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", seed=1, shift=-1.0)]
     # Losses of other seeds are not compared: nothing is lowest.
     for folders in (runs[:1], runs):
-        assert next_step(read_comparison(folders)).words == "look inside x"
+        assert next_step(read_comparison(folders)).text == "look inside x"
     runs.append(make_run(tmp_path / "z", "z", shift=-0.1))
-    assert next_step(read_comparison(runs)).words == "look inside z, the lowest"
+    assert next_step(read_comparison(runs)).text == "look inside z, the lowest"
 
 
 @pytest.mark.slow

@@ -291,7 +291,7 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
         if advice is helps:
             (step,) = report.steps
             command = "wakeful cure 'my model' --prefix auto --text my.txt"
-            assert (step.words, step.command) == ("store a token", command)
+            assert (step.text, step.command) == ("store a token", command)
         else:
             assert report.steps == []
             assert "nothing helps it." in report.headlines

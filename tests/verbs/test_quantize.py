@@ -22,7 +22,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import with_perplexity
 from wakeful.loading import session
 from wakeful.loading.load import load
-from wakeful.loading.reading import words_in
+from wakeful.loading.reading import as_evaluation_data
 from wakeful.probes.running import logits_of
 from wakeful.quantization import Absmax, Scheme, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization.damage import Damage, predicts
@@ -103,7 +103,9 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
     assert main([*command, "--scheme", "fine", "--arithmetic", "reference"]) == 0
     loaded = load(str(run), device=CPU, dtype=torch.float32)
     words = "\n".join(path.read_text() for path in sorted(text.iterdir())[:4])
-    tokens = torch.tensor(words_in(words).sequences(loaded, length=16, num_sequences=3, bos=False))
+    tokens = torch.tensor(
+        as_evaluation_data(words).sequences(loaded, length=16, num_sequences=3, bos=False)
+    )
     summary = json.loads((out / "summary.json").read_text())
     for found, model in (
         (summary["perplexity"], loaded.module),
@@ -319,7 +321,9 @@ def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_p
     loaded = load(run)
     rows = [
         torch.tensor([row])
-        for words, number in zip(map(words_in, map(Path.read_text, others)), (2, 1), strict=True)
+        for words, number in zip(
+            map(as_evaluation_data, map(Path.read_text, others)), (2, 1), strict=True
+        )
         for row in words.sequences(
             loaded, length=16, num_sequences=number, bos=loaded.begins("auto")
         )

@@ -39,6 +39,8 @@ REPRODUCE = Verb(
             "Run one of them in minutes and judge what the paper claims of it.",
         ),
     ),
-    words={"PAPER/EXHIBIT": "a figure or table, or PAPER for all of its; without one, a list"},
+    argument_help={
+        "PAPER/EXHIBIT": "a figure or table, or PAPER for all of its; without one, a list"
+    },
     report=_report,
 )

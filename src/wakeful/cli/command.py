@@ -278,7 +278,7 @@ def _introduction(verb: Verb) -> str:
     lines = [verb.summary, ""]
     for line, effect in verb.examples:
         lines += [line, f"    {effect}"]
-    meanings = USAGE_WORDS | dict(verb.words)
+    meanings = USAGE_WORDS | dict(verb.argument_help)
     words_used = [word.strip("[].") for word in verb.usage.split()]
     return "\n".join([*lines, "", *(f"{word}: {meanings[word]}" for word in words_used)]).rstrip()
 

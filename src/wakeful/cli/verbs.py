@@ -480,7 +480,7 @@ VERBS: dict[str, Verb] = {
     ),
     "cure": Verb(
         summary="Remove a model's outliers and sinks, with little or no training.",
-        usage="MODEL", options=CureOptions, run=cure, words={"MODEL": REFERENCES},
+        usage="MODEL", options=CureOptions, run=cure, argument_help={"MODEL": REFERENCES},
         examples=(
             ("wakeful cure smollm2 --rotate hadamard --prefix auto",
              "Rotate outliers away and store the sink's token, without training."),
@@ -502,7 +502,8 @@ VERBS: dict[str, Verb] = {
     ),
     "quantize": Verb(
         summary="Quantize a model's linear layers; measure the damage; save it smaller.",
-        usage="MODEL...", options=QuantizeOptions, run=quantize, words={"MODEL": REFERENCES},
+        usage="MODEL...", options=QuantizeOptions, run=quantize,
+        argument_help={"MODEL": REFERENCES},
         examples=(
             ("wakeful quantize smollm2 --scheme fine w4",
              "Measure what 8 and 4 bits cost."),
@@ -542,7 +543,7 @@ VERBS: dict[str, Verb] = {
     ),
     "export": Verb(
         summary="Write a model as a folder that Transformers loads, or as one GGUF file.",
-        usage="MODEL DIR", options=ExportOptions, run=export, words={"MODEL": REFERENCES},
+        usage="MODEL DIR", options=ExportOptions, run=export, argument_help={"MODEL": REFERENCES},
         examples=(
             ("wakeful export runs/first first-for-everybody",
              "Write a folder for AutoModelForCausalLM.from_pretrained."),

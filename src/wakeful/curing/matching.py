@@ -61,7 +61,9 @@ def match(
     `fast` are parameters that learn at `speed` times the rate. The student is left without
     gradients, and both models in evaluation mode.
     """
-    slow = [p for p in student.parameters() if all(p is not other for other in fast)]
+    slow = [
+        p for p in student.parameters() if all(p is not fast_parameter for fast_parameter in fast)
+    ]
     student.train().requires_grad_(True)
     teacher.eval()
     groups = [{"params": slow, "speed": 1.0}, {"params": list(fast), "speed": speed}]

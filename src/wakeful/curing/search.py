@@ -62,7 +62,7 @@ class Candidate:
     inner: bool = False
     keys: bool = False
     sink_cure: str = ""
-    """How the attention sink is removed: "" (it stays), "prefix" (stored) or "sinks" (learned)."""
+    """Removal of the attention sink: "" (it stays), "prefix" (stored) or "sinks" (learned)."""
 
     def __str__(self) -> str:
         named = {
@@ -348,7 +348,7 @@ def choose(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Choice:
-    """Choose the cure of a model that is to be quantized by `schemes`, all but its head.
+    """Choose the cure of a model before `schemes` quantize it, all but its head.
 
     Args:
         plain: the decoder, which stays as it is.

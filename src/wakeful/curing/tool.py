@@ -62,7 +62,7 @@ from wakeful.hf.weights_out import (
 from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import TextWords
+from wakeful.loading.reading import EvaluationText
 from wakeful.loading.session import note_duration, session
 from wakeful.loading.sources import Source, convert_to_decoder, dtype_of, name_of
 from wakeful.model.decoder import Decoder
@@ -273,7 +273,7 @@ def cure(
     with session("cure", options, [model], tokenizer, display) as opened_session:
         learning_tokens = _count_learning_tokens(options)
         num_tokens = (options.length or LENGTH) * options.num_sequences + learning_tokens
-        text_words = TextWords(beginning_of(options.source, num_tokens))
+        text_words = EvaluationText(beginning_of(options.source, num_tokens))
         loaded = next(opened_session.models())
         if loaded.is_quantized:
             raise WakefulError(
@@ -306,12 +306,16 @@ def cure(
 
 def _is_helped(result: _CuredModel, diagnosis: Diagnosis) -> bool:
     """Return whether a cured model predicts no worse and has no ill that a cure is for."""
-    ills = {each.title for each in findings(diagnosis.models[1]) if each.level != "good"}
+    ills = {finding.title for finding in findings(diagnosis.models[1]) if finding.level != "good"}
     return result.loss.is_harmless and ills <= {"Lazy layers"}
 
 
 def _advise_next(
-    loaded: Model, diagnosis: Diagnosis, text_words: TextWords, options: CureOptions, length: int
+    loaded: Model,
+    diagnosis: Diagnosis,
+    text_words: EvaluationText,
+    options: CureOptions,
+    length: int,
 ) -> Advice | None:
     """Return advice for the original model, tried on the text; or that this cure was the best."""
     rows = text_words.sequences(
@@ -334,7 +338,7 @@ class _CureTask:
     """One call of `cure`: the model, its text and the options."""
 
     loaded: Model
-    text_words: TextWords
+    text_words: EvaluationText
     learning_tokens: int
     """Tokens that choosing, fitting and training read, after those to verify on."""
     options: CureOptions
@@ -343,8 +347,8 @@ class _CureTask:
     @property
     def stored(self) -> torch.dtype | None:
         """The type in which the cured model is written; None is that of its weights."""
-        asked = self.options.stored
-        return self.loaded.stored if asked == "auto" else getattr(torch, asked)
+        requested = self.options.stored
+        return self.loaded.stored if requested == "auto" else getattr(torch, requested)
 
     @property
     def types(self) -> Mapping[str, torch.dtype] | None:
@@ -366,8 +370,8 @@ class _CureTask:
 def _cure_decoder(task: _CureTask) -> _CuredModel:
     """Cure a model that our decoder can be."""
     loaded, options, show = task.loaded, task.options, task.show
-    ours = convert_to_decoder(loaded, show)
-    plain, agreement = ours.decoder(), str(ours.agreement or "")
+    converted = convert_to_decoder(loaded, show)
+    plain, agreement = converted.decoder(), str(converted.agreement or "")
     _check_possible(loaded, plain, options)
     text = _verification_text(task)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
@@ -403,7 +407,10 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     show.note("comparing logits")
     prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
     by_dtype = differences(loaded.module, plain, cured, compared, prefix_tokens)
-    done += [(f"Logits in {kind}", each.describe(prefix_tokens)) for kind, each in by_dtype.items()]
+    done += [
+        (f"Logits in {kind}", difference.describe(prefix_tokens))
+        for kind, difference in by_dtype.items()
+    ]
     written = (
         written_as(cured.config, result.own_tokenizer)
         if options.out

@@ -23,7 +23,7 @@ class Data:
     batches_type: type[Batches] = Batches
 
     @property
-    def place(self) -> str:
+    def prepared_source(self) -> str:
         """Return the source that gives the same tokens again, with nothing left to prepare."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Data:
             "first tokens; leave it out"
         )
 
-    def given(self, source: str) -> bool:
+    def is_named_by(self, source: str) -> bool:
         """Return whether a source names tokens prepared before, rather than text or a task."""
         return False
 

@@ -198,8 +198,8 @@ class MixedData(Data):
         }  # fmt: skip
 
     @property
-    def place(self) -> str:
-        parts = [(domain.name, part.place, domain.weight) for domain, part in self._pairs]
+    def prepared_source(self) -> str:
+        parts = [(domain.name, part.prepared_source, domain.weight) for domain, part in self._pairs]
         return f"{MIXTURE}({parts=!r})"
 
     @property
@@ -210,12 +210,12 @@ class MixedData(Data):
     def parts(self) -> list[PreparedData]:
         return [part for _, part in self._pairs]
 
-    def given(self, source: str) -> bool:
-        return all(part.given(domain.source) for domain, part in self._pairs)
+    def is_named_by(self, source: str) -> bool:
+        return all(part.is_named_by(domain.source) for domain, part in self._pairs)
 
     def check(self, config: DataConfig) -> None:
         """`max_bytes` and `keep_overlap` are for the parts that are not prepared yet."""
-        if not self.given(config.source):
+        if not self.is_named_by(config.source):
             config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
         for domain, part in self._pairs:
             part.check(dataclasses.replace(config, source=domain.source))
@@ -223,8 +223,8 @@ class MixedData(Data):
     def _split(self, split: SplitName) -> dict[str, Any]:
         facts = [part.info["splits"][split] for part in self.parts]
         return {
-            "tokens": sum(each["tokens"] for each in facts),
-            "sha256": joined_sha256(*(each["sha256"] for each in facts)),
+            "tokens": sum(split_facts["tokens"] for split_facts in facts),
+            "sha256": joined_sha256(*(split_facts["sha256"] for split_facts in facts)),
         }
 
 

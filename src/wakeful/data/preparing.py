@@ -32,7 +32,7 @@ from wakeful.data.tokens import (
     building_beside,
     existing_data,
     move_in,
-    opened,
+    open_prepared,
     token_dtype,
     write_splits,
 )
@@ -161,7 +161,7 @@ def prepare(
         if not keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
-            drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
+            drop_overlap(PreparedData(building, info), side.spool.lengths[side.mask])
             progress("comparing", side.num_bytes, side.num_bytes)
         tokenizer.save(building)
         shutil.rmtree(scratch)
@@ -221,7 +221,7 @@ def load_data(
     return (
         (task and TaskData(task))
         or mixed(config, source, progress, tokenizer=tokenizer)
-        or opened(source)
+        or open_prepared(source)
         or prepared(source, progress=progress, **preparation(config, tokenizer))
     )
 
@@ -251,7 +251,7 @@ def mixed(
             f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
             "mixture is validated on what is held out of it; leave it out"
         )
-    there = {domain.name: data for domain in domains if (data := opened(domain.source))}
+    there = {domain.name: data for domain in domains if (data := open_prepared(domain.source))}
     if tokenizer is None and config.tokenizer:
         tokenizer = Tokenizer.load(config.tokenizer)
     if tokenizer is None and there:
@@ -275,7 +275,7 @@ def mixed(
 def reopened(config: DataConfig) -> Data | None:
     """Return the data at a `Data.place`; None where it, or a part of it, is no longer there."""
     sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
-    return load_data(config) if all(map(opened, sources)) else None
+    return load_data(config) if all(map(open_prepared, sources)) else None
 
 
 def _shared_tokenizer(
@@ -375,7 +375,7 @@ def _spool(
 def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     """Return the texts of one side, and tell `progress` of the bytes gone through."""
     total = side.num_bytes
-    for document in _describe_data(side.spool.read(side.wanted), stage, total, progress):
+    for document in _describe_data(side.spool.read(side.mask), stage, total, progress):
         yield document.text
     progress(stage, total, total)
 

@@ -157,7 +157,7 @@ def _read_table(path: Path, text_field: str) -> Rows:
 
 
 def stream(
-    what: str,
+    description: str,
     remedy: str,
     path: str,
     name: str | None = None,
@@ -170,7 +170,7 @@ def stream(
     Raises:
         WakefulError: `datasets` cannot read it; the line says `what` that is, and the remedy.
     """
-    with guarded(f"cannot read {what}", remedy):
+    with guarded(f"cannot read {description}", remedy):
         import datasets  # noqa: PLC0415 - it takes seconds to import
 
         # It logs what it then raises.

@@ -159,30 +159,33 @@ def _built(
     tokenizer.save(building)
     dtype = token_dtype(tokenizer.vocab_size)
     rows = [np.array(document, dtype) for document in documents]
-    whole = hashlib.sha256()
+    corpus_hash = hashlib.sha256()
     digests: list[bytes] = []
     for row in rows:
-        whole.update(digest := hashlib.sha256(row.tobytes()).digest())
+        corpus_hash.update(digest := hashlib.sha256(row.tobytes()).digest())
         digests.append(digest[: DIGEST.itemsize])
     fraction, seed = settings["validation_fraction"], settings["seed"]
     num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
     every = np.frombuffer(b"".join(digests), DIGEST)
-    kept = held_out(every, num_bytes, fraction=fraction, seed=seed)
-    if kept is None:
+    is_validation = held_out(every, num_bytes, fraction=fraction, seed=seed)
+    if is_validation is None:
         raise _alike(name)
-    sides = [(itertools.compress(rows, side), int(num_bytes[side].sum())) for side in (~kept, kept)]
+    sides = [
+        (itertools.compress(rows, side), int(num_bytes[side].sum()))
+        for side in (~is_validation, is_validation)
+    ]
     info = write_splits(
         building,
         tokenizer,
         dict(zip(SPLITS, sides, strict=True)),
         source=[f"samples of {name}"],
         validation_source=[],
-        corpora_sha256=[whole.hexdigest()],
+        corpora_sha256=[corpus_hash.hexdigest()],
         settings=settings,
         split_rule=f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
     )
     try:
-        drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
+        drop_overlap(PreparedData(building, info), num_bytes[is_validation], common=common)
     except NothingHeldOut:
         raise _alike(name) from None
     return info

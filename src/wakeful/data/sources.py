@@ -90,8 +90,8 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
 
 def single_sources(source: str | Sequence[str]) -> list[str]:
     """Return `source` as a list of single sources, or raise `WakefulError` if it names none."""
-    sources = [source] if isinstance(source, str) else [str(one) for one in source]
-    if not sources or not all(one.strip() for one in sources):
+    sources = [source] if isinstance(source, str) else [str(path) for path in source]
+    if not sources or not all(path.strip() for path in sources):
         raise WakefulError(
             f"no source given: name a file, a folder, hf:owner/name or {PYTHON_STDLIB}"
         )
@@ -135,7 +135,7 @@ def _files(source: str) -> list[tuple[str, Path]]:
         if not _is_stdlib(source):
             return _find(source)
         pattern = source.partition(":")[2] or "*"
-        matches = [each for each in stdlib_files() if fnmatch.fnmatchcase(each[0], pattern)]
+        matches = [file for file in stdlib_files() if fnmatch.fnmatchcase(file[0], pattern)]
         if not matches:
             raise WakefulError(f"no file of the standard library matches {pattern}")
         return matches
@@ -229,13 +229,13 @@ def stdlib_files() -> list[tuple[str, Path]]:
 
 
 def _below(
-    root: Path, entered: Callable[[Path], bool], taken: Callable[[str], bool]
+    root: Path, is_wanted_folder: Callable[[Path], bool], is_wanted_file: Callable[[str], bool]
 ) -> list[tuple[str, Path]]:
     """Return the files below a folder whose folders and own names are wanted, sorted."""
     files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if entered(Path(folder, name))]
-        paths = [Path(folder, name) for name in filter(taken, names)]
+        folders[:] = [name for name in folders if is_wanted_folder(Path(folder, name))]
+        paths = [Path(folder, name) for name in filter(is_wanted_file, names)]
         files += [(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
     return sorted(files)
 

@@ -103,7 +103,7 @@ class Spool:
         return full
 
     def read(self, positions: np.ndarray) -> Iterator[Document]:
-        """Return the documents where `wanted` (a boolean for each) is true, in their order."""
+        """Return the documents where `positions` (a boolean for each) is true, in their order."""
         with self.path.open("rb") as file:
             for number in np.flatnonzero(positions):
                 file.seek(self._starts[number])
@@ -121,15 +121,15 @@ def _core(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Side:
-    """The documents of one side: those of `spool` where `wanted` is true."""
+    """The documents of one side: those of `spool` where `mask` is true."""
 
     spool: Spool
-    wanted: np.ndarray
+    mask: np.ndarray
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of text, in UTF-8."""
-        return int(self.spool.lengths[self.wanted].sum())
+        return int(self.spool.lengths[self.mask].sum())
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,11 @@ def held_out(
         return None
     held = ends + np.concatenate([[0], np.bincount(group, sizes).cumsum()])
     whole_documents = held[-1] - ends + ends / fraction
-    least, most = 0 if ends else 1, len(hashes) - 1
-    count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), least), most)
-    while count > least and held[count] > 2 * fraction * whole_documents:
+    lowest, highest = 0 if ends else 1, len(hashes) - 1
+    count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
+    while count > lowest and held[count] > 2 * fraction * whole_documents:
         count -= 1
-    while count < most and held[count] < fraction / 2 * whole_documents:
+    while count < highest and held[count] < fraction / 2 * whole_documents:
         count += 1
     return group < count
 

@@ -86,7 +86,7 @@ class Tokenizer:
         """The token that fills up a batch, where one is named."""
         named = (self._id_of(f"{role}_token") for role in _ROLES)
         added = inner.get_added_tokens_decoder()
-        special = {token for token, each in added.items() if each.special}
+        special = {token for token, added_token in added.items() if added_token.special}
         self.special_tokens: frozenset[int] = frozenset(
             special | {token for token in (end, *named) if token is not None}
         )
@@ -307,10 +307,10 @@ class Tokenizer:
         """Return the SHA-256 of the `tokenizer.json` that `save` writes."""
         return hashlib.sha256(self._json().encode("utf-8")).hexdigest()
 
-    def same_tokens(self, other: "Tokenizer") -> bool:
-        """Return whether ids mean the same: the vocabularies are equal, and what ends a text."""
-        ours, theirs = self.inner.get_vocab(), other.inner.get_vocab()
-        return ours == theirs and self.end == other.end
+    def same_tokens(self, tokenizer: "Tokenizer") -> bool:
+        """Return whether ids mean the same: vocabularies and end-of-text tokens are equal."""
+        vocabularies_match = self.inner.get_vocab() == tokenizer.inner.get_vocab()
+        return vocabularies_match and self.end == tokenizer.end
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with no special ids; half a character is refused."""
@@ -485,7 +485,7 @@ def _without(token: int, processor: Any) -> Any:
             )
             return json.loads(template.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": known}:
-            special = {name for name, each in known.items() if each["ids"] == [token]}
+            special = {name for name, entry in known.items() if entry["ids"] == [token]}
             named = {name: _unopened(special, processor[name]) for name in ("single", "pair")}
             return processor | named
         case _:
@@ -529,19 +529,17 @@ def beside_of(folder: Path) -> dict[str, str]:
 
 
 def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
-    """Return the token ids that settings of generation name, without negative ones, which stand for
-    no token.
+    """Return the token ids of a setting of generation, without negative ones, which are no token.
 
     Raises:
         WakefulError: one of them is not a whole number, or larger than any token's.
     """
-    said = table.get(name)
-    ids = said if isinstance(said, list) else [] if said is None else [said]
-    wrong = next((each for each in ids if type(each) is not int or each > _LARGEST_ID), None)
-    if wrong is not None:
+    value = table.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int or token > _LARGEST_ID for token in ids):
         raise WakefulError(
-            f"{name} = {said!r}, in the model's {GENERATION} or config.json, must be a token id, a "
-            "list of them or null"
+            f"{name} = {value!r}, in the model's {GENERATION} or config.json, must be a token id, "
+            "a list of them or null"
         )
     return [token for token in ids if token >= 0]
 
@@ -604,13 +602,13 @@ def _check_config(file: Path, table: dict[str, Any]) -> None:
 
 def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates of tokenizer_config.json by name."""
-    said = table.get("chat_template")
-    several = said if isinstance(said, list) else [{"name": "default", "template": said}]
+    value = table.get("chat_template")
+    several = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates: dict[str, str] = {}
-    for each in several:
-        if not isinstance(each, dict) or not each.get("template"):
+    for entry in several:
+        if not isinstance(entry, dict) or not entry.get("template"):
             continue
-        name, text = each.get("name"), each["template"]
+        name, text = entry.get("name"), entry["template"]
         if not (isinstance(name, str) and _TEMPLATE_NAME.fullmatch(name) and isinstance(text, str)):
             raise WakefulError(
                 f"the chat template {name!r} must have a name of letters, digits, _ and -, and a "

@@ -124,7 +124,7 @@ class PreparedData(Data):
         return prepared
 
     @property
-    def place(self) -> str:
+    def prepared_source(self) -> str:
         return str(self.folder)
 
     @property
@@ -138,8 +138,8 @@ class PreparedData(Data):
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
         tokenizer = Tokenizer.load(self.folder)
-        found = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
-        for name, value in found.items():
+        properties = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
+        for name, value in properties.items():
             if self.info["tokenizer"][name] != value:
                 raise _damaged(
                     self.folder / "tokenizer.json",
@@ -161,7 +161,7 @@ class PreparedData(Data):
             "validation source"
         )
 
-    def given(self, source: str) -> bool:
+    def is_named_by(self, source: str) -> bool:
         return self.folder == expanded(source)
 
     def first(self, config: DataConfig, length: int) -> TokenFile:
@@ -181,9 +181,9 @@ class PreparedData(Data):
                     f"data.{name} = {requested!r} does nothing: data.source = {config.source!r} is "
                     f"prepared, with {name} = {stored!r}; leave it out, or prepare the text again"
                 )
-        if config.tokenizer and self.given(config.source):
-            ours, theirs = Tokenizer.load(config.tokenizer).fingerprint, self.tokenizer.fingerprint
-            if ours != theirs:
+        if config.tokenizer and self.is_named_by(config.source):
+            tokenizer = Tokenizer.load(config.tokenizer)
+            if tokenizer.fingerprint != self.tokenizer.fingerprint:
                 raise WakefulError(
                     f"data.tokenizer = {config.tokenizer!r} does nothing: data.source = "
                     f"{config.source!r} is prepared with another; leave it out, or prepare the "
@@ -192,7 +192,7 @@ class PreparedData(Data):
 
     def settled(self, config: DataConfig) -> DataConfig:
         settings, held = self.info.get("settings"), self.info.get("validation_source")
-        if not isinstance(settings, dict) or not self.given(config.source):
+        if not isinstance(settings, dict) or not self.is_named_by(config.source):
             return config
         own = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
         table = to_table(config) | own
@@ -232,8 +232,8 @@ class PreparedData(Data):
         for path, digest in expected.items():
             if file_sha256(path) != digest:
                 raise _damaged(path, "its SHA-256 is not the one in data.json")
-        for found in (self.train, self.validation):
-            found.check(found.tokens)
+        for split_file in (self.train, self.validation):
+            split_file.check(split_file.tokens)
 
 
 def _files(folder: Path, split: SplitName) -> tuple[Path, Path]:
@@ -305,7 +305,7 @@ def is_prepared(folder: Path) -> bool:
     return isinstance(info, dict) and info.get("format") == FORMAT
 
 
-def opened(source: str) -> PreparedData | None:
+def open_prepared(source: str) -> PreparedData | None:
     """Open the prepared folder that a source names; None where it names something else."""
     return PreparedData.open(source) if is_prepared(Path(source)) else None
 
@@ -392,12 +392,12 @@ def existing_data(
     return existing
 
 
-def changed_settings(theirs: object, settings: dict[str, Any], neutral: Mapping[str, Any]) -> str:
+def changed_settings(stored: object, settings: dict[str, Any], neutral: Mapping[str, Any]) -> str:
     """Return the names of the settings that a file has other values of; "" for none.
 
     Those that it lacks have their `neutral` values there.
     """
-    there = {**neutral, **theirs} if isinstance(theirs, dict) else {}
+    there = {**neutral, **stored} if isinstance(stored, dict) else {}
     here = {**neutral, **settings}
     return " and ".join(name for name in {**here, **there} if there.get(name) != here.get(name))
 

@@ -50,8 +50,8 @@ class Trial:
 
     options: tuple[str, ...]
     """Of `wakeful cure`."""
-    words: str
-    """Description of the cure."""
+    cure: str
+    """The cure in words."""
     loss: LossChange
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
@@ -71,7 +71,7 @@ class Trial:
     def compared(self, before: "Trial") -> str:
         """Return what it changes, in words."""
         return (
-            f"{self.words}: the loss changes by {self.loss}, the first-token share "
+            f"{self.cure}: the loss changes by {self.loss}, the first-token share "
             f"{before.share:.1%} → {self.share:.1%}, kurtosis {before.kurtosis:,.1f} → "
             f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
         )
@@ -79,7 +79,7 @@ class Trial:
 
 def advise(
     loaded: Model,
-    found: ModelDiagnosis,
+    diagnosis: ModelDiagnosis,
     sequences: Sequence[Sequence[int]],
     *,
     bos: Bos = "auto",
@@ -96,7 +96,7 @@ def advise(
         bos: whether BOS stands before every sequence.
         show: shows what is tried.
     """
-    levels = {each.title: each.level for each in findings(found)}
+    levels = {finding.title: finding.level for finding in findings(diagnosis)}
     sunk = levels["Attention sinks"] != "good"
     if not sunk and levels["Outlier activations"] == "good":
         return None
@@ -126,16 +126,16 @@ def advise(
             best = rotated
     on = f"on {len(windows)} windows of {windows.shape[1]} tokens"
     if best is None:
-        told = "; ".join(trial.compared(tried.plain) for trial in trials)
-        told = f"tried {on}: {told}" if told else tried.fixed
-        return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {told}")
-    left = list[str]()
+        results = "; ".join(trial.compared(tried.plain) for trial in trials)
+        results = f"tried {on}: {results}" if results else tried.fixed
+        return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {results}")
+    remarks = list[str]()
     if sunk and not tried.helps(best):
-        left.append("no cure removes that later sink" if tried.eases(best) else f"{_SINK} stays")
+        remarks.append("no cure removes that later sink" if tried.eases(best) else f"{_SINK} stays")
     if best.kurtosis > KURTOSIS and tried.turn is None:
-        left.append(f"outliers stay, for a rotation would not be exact: {tried.fixed}")
-    words = "; ".join([f"{best.compared(tried.plain)}, {on}", *left])
-    return Advice(words=words, arguments=" ".join(best.options))
+        remarks.append(f"outliers stay, for a rotation would not be exact: {tried.fixed}")
+    text = "; ".join([f"{best.compared(tried.plain)}, {on}", *remarks])
+    return Advice(words=text, arguments=" ".join(best.options))
 
 
 @dataclass
@@ -179,9 +179,9 @@ class _Trials:
         """Try a rotation alone; None where none is possible."""
         if self.turn is None:
             return None
-        words = "rotate the outliers away"
+        cure = "rotate the outliers away"
         options = ("--rotate", "hadamard")
-        return self._measure(options, words, self.decoder, self.opening, self.losses, turned=True)
+        return self._measure(options, cure, self.decoder, self.opening, self.losses, turned=True)
 
     def prefix(self) -> Trial | None:
         """Try BOS as a stored prefix, then the other tokens that the model may park on."""
@@ -197,9 +197,9 @@ class _Trials:
             if not choice.best.tokens or (choice.best.share or 0.0) > self.good_share:
                 choice = None
         choice = choice or self.choice
-        made = surgery.store_prefix(self.decoder, choice.token.tokens)
-        options, words = ("--prefix", "auto"), "store a token before every text"
-        return self._cured(options, words, made, choice.token.losses)
+        cured = surgery.store_prefix(self.decoder, choice.token.tokens)
+        options, cure = ("--prefix", "auto"), "store a token before every text"
+        return self._cured(options, cure, cured, choice.token.losses)
 
     def sinks(self) -> Trial | None:
         """Try sinks fitted to the token that costs least, without training; None where they cannot
@@ -209,28 +209,28 @@ class _Trials:
             surgery.check_absorbs(self.decoder, "sinks")
         except WakefulError:
             return None
-        made = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
-        losses = surgery.window_losses(made, self.windows)
-        return self._cured(("--sinks",), "put a learned sink into every head", made, losses)
+        cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
+        losses = surgery.window_losses(cured, self.windows)
+        return self._cured(("--sinks",), "put a learned sink into every head", cured, losses)
 
     def _cured(
-        self, options: tuple[str, ...], words: str, made: Decoder, losses: Sequence[float]
+        self, options: tuple[str, ...], cure: str, decoder: Decoder, losses: Sequence[float]
     ) -> Trial:
         """Return the trial of a decoder, with a rotation where its outliers ask for one."""
-        trial = self._measure(options, words, made, (), losses)
+        trial = self._measure(options, cure, decoder, (), losses)
         if trial.kurtosis <= KURTOSIS or self.turn is None:
             return trial
-        options, words = ("--rotate", "hadamard", *options), f"{words} and rotate its outliers away"
-        return self._measure(options, words, made, (), losses, turned=True)
+        options, cure = ("--rotate", "hadamard", *options), f"{cure} and rotate its outliers away"
+        return self._measure(options, cure, decoder, (), losses, turned=True)
 
     def _measure(
-        self, options: tuple[str, ...], words: str, made: Decoder, opening: Sequence[int],
+        self, options: tuple[str, ...], cure: str, decoder: Decoder, opening: Sequence[int],
         losses: Sequence[float], *, turned: bool = False,
     ) -> Trial:  # fmt: skip
         change = LossChange.between(self.losses, losses)
         rows = surgery.prepend_tokens(opening, self.windows[:WATCHED])
-        shape = shape_of(made, rows, self.turn if turned else None, self.loaded.text_of)
-        return Trial(options, words, change, *shape)
+        shape = shape_of(decoder, rows, self.turn if turned else None, self.loaded.text_of)
+        return Trial(options, cure, change, *shape)
 
 
 def shape_of(
@@ -243,8 +243,8 @@ def shape_of(
     the rest, of block outputs after `turn`, and the sinks after the first token.
     """
     sinks, outliers, keys = Sinks(), Outliers(), KeyShares()
-    seen = outliers if turn is None else _Turned(outliers, turn)
-    with torch.inference_mode(), watch(model, sinks, keys, seen):
+    probe = outliers if turn is None else _Turned(outliers, turn)
+    with torch.inference_mode(), watch(model, sinks, keys, probe):
         for row in rows:
             logits_of(model, row[None])
     shares = sinks.rows().filter(metric="first_key_share_without_row_0")
@@ -276,15 +276,15 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
     none = "; no cure removes the sink of a mixture of experts" if sunk else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
-        words = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
-        return Advice(words=f"{words}{none}")
+        text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
+        return Advice(words=f"{text}{none}")
     start = loaded.begin(bos)
     losses = surgery.window_losses(loaded.module, windows, start)
 
-    def measure(words: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
+    def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
         change = LossChange.between(losses, surgery.window_losses(model, windows, opening))
         rows = surgery.prepend_tokens(opening, windows[:WATCHED])
-        return Trial(options, words, change, *shape_of(model, rows, None, loaded.text_of))
+        return Trial(options, cure, change, *shape_of(model, rows, None, loaded.text_of))
 
     model, opening = loaded.module, start
     before = best = measure("as it is", model, opening)
@@ -301,9 +301,9 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
         except WakefulError as error:
             tried.append(f"no rotation can be made of it: {error}")
         else:
-            words = "rotate the outliers away"
-            words = words if best is before else f"{best.words} and {words}"
-            trial = measure(words, rotated, opening, "--rotate", "hadamard", *best.options)
+            text = "rotate the outliers away"
+            text = text if best is before else f"{best.cure} and {text}"
+            trial = measure(text, rotated, opening, "--rotate", "hadamard", *best.options)
             tried.append(trial.compared(before))
             if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
                 best = trial

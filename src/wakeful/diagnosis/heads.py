@@ -61,7 +61,7 @@ MAPS = (
 )  # fmt: skip
 
 
-def head_map(diagnosis: ModelDiagnosis, each: Map, longest: int = 0) -> Drawing:
+def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Drawing:
     """Draw a metric of every layer and head, on a scale that is the same for all models.
 
     `longest` is the length of the longest sequence of any model beside it.
@@ -70,23 +70,23 @@ def head_map(diagnosis: ModelDiagnosis, each: Map, longest: int = 0) -> Drawing:
     domain: tuple[float, float] = SHARE
     kind: Any = "linear"
     ticks: Any = alt.Undefined
-    if each.metric == "rank":
+    if metric_map.metric == "rank":
         domain, kind = (1.0, float(longest)), "log"
         ticks = [rank for rank in RANKS if rank <= longest]
-    elif each.metric == "entropy":
+    elif metric_map.metric == "entropy":
         domain = (0.0, round_up(longest))
-    elif each.metric == "value_drain":
+    elif metric_map.metric == "value_drain":
         domain = (0.0, 2.0)
-    rows = head_values(diagnosis, each.metric, each.variant)
+    rows = head_values(diagnosis, metric_map.metric, metric_map.variant)
     frame = rounded(
         rows.select("layer", "head", "kind", "value", shown=pl.col("value").clip(*domain)), 4
     )
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    name = "key/value head" if each.metric == "value_drain" else "head"
+    name = "key/value head" if metric_map.metric == "value_drain" else "head"
     y = alt.Y("head:O", title=name, axis=alt.Axis(labelOverlap=True))
-    tooltip = ["layer:O", "head:O", tip("value", ",.3~g", title=each.title),
+    tooltip = ["layer:O", "head:O", tip("value", ",.3~g", title=metric_map.title),
                "kind:N"]  # fmt: skip
-    legend = alt.Legend(title=each.title, values=ticks, gradientLength=240)
+    legend = alt.Legend(title=metric_map.title, values=ticks, gradientLength=240)
     cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
     bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
     if bound.is_empty():
@@ -105,10 +105,11 @@ def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
     """Return a chart of each map that was measured."""
     name = diagnosis.name
     return [
-        Chart(f"{each.title} of each layer and head of {name}",
-              partial(head_map, diagnosis, each, longest), f"{name}: {each.title}", each.explained)
-        for each in MAPS
-        if not head_values(diagnosis, each.metric, each.variant).is_empty()
+        Chart(f"{shown.title} of each layer and head of {name}",
+              partial(head_map, diagnosis, shown, longest), f"{name}: {shown.title}",
+              shown.explained)
+        for shown in MAPS
+        if not head_values(diagnosis, shown.metric, shown.variant).is_empty()
     ]  # fmt: skip
 
 
@@ -124,18 +125,18 @@ def sink(diagnosis: ModelDiagnosis) -> str:
     if places.is_empty():
         return ""
     position = int(places.mode().sort()[0])
-    what = ""
+    quoted = ""
     if position < len(diagnosis.tokens):
-        what = f"“{ink(diagnosis.tokens[position])}” at "
+        quoted = f"“{ink(diagnosis.tokens[position])}” at "
     first = "" if position else ", the first"
     return (
-        f"The token with the most attention is {what}position {position}{first}: it leads in "
+        f"The token with the most attention is {quoted}position {position}{first}: it leads in "
         f"{(places == position).sum()} of {len(rows)} layers."
     )
 
 
 def ink(text: str) -> str:
-    """Return a token's text with signs for what leaves no ink."""
+    """Return the text of a token with a visible sign for each space, newline and tab."""
     return "".join(_INK.get(letter, letter) for letter in text) or "∅"
 
 
@@ -162,10 +163,10 @@ def attention(
         if name in order
     ]
     first = pl.concat(first).unique(["layer", "head"], maintain_order=True)
-    others = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
-    chosen = pl.concat([first, others]) if "sinks" in order else first
+    rest = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
+    chosen = pl.concat([first, rest]) if "sinks" in order else first
     few = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
-    whole = stored.partition_by("layer", "head", as_dict=True)
+    full = stored.partition_by("layer", "head", as_dict=True)
     short = few.partition_by("layer", "head", as_dict=True)
     places: dict[str, pl.DataFrame] = {}
     for number, row in enumerate(chosen.iter_rows(named=True)):
@@ -174,7 +175,7 @@ def attention(
             name += f": first-token mass {row['mass']:.2f}"
         if row["rank"] is not None:
             name += f", rank {row['rank']:.0f}"
-        cells = whole if number < len(first) else short
+        cells = full if number < len(first) else short
         places[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
     labels = labels[: stored["key"].n_unique()]
@@ -204,11 +205,11 @@ def to_choose(
     # By number, because the names once more would be a sixth of all.
     bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name=name)
     pick = alt.param(name="shown", value=first, bind=bind)
-    told = "labels[datum.value]" if labels else "datum.value"
+    label = "labels[datum.value]" if labels else "datum.value"
     x_title, y_title = titles
     x = alt.X("key:O", title=x_title, axis=alt.Axis(
-        labelExpr=told, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
-    y = alt.Y("query:O", title=y_title, axis=alt.Axis(labelExpr=told, labelOverlap=not labels))
+        labelExpr=label, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
+    y = alt.Y("query:O", title=y_title, axis=alt.Axis(labelExpr=label, labelOverlap=not labels))
     legend = alt.Legend(title="attention weight", values=_WEIGHTS, gradientLength=240)
     tooltip = ["query:O", "key:O", tip("weight", ".2f")]
     chart = heatmap(
@@ -217,11 +218,11 @@ def to_choose(
     )  # fmt: skip
     chart = chart.transform_filter("datum.of === shown")
     # Each time into a field of its own: what is chosen again would be split again.
-    for cut, text, parts, place, by in (
+    for cut, text, parts, number_field, by in (
         ("|", "weights", "lines", "query", []), ("", "line", "cells", "key", ["query"])
     ):  # fmt: skip
         chart = chart.transform_calculate(**{parts: f"split(datum.{text}, '{cut}')"})
-        chart = _numbered(chart, parts, parts[:-1], place, by)
+        chart = _numbered(chart, parts, parts[:-1], number_field, by)
     chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
     share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
     chart = chart.transform_calculate(weight=f"pow({share}, 2)")
@@ -249,9 +250,9 @@ Labeled = Sequence[tuple[str, Frame]]
 """A label and the rows of one picture's metric each; of a single one the label is not drawn."""
 
 
-def mean_attention(shown: Labeled) -> Drawing | None:
+def mean_attention(frames: Labeled) -> Drawing | None:
     """Draw the mean attention of all heads and layers among the first positions."""
-    return squares([(label, placed(rows, "row", "column")) for label, rows in shown])
+    return squares([(label, placed(rows, "row", "column")) for label, rows in frames])
 
 
 def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Drawing | None:
@@ -265,9 +266,9 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
     return chart and _beside(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
 
 
-def hidden(shown: Labeled) -> Drawing | None:
+def hidden(frames: Labeled) -> Drawing | None:
     """Draw the magnitude of hidden states: positions by channel bins."""
-    cells = [(label, placed(rows, "row", "column")) for label, rows in shown]
+    cells = [(label, placed(rows, "row", "column")) for label, rows in frames]
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
     tooltip = [alt.Tooltip("row:O", title="position"), alt.Tooltip("column:O", title="channel bin"),
@@ -298,13 +299,13 @@ def _cells(
     name, size = unit
     rows: list[dict[str, Any]] = []
     for label, frame in cells:
-        found: dict[int, dict[int, int | None]] = {}
-        for place, other, value in frame.select("row", "column", "value").iter_rows():
-            line = found.setdefault(place, {})
-            line[other] = round(size * value) if math.isfinite(value) else None
+        cells_of_row: dict[int, dict[int, int | None]] = {}
+        for row, column, value in frame.select("row", "column", "value").iter_rows():
+            line = cells_of_row.setdefault(row, {})
+            line[column] = round(size * value) if math.isfinite(value) else None
         rows += [
-            {"shown": label, "row": place, name: [line.get(n) for n in range(1 + max(line))]}
-            for place, line in sorted(found.items())
+            {"shown": label, "row": row, name: [line.get(n) for n in range(1 + max(line))]}
+            for row, line in sorted(cells_of_row.items())
         ]
     if not rows:
         return None
@@ -315,17 +316,17 @@ def _cells(
 
 
 def _numbered(
-    chart: alt.Chart, parts: str, part: str, place: str, groupby: Sequence[str]
+    chart: alt.Chart, parts: str, part: str, number_field: str, groupby: Sequence[str]
 ) -> alt.Chart:
     """Return a chart with a row for each of a list's parts, numbered from 0 within its group."""
     chart = chart.transform_flatten([parts], as_=[part])
     number: Any = [{"op": "row_number", "as": "number"}]
     chart = chart.transform_window(number, groupby=list(groupby))
-    return chart.transform_calculate(**{place: "datum.number - 1"})
+    return chart.transform_calculate(**{number_field: "datum.number - 1"})
 
 
 def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
     """Return the value of each pair of places, which a row's position names "row,column"."""
-    place = pl.col("position").str.split(",").list
-    pair = {row: place.get(0).cast(pl.Int64), column: place.get(1).cast(pl.Int64)}
-    return rows.select(*more, "value", **pair)
+    pair = pl.col("position").str.split(",").list
+    columns = {row: pair.get(0).cast(pl.Int64), column: pair.get(1).cast(pl.Int64)}
+    return rows.select(*more, "value", **columns)

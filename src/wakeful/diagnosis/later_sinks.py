@@ -64,15 +64,15 @@ def later_sinks(
         sequences: token ids, all of one length.
         shares: for each of them the share of triples that each key leads.
         masses: likewise the mean weight.
-        text_of: gives a token's text.
+        text_of: returns the text of a token.
     """
     ids = torch.tensor([list(sequence) for sequence in sequences])
     share, mass = (torch.stack([*values]).double() for values in (shares, masses))
     even = exact.even_shares(ids.shape[1]).expand(ids.shape)
-    left = torch.ones_like(ids, dtype=torch.bool)
-    left[:, 0] = False
+    unexplained = torch.ones_like(ids, dtype=torch.bool)
+    unexplained[:, 0] = False
     texts = {token: text_of(token) for token in ids.unique().tolist()}
-    found: list[LaterSink] = []
+    sinks: list[LaterSink] = []
 
     def sum_up(name: str, keys: Bool[Tensor, "B L"]) -> LaterSink:
         sums = ((values * keys).sum(1).mean().item() for values in (share, mass, even))
@@ -80,14 +80,14 @@ def later_sinks(
 
     def take(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
         for name, keys in kinds.items():
-            sink = sum_up(name, keys & left)
+            sink = sum_up(name, keys & unexplained)
             if sink.excess > EXCESS and min(sink.share, sink.mass) > TIMES * sink.even:
-                found.append(sink)
-                left[keys] = False
+                sinks.append(sink)
+                unexplained[keys] = False
 
     take({f"{text!r} (id {token})": ids == token for token, text in texts.items()})
-    place = torch.arange(ids.shape[1]).expand(ids.shape)
-    take({f"the token at position {n}": place == n for n in range(1, ids.shape[1])})
+    positions = torch.arange(ids.shape[1]).expand(ids.shape)
+    take({f"the token at position {n}": positions == n for n in range(1, ids.shape[1])})
     plain = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
     take({"delimiters together": torch.isin(ids, torch.tensor(plain, dtype=ids.dtype))})
-    return tuple(sorted(found, key=lambda sink: sink.share, reverse=True))
+    return tuple(sorted(sinks, key=lambda sink: sink.share, reverse=True))

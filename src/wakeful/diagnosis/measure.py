@@ -116,7 +116,7 @@ def diagnose_model(
             losses.append(_loss(loaded, ids))
             progress(done, len(sequences))
     loss, error = mean_and_error(losses)
-    keys = next(each for each in probes if isinstance(each, KeyShares))
+    keys = next(probe for probe in probes if isinstance(probe, KeyShares))
     return ModelDiagnosis(
         name=loaded.name,
         architecture=loaded.architecture,
@@ -134,7 +134,7 @@ def diagnose_model(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _ModelFigures:
     """Fields of summary.json besides a model's figures."""
 
     model: str
@@ -160,21 +160,23 @@ def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
     run.check_kind("diagnose", "holds no diagnosis")
     rows = read_frame(run.path / "diagnosis.parquet", {"model": pl.String, **SCHEMA})
     record = str(run.path / "summary.json")
-    said = from_table(tuple[_Said, ...], run.read_json("summary.json").get("models"), record=record)
+    figures = from_table(
+        tuple[_ModelFigures, ...], run.read_json("summary.json").get("models"), record=record
+    )
     texts = run.read_json(TOKENS)
     weights = read_frame(run.path / ATTENTION, {"model": pl.String, **FirstAttention.COLUMNS})
     return [
         ModelDiagnosis(
-            name=each.model, architecture=each.architecture, num_layers=each.layers,
-            length=each.length, num_sequences=each.sequences, loss=each.loss,
-            loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
-            later_sinks=each.later_sinks, advice=each.advice,
-            rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
-            tokens=tuple(map(str, texts.get(each.model, ()))),
-            attention=weights.filter(model=each.model).drop("model"),
-            has_bos=each.has_bos, quantized=each.quantized,
+            name=model.model, architecture=model.architecture, num_layers=model.layers,
+            length=model.length, num_sequences=model.sequences, loss=model.loss,
+            loss_error=math.nan if model.loss_standard_error is None else model.loss_standard_error,
+            later_sinks=model.later_sinks, advice=model.advice,
+            rows=rows.filter(pl.col("model") == model.model).select(*SCHEMA),
+            tokens=tuple(map(str, texts.get(model.model, ()))),
+            attention=weights.filter(model=model.model).drop("model"),
+            has_bos=model.has_bos, quantized=model.quantized,
         )
-        for each in said
+        for model in figures
     ]  # fmt: skip
 
 
@@ -182,11 +184,13 @@ def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
     """Return the files of the tokens that were read and of every head's attention among the first
     of them, by name: a table and a frame.
     """
-    files: dict[str, Any] = {TOKENS: {each.name: list(each.tokens) for each in diagnoses}}
+    files: dict[str, Any] = {
+        TOKENS: {diagnosis.name: list(diagnosis.tokens) for diagnosis in diagnoses}
+    }
     frames = [
-        each.attention.select(pl.lit(each.name).alias("model"), pl.all())
-        for each in diagnoses
-        if each.attention is not None
+        diagnosis.attention.select(pl.lit(diagnosis.name).alias("model"), pl.all())
+        for diagnosis in diagnoses
+        if diagnosis.attention is not None
     ]
     return files | ({ATTENTION: pl.concat(frames)} if frames else {})
 
@@ -194,12 +198,12 @@ def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
 def metrics_table(diagnoses: Sequence[ModelDiagnosis]) -> pl.DataFrame:
     """Return all models' rows in one table, with the columns `model` and `sequences` in front."""
     return pl.concat(
-        each.rows.select(
-            pl.lit(each.name).alias("model"),
-            pl.lit(each.num_sequences).alias("sequences"),
+        diagnosis.rows.select(
+            pl.lit(diagnosis.name).alias("model"),
+            pl.lit(diagnosis.num_sequences).alias("sequences"),
             pl.all(),
         )
-        for each in diagnoses
+        for diagnosis in diagnoses
     )
 
 

@@ -27,6 +27,6 @@ class DiagnoseOptions(ReadingOptions):
     """Heads whose attention is pictured. Empty: the first four."""
 
     no_advice: HowMuch[bool] = False
-    """Leave out trying cures of what is found on 8 windows of the text, and so naming one."""
+    """Do not try cures on 8 windows of the text; the diagnosis then recommends none."""
 
     RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))

@@ -41,9 +41,9 @@ from wakeful.reports.value import (
     Text,
     glossary,
     listed,
+    method_section,
     rough,
 )
-from wakeful.reports.value import method as told_method
 
 LEVELS: Mapping[Level, str] = {"good": "healthy", "mixed": "some", "bad": "strong"}
 MEANS = ("Means over layers", "over block outputs, the embedding left out")
@@ -111,15 +111,15 @@ def rank_strips(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the sorted ranks of all heads, one strip a model."""
     frame = _of_all(
         diagnoses,
-        lambda each: (
-            head_values(each, "rank")
+        lambda diagnosis: (
+            head_values(diagnosis, "rank")
             .sort("value")
             .select(
                 "layer", "head", "value", "kind", place=(pl.int_range(pl.len()) + 0.5) / pl.len()
             )
         ),
     )
-    longest = max(each.length for each in diagnoses)
+    longest = max(diagnosis.length for diagnosis in diagnoses)
     ticks = [rank for rank in charts.RANKS if rank <= longest]
     x = alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%", tickCount=5))
     y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
@@ -134,8 +134,8 @@ def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the values' normalized eigenvalues, averaged over layers."""
     frame = _of_all(
         diagnoses,
-        lambda each: (
-            each.rows.filter(metric="value_spectrum")
+        lambda diagnosis: (
+            diagnosis.rows.filter(metric="value_spectrum")
             .group_by(pl.col("position").cast(pl.Int64))
             .agg(pl.col("value").mean())
             .sort("position")
@@ -144,8 +144,8 @@ def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     x = alt.X("position:Q", title="eigenvalue, from the largest")
     y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"), axis=_RATIO)
     tooltip = ["model:N", "position:Q", charts.tip("value", ".3~g")]
-    drawn = charts.lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
-    return charts.wide(drawn, 220)
+    chart = charts.lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
+    return charts.wide(chart, 220)
 
 
 def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
@@ -154,7 +154,7 @@ def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """
     frame = _of_all(
         diagnoses,
-        lambda each: each.rows.filter(metric="top_importance", variant="code").select(
+        lambda diagnosis: diagnosis.rows.filter(metric="top_importance", variant="code").select(
             "layer", "value", k=pl.col("position").cast(pl.Int64)
         ),
     )
@@ -183,8 +183,8 @@ def _curve(
 ) -> charts.Drawing:
     value = pl.col("value")
 
-    def rows(each: ModelDiagnosis, position: str) -> pl.DataFrame:
-        half = pl.col("standard_error").fill_null(0) * reach(1.0, max(2, each.num_sequences))
+    def rows(diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
+        half = pl.col("standard_error").fill_null(0) * reach(1.0, max(2, diagnosis.num_sequences))
         low, high = value - half, value + half
         if metric in _LOG:
             low = low.clip(lower_bound=value / 10)
@@ -192,8 +192,8 @@ def _curve(
             low = low.clip(lower_bound=1)
         elif metric.startswith("first_key"):
             low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
-        found = layer_values(each, metric, variant=variant, position=position)
-        return found.select("layer", "value", "kind", low=low, high=high)
+        values = layer_values(diagnosis, metric, variant=variant, position=position)
+        return values.select("layer", "value", "kind", low=low, high=high)
 
     frame = _of_all(diagnoses, partial(rows, position=position))
     scale, ticks = alt.Scale(), alt.Axis(tickCount=4)
@@ -201,9 +201,9 @@ def _curve(
         frame = _positive(frame)
         # Of the first token and of the rest, on one scale.
         edges = pl.concat(
-            _positive(_of_all(diagnoses, partial(rows, position=other))).select("low", "high")
-            for each, _, other, *_ in _CURVES
-            if each == metric
+            _positive(_of_all(diagnoses, partial(rows, position=part))).select("low", "high")
+            for curve_metric, _, part, *_ in _CURVES
+            if curve_metric == metric
         )
         ticks = alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
         scale = alt.Scale(type="log")
@@ -217,20 +217,22 @@ def _curve(
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
     tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
-    drawn = charts.lines(
+    chart = charts.lines(
         frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
     )
-    return charts.wide(drawn, 150)
+    return charts.wide(chart, 150)
 
 
 def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
-    return [each.name for each in diagnoses]
+    return [diagnosis.name for diagnosis in diagnoses]
 
 
 def _of_all(
     diagnoses: Sequence[ModelDiagnosis], rows: Callable[[ModelDiagnosis], pl.DataFrame]
 ) -> pl.DataFrame:
-    return pl.concat([rows(each).with_columns(model=pl.lit(each.name)) for each in diagnoses])
+    return pl.concat(
+        [rows(diagnosis).with_columns(model=pl.lit(diagnosis.name)) for diagnosis in diagnoses]
+    )
 
 
 def _positive(frame: pl.DataFrame) -> pl.DataFrame:
@@ -244,35 +246,35 @@ def headlines(diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()) 
     No model among the `worse`, those whose cure cost loss, is called healthy.
     """
     verdicts: dict[tuple[str, str, str], list[str]] = {}
-    for each in diagnoses:
-        verdict = ("has", "have", _ills(each) or _NO_ILLS)
-        if verdict[2] == _NO_ILLS and each.name not in worse:
+    for diagnosis in diagnoses:
+        verdict = ("has", "have", _ills(diagnosis) or _NO_ILLS)
+        if verdict[2] == _NO_ILLS and diagnosis.name not in worse:
             verdict = ("is", "are", f"healthy: {_NO_ILLS}")
-        verdicts.setdefault(verdict, []).append(each.name)
+        verdicts.setdefault(verdict, []).append(diagnosis.name)
     return [
-        f"{listed(names)} {many if len(names) > 1 else one} {words}."
-        for (one, many, words), names in verdicts.items()
+        f"{listed(names)} {plural if len(names) > 1 else singular} {verdict_text}."
+        for (singular, plural, verdict_text), names in verdicts.items()
     ]
 
 
 def _ills(diagnosis: ModelDiagnosis) -> str:
-    words = {"bad": "strong ", "mixed": "some "}
+    adjectives = {"bad": "strong ", "mixed": "some "}
     ills = {
         "Attention sinks": "attention sinks", "Drained values": "drained values",
         "Lazy layers": "lazy layers" if lazy_layers(diagnosis) else "lazy heads",
         "Outlier activations": "outliers",
     }  # fmt: skip
-    ill = (each for each in findings(diagnosis) if each.level != "good")
-    return listed(words[each.level] + ills[each.title] for each in ill)
+    ill = (finding for finding in findings(diagnosis) if finding.level != "good")
+    return listed(adjectives[finding.level] + ills[finding.title] for finding in ill)
 
 
 def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[Step]:
     """Return what to do about what was found; what is healthy is quantized together, unless it is
     quantized already.
     """
-    found = [_cure(each, source) for each, source in zip(diagnoses, sources, strict=True)]
-    healthy = [n for n, step in enumerate(found) if step is None and not diagnoses[n].quantized]
-    steps = [step for step in found if step is not None and step.command]
+    cures = [_cure(diagnosis, source) for diagnosis, source in zip(diagnoses, sources, strict=True)]
+    healthy = [n for n, step in enumerate(cures) if step is None and not diagnoses[n].quantized]
+    steps = [step for step in cures if step is not None and step.command]
     if healthy:
         names = listed(diagnoses[n].name for n in healthy)
         models = shlex.join(sources[n] for n in healthy)
@@ -282,7 +284,7 @@ def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> l
 
 
 def _cure(diagnosis: ModelDiagnosis, source: str) -> Step | None:
-    levels = {each.title: each.level for each in findings(diagnosis)}
+    levels = {finding.title: finding.level for finding in findings(diagnosis)}
     model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
     if advice is not None:
         command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
@@ -310,10 +312,10 @@ def after_cure(
     if advice is not None and advice.arguments:
         return [Step(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
     before, after = shlex.quote(source), shlex.quote(str(folder))
-    both, asked = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
+    both, scheme_flags = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
     evaluate, quantize = (
         " ".join(filter(None, [verb, both, options, reading]))
-        for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", asked))
+        for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", scheme_flags))
     )
     return [
         Step("compare it with the original on text", evaluate),
@@ -339,20 +341,20 @@ def diagnosis_report(
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
     named = sources if len(sources) == len(diagnoses) else names
-    longest = max(each.length for each in diagnoses)
+    longest = max(model.length for model in diagnoses)
     curves = layer_charts(diagnoses)
-    every_map = [maps(each, longest) for each in diagnoses]
+    every_map = [maps(model, longest) for model in diagnoses]
     ahead = (0, 2) if len(diagnoses) < 3 else (0,)
 
     def some(first: bool) -> Side:
         """Return a map or two of each model, or the others."""
-        return Side([chart for found in every_map for number, chart in enumerate(found)
+        return Side([chart for model_maps in every_map for number, chart in enumerate(model_maps)
                      if (number in ahead) == first], wide=True)  # fmt: skip
 
     legend = Legend(names)
     sections = [
         *([Section("What was done", [Facts(done)], brief=True)] if done else []),
-        Section("Verdict", [Findings({each.name: findings(each) for each in diagnoses}, LEVELS)],
+        Section("Verdict", [Findings({model.name: findings(model) for model in diagnoses}, LEVELS)],
                 brief=True),
         Section("Figures", [
             _compared_table(diagnoses),
@@ -385,31 +387,31 @@ def diagnosis_report(
                           f"Mean attention of the {'' if many else 'k-th '}most attended token."),
                 ], wide=True),
             ]),
-            *(fold for each in diagnoses for fold in _details(each)),
+            *(fold for model in diagnoses for fold in _details(model)),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
                  "residual_peak", "kurtosis"),
-        told_method([*(method or {}).items(), MEANS]),
+        method_section([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
     steps = next_steps(diagnoses, named) if steps is None else steps
-    told = [*headlines(diagnoses, worse), *_without_command(diagnoses)]
-    return Report(title or f"Diagnosis of {', '.join(names)}", told, steps, sections)
+    sentences = [*headlines(diagnoses, worse), *_without_command(diagnoses)]
+    return Report(title or f"Diagnosis of {', '.join(names)}", sentences, steps, sections)
 
 
 def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
     """Yield what is advised where no command helps."""
-    for each in diagnoses:
-        if each.advice is not None and not each.advice.arguments:
-            yield f"{each.advice.words}."
+    for diagnosis in diagnoses:
+        if diagnosis.advice is not None and not diagnosis.advice.arguments:
+            yield f"{diagnosis.advice.words}."
 
 
 def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
-    known = [(summary(each), _reaches(each)) for each in diagnoses]
+    models = [(summary(diagnosis), _reaches(diagnosis)) for diagnosis in diagnoses]
     rows = [
         [Cell(label, explained(key)),
-         *_compared(key, [(figures[key], reaches.get(key)) for figures, reaches in known])]
+         *_compared(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
         for key, label in _COMPARED
-        if any(figures[key] is not None for figures, _ in known)
+        if any(figures[key] is not None for figures, _ in models)
     ]  # fmt: skip
     columns = ["mean over layers (block outputs)", *_names(diagnoses)]
     return Table(columns, rows, "Figures of each model", "figures", colored=True)
@@ -418,12 +420,14 @@ def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
 def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
     """Yield the text that was read, the sinks in it, and heads' attention to choose from."""
     many = len(diagnoses) > 1
-    texts = ["".join(each.tokens[: _READ_OF_MANY if many else _READ]) for each in diagnoses]
+    texts = [
+        "".join(diagnosis.tokens[: _READ_OF_MANY if many else _READ]) for diagnosis in diagnoses
+    ]
     same = many and len(set(texts)) == 1 and bool(texts[0])
     if same:
         yield Text("The text that all of them read begins:", "explained")
         yield Text(f"{texts[0]}…", "quote")
-    if any(each.attention is not None and len(each.attention) for each in diagnoses):
+    if any(diagnosis.attention is not None and len(diagnosis.attention) for diagnosis in diagnoses):
         then = ", then the heads of the highest rank" if many else ""
         second = "" if many else "; the second picture has the heads of the highest rank"
         yield Text(
@@ -433,20 +437,20 @@ def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
             "explained",
         )
     groups: list[Part] = []
-    for each, text in zip(diagnoses, texts, strict=True):
-        parts: list[Part] = [Text(each.name, "heading")]
-        if leads := sink(each):
+    for diagnosis, text in zip(diagnoses, texts, strict=True):
+        parts: list[Part] = [Text(diagnosis.name, "heading")]
+        if leads := sink(diagnosis):
             parts.append(Text(leads))
         if text and not same:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
-        if each.attention is None or each.attention.is_empty():
+        if diagnosis.attention is None or diagnosis.attention.is_empty():
             parts.append(Chart(
-                f"Mean attention of all heads and layers of {each.name}",
-                partial(_mean_attention, each), explained=explained("mean_attention"),
+                f"Mean attention of all heads and layers of {diagnosis.name}",
+                partial(_mean_attention, diagnosis), explained=explained("mean_attention"),
             ))  # fmt: skip
         elif many:
-            draw = partial(attention, each, "sinks, then widest")
-            parts.append(Chart(f"Attention of a head of {each.name}", draw))
+            draw = partial(attention, diagnosis, "sinks, then widest")
+            parts.append(Chart(f"Attention of a head of {diagnosis.name}", draw))
         groups.append(Group(parts))
     yield Side(groups, wide=True)
     if not many:
@@ -458,39 +462,39 @@ def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         ], wide=True)  # fmt: skip
 
 
-def _mean_attention(each: ModelDiagnosis) -> charts.Drawing | None:
-    return mean_attention([("", each.rows.filter(metric="mean_attention"))])
+def _mean_attention(diagnosis: ModelDiagnosis) -> charts.Drawing | None:
+    return mean_attention([("", diagnosis.rows.filter(metric="mean_attention"))])
 
 
-def _details(each: ModelDiagnosis) -> Iterator[Fold]:
+def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
     """Yield a model's attention over whole sequences, its outlier channels and hidden states."""
-    if not each.rows.filter(metric="attention_picture").is_empty():
-        yield Fold(f"Attention of {each.name}'s heads over whole sequences", [
-            Chart(f"Attention of a head over whole sequences of {each.name}",
-                  partial(pictures, each), explained="Rows are queries, columns keys, each a "
+    if not diagnosis.rows.filter(metric="attention_picture").is_empty():
+        yield Fold(f"Attention of {diagnosis.name}'s heads over whole sequences", [
+            Chart(f"Attention of a head over whole sequences of {diagnosis.name}",
+                  partial(pictures, diagnosis), explained="Rows are queries, columns keys, each a "
                   "fraction of the sequence: the weights in a bin of keys summed, the mean over "
                   "queries and sequences. Lower triangles, and what a relaxed prefix lets see."),
         ])  # fmt: skip
     rows = [
         [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),
          str(row["layers"])]
-        for row in _channels(each)
+        for row in _channels(diagnosis)
     ]  # fmt: skip
     columns = ["channel", "largest |x|", "in layer", "at token",
                "layers where it is among the top five"]  # fmt: skip
     parts: list[Part] = [
-        Table(columns, rows, f"Outlier channels of {each.name}"),
-        Chart(f"Magnitude of hidden states of {each.name}",
-              lambda: hidden([("", each.rows.filter(metric="hidden_picture"))]),
+        Table(columns, rows, f"Outlier channels of {diagnosis.name}"),
+        Chart(f"Magnitude of hidden states of {diagnosis.name}",
+              lambda: hidden([("", diagnosis.rows.filter(metric="hidden_picture"))]),
               "Hidden-state magnitude, first positions by channel", explained("hidden_magnitude")),
     ]  # fmt: skip
-    shows = each.attention is not None and not each.attention.is_empty()
+    shows = diagnosis.attention is not None and not diagnosis.attention.is_empty()
     if shows:  # else it stands in the open
-        parts.append(Chart(f"Mean attention of all heads and layers of {each.name}",
-                           partial(_mean_attention, each),
+        parts.append(Chart(f"Mean attention of all heads and layers of {diagnosis.name}",
+                           partial(_mean_attention, diagnosis),
                            "Mean attention of all heads and layers, first positions"))  # fmt: skip
     also = " and mean attention" if shows else ""
-    yield Fold(f"Outlier channels{also} of {each.name}", parts)
+    yield Fold(f"Outlier channels{also} of {diagnosis.name}", parts)
 
 
 def _channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
@@ -532,22 +536,22 @@ def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
     return {key: error and reach(error, count) for key, error in errors.items()}
 
 
-def _compared(key: str, known: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
+def _compared(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
     """Return every model's figure with its interval and, for all but the first, its difference to
     the first's, to the digits that the intervals of both leave it.
     """
-    base, base_half = known[0]
-    told: list[Cell] = []
-    for value, half in known:
+    base, base_half = values[0]
+    cells: list[Cell] = []
+    for value, half in values:
         if value is None:
-            told.append(Cell("–"))
+            cells.append(Cell("–"))
             continue
         change = value - (value if base is None else base)
-        shown, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
+        figure, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
         if key in _COUNTED:
-            shown, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
+            figure, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
         elif half:
             both = math.hypot(half, base_half or 0.0)
-            shown, gap = with_error(value, half), to_error(change, both, "+")
-        told.append(Cell(shown, gap if change else ""))
-    return told
+            figure, gap = with_error(value, half), to_error(change, both, "+")
+        cells.append(Cell(figure, gap if change else ""))
+    return cells

@@ -39,8 +39,8 @@ def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
     Shorter ones where it has fewer tokens, or the model a shorter context.
     """
     length = max(2, min(WINDOW, context, len(tokens) // WINDOWS))
-    whole = tokens[: len(tokens) // length * length].view(-1, length)
-    return whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]
+    windows = tokens[: len(tokens) // length * length].view(-1, length)
+    return windows[:: max(1, len(windows) // WINDOWS)][:WINDOWS]
 
 
 def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B L"]) -> list[int]:

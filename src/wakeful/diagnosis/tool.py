@@ -11,15 +11,20 @@ import polars as pl
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.diagnosis.advice import advise
-from wakeful.diagnosis.measure import DIAGNOSIS_PASSES, diagnose_model, metrics_table, token_files
-from wakeful.diagnosis.measure import ModelDiagnosis as Diagnosed
+from wakeful.diagnosis.measure import (
+    DIAGNOSIS_PASSES,
+    ModelDiagnosis,
+    diagnose_model,
+    metrics_table,
+    token_files,
+)
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.diagnosis.report import diagnosis_report
 from wakeful.diagnosis.verdict import summary
 from wakeful.errors import WakefulError
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import Words, words_of
-from wakeful.loading.session import choose_words, count_progress, session
+from wakeful.loading.reading import EvaluationData, evaluation_data
+from wakeful.loading.session import choose_data, count_progress, session
 from wakeful.loading.sources import Source, name_of
 from wakeful.reports.result import Measured, same_or_each
 from wakeful.reports.value import Report
@@ -32,7 +37,7 @@ from wakeful.terminal.display import Display, DisplayFactory
 class Diagnosis(Measured):
     """Measurements of models on a text."""
 
-    models: tuple[Diagnosed, ...]
+    models: tuple[ModelDiagnosis, ...]
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
@@ -46,7 +51,7 @@ class Diagnosis(Measured):
     def summary(self) -> dict[str, Any]:
         """`models`, with each one's figures as means over layers, and `method`, in words."""
         return {
-            "models": [json.loads(json.dumps(summary(each))) for each in self.models],
+            "models": [json.loads(json.dumps(summary(diagnosis))) for diagnosis in self.models],
             "method": dict(self.method),
         }
 
@@ -90,17 +95,19 @@ def diagnose(
     """
     options = options_from(DiagnoseOptions, kwargs, options)
     with session("diagnose", options, models, tokenizer, display) as at:
-        words = words_of(options.source, (options.length or LENGTH) * options.num_sequences)
-        found: list[Diagnosed] = []
+        data = evaluation_data(options.source, (options.length or LENGTH) * options.num_sequences)
+        diagnoses: list[ModelDiagnosis] = []
         texts: dict[str, str] = {}
         for model in at.models():
-            own = choose_words(model, options, words)
-            texts[model.name] = own.name or options.source
-            found.append(_diagnosed(model, own, options, at.show))
+            model_data = choose_data(model, options, data)
+            texts[model.name] = model_data.name or options.source
+            diagnoses.append(_diagnosed(model, model_data, options, at.show))
             del model
-        lengths = {each.name: f"{each.length} tokens" for each in found}
+        lengths = {diagnosis.name: f"{diagnosis.length} tokens" for diagnosis in diagnoses}
         method = {
-            "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
+            "Models": ", ".join(
+                f"{diagnosis.name} ({diagnosis.architecture})" for diagnosis in diagnoses
+            ),
             "Text": f"{same_or_each(texts)}, {options.num_sequences} sequences of "
             f"{same_or_each(lengths)} from its beginning",
             "BOS": at.bos,
@@ -115,14 +122,16 @@ def diagnose(
             "Machine": str(at.machine),
         }
         result = Diagnosis(
-            models=tuple(found), method=method, machine=at.machine,
+            models=tuple(diagnoses), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in models), figures=options.figures,
         )  # fmt: skip
         at.keep(result)
     return result
 
 
-def _diagnosed(model: Model, words: Words, options: DiagnoseOptions, show: Display) -> Diagnosed:
+def _diagnosed(
+    model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
+) -> ModelDiagnosis:
     heads = _heads(model)
     outside = [head for head in options.heads if not 0 <= head < heads]
     if outside:
@@ -130,10 +139,10 @@ def _diagnosed(model: Model, words: Words, options: DiagnoseOptions, show: Displ
             f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
         )
     length = options.length_for(model.context)
-    sequences = words.sequences(
+    sequences = data.sequences(
         model, length=length, num_sequences=options.num_sequences, bos=model.begins(options.bos)
     )
-    found = diagnose_model(
+    diagnosis = diagnose_model(
         model,
         sequences,
         tau=options.tau,
@@ -146,15 +155,15 @@ def _diagnosed(model: Model, words: Words, options: DiagnoseOptions, show: Displ
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
     )
-    found = replace(found, quantized=model.is_quantized)
+    diagnosis = replace(diagnosis, quantized=model.is_quantized)
     if options.no_advice:
-        return found
+        return diagnosis
     text = [row[model.begins(options.bos) :] for row in sequences]
-    advice = advise(model, found, text, bos=options.bos, show=show)
+    advice = advise(model, diagnosis, text, bos=options.bos, show=show)
     if advice is not None and advice.arguments:
         arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
         advice = replace(advice, arguments=arguments)
-    return replace(found, advice=advice)
+    return replace(diagnosis, advice=advice)
 
 
 def _heads(model: Model) -> int:

@@ -49,7 +49,7 @@ def summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
             for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
         },
         "stored_prefix_mass": mean("stored_prefix_mass"),
-        "later_sinks": [dataclasses.asdict(each) for each in diagnosis.later_sinks],
+        "later_sinks": [dataclasses.asdict(sink) for sink in diagnosis.later_sinks],
         "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
         "lazy_layers": lazy_layers(diagnosis),
@@ -95,13 +95,13 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     lowest = figures["value_drain_lowest"]
     # A kurtosis that is not finite is of activations whose fourth power is not.
     kurtoses = [figures[f"kurtosis_{part}"] for part in ("first", "rest")]
-    first, rest = (math.inf if each is None else each for each in kurtoses)
+    first, rest = (math.inf if kurtosis is None else kurtosis for kurtosis in kurtoses)
     bounds = figures["ranks_that_are_bounds"]
-    kept = figures["stored_prefix_mass"]
-    stored = "" if kept is None else f"; the stored prefix holds {kept:.1%}"
-    whole = "No layer is lazy as a whole"
+    prefix_mass = figures["stored_prefix_mass"]
+    stored = "" if prefix_mass is None else f"; the stored prefix holds {prefix_mass:.1%}"
+    laziness = "No layer is lazy as a whole"
     if lazy:
-        whole = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
+        laziness = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
     return [
         Finding(
             "Attention sinks",
@@ -115,7 +115,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
         Finding(
             "Lazy layers",
             "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
-            f"{whole}; {near} of {heads} heads are near rank 1 and the median head's rank is "
+            f"{laziness}; {near} of {heads} heads are near rank 1 and the median head's rank is "
             f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
             f"{_depth(figures['suggested_depth'], layers)}"
             + (f" {bounds} ranks are bounds." if bounds else ""),
@@ -132,9 +132,10 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
         Finding(
             "Outlier activations",
             _level(max(first, rest), 12.0, 60.0),
-            f"Mean kurtosis is {_told(first, '.1f')} at the first token and {_told(rest, '.1f')} "
-            f"at the rest (a Gaussian has 3); the largest activation of the first token is "
-            f"{_told(figures['max_activation_first'], ',.0f')} on average{_channel(diagnosis)}.",
+            f"Mean kurtosis is {_finite(first, '.1f')} at the first token and "
+            f"{_finite(rest, '.1f')} at the rest (a Gaussian has 3); the largest activation of the "
+            f"first token is {_finite(figures['max_activation_first'], ',.0f')} on average"
+            f"{_channel(diagnosis)}.",
             "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
             "to Activation, table 2).",
         ),
@@ -147,12 +148,12 @@ def _depth(depth: int, layers: int) -> str:
     return f"The last {layers - depth} can be left out: inherit the first {depth}."
 
 
-def _told(value: float | None, style: str) -> str:
+def _finite(value: float | None, style: str) -> str:
     return "not finite" if value is None or math.isinf(value) else format(value, style)
 
 
 def sink_level(share: float) -> Level:
-    """Return what a token's share of attention, over that of even attention, means."""
+    """Return the level of an attention share, given as its excess over that of even attention."""
     return _level(share, 0.05, 0.3)
 
 

@@ -92,8 +92,8 @@ class EvaluateOptions(ReadingOptions):
     @property
     def source(self) -> str:
         """The one text to measure perplexity on; empty where something else is asked for."""
-        other = self.asks or self.texts or self.speed
-        return self.text or ("" if other else DataConfig.source)
+        asks_for_more = self.asks or self.texts or self.speed
+        return self.text or ("" if asks_for_more else DataConfig.source)
 
     @property
     def sources(self) -> dict[str, str]:

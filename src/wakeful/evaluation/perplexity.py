@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
-from wakeful.loading.reading import Window, Words, check_length, words_in
+from wakeful.loading.reading import EvaluationData, Window, as_evaluation_data, check_length
 from wakeful.model.decoder import IGNORED
 from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
@@ -37,7 +37,7 @@ from wakeful.terminal.display import OnProgress, ignore_progress
 
 def perplexity(
     loaded: Model,
-    text: str | Words,
+    text: str | EvaluationData,
     *,
     length: int,
     stride: int,
@@ -61,7 +61,7 @@ def perplexity(
     check_length(loaded, length, bos=bos)
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
-    source = words_in(text)
+    source = as_evaluation_data(text)
     cut = source.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
     nats = np.zeros(len(cut))

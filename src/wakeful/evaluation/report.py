@@ -23,7 +23,7 @@ from wakeful.estimates import (
 )  # fmt: skip
 from wakeful.evaluation.costs import ROUNDS
 from wakeful.evaluation.options import EvaluateOptions
-from wakeful.reports.charts import Drawing, colored, dots, shapes, tip, told_apart
+from wakeful.reports.charts import Drawing, colored, dots, encode_names, shapes, tip
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -34,9 +34,9 @@ from wakeful.reports.value import (
     Table,
     Text,
     listed,
+    method_section,
     terms,
 )
-from wakeful.reports.value import method as told_method
 from wakeful.runs.run import Environment
 from wakeful.scores import AVERAGE, Score, difference, ratio
 
@@ -93,7 +93,7 @@ def evaluation_report(
         sections.append(Section("Side by side", [note, Side(charts)]))
     command = " ".join(filter(None, ["wakeful diagnose", shlex.join(sources or names), reading]))
     step = Step("see where attention and channels are wasted", command)
-    return Report(title, headlines(scores), [step], [*sections, told_method(method or {})])
+    return Report(title, headlines(scores), [step], [*sections, method_section(method or {})])
 
 
 Found = Mapping[str, Score]
@@ -167,7 +167,7 @@ def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
         frame, "model", x, colored("model", names, legend=None), order=names,
-        shape=told_apart(alt.Shape, "model", names, shapes(names), legend=None),
+        shape=encode_names(alt.Shape, "model", names, shapes(names), legend=None),
         tooltip=[tip("figure", ",.6~g")],
     )  # fmt: skip
 
@@ -196,19 +196,21 @@ def headlines(scores: Sequence[Score]) -> list[str]:
                 ratios.append(f"{cost} {_times(score, baseline, 2)}")
             elif side := _side(score, baseline, scores):
                 sides.setdefault(side, []).append(score.title)
-        told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
+        clauses = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
-            told = told or ["not measured on the same examples"]
-            sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
+            clauses = clauses or ["not measured on the same examples"]
+            sentences.append(f"Against {names[0]}, {name} is {'; '.join(clauses)}.")
         if ratios:
             sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
         codes = {
-            one: next((s.implementation for s in scores if s.model == one and s.implementation), "")
-            for one in (names[0], name)
+            model: next(
+                (s.implementation for s in scores if s.model == model and s.implementation), ""
+            )
+            for model in (names[0], name)
         }
         if len({*codes.values()}) > 1:
-            told = " and ".join(f"{one} in {code}" for one, code in codes.items())
-            sentences.append(f"Cache and speed compare two implementations: {told}.")
+            pair = " and ".join(f"{model} in {code}" for model, code in codes.items())
+            sentences.append(f"Cache and speed compare two implementations: {pair}.")
     return sentences
 
 

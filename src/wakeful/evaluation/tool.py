@@ -22,8 +22,8 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.inheritance import with_heirs
 from wakeful.loading.load import is_own_gguf, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import Words, words_of
-from wakeful.loading.session import choose_words, count_progress, session
+from wakeful.loading.reading import EvaluationData, evaluation_data
+from wakeful.loading.session import choose_data, count_progress, session
 from wakeful.loading.sources import Source, name_of
 from wakeful.probes.running import as_decoder
 from wakeful.reports.result import Measured, same_or_each
@@ -116,11 +116,14 @@ def evaluate(
             names[model.name] = model.architecture
             length = options.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {options.stride or length}"
-            words = {name: choose_words(model, options, text) for name, text in material.items()}
+            model_texts = {
+                name: choose_data(model, options, text) for name, text in material.items()
+            }
             texts[model.name] = ", ".join(
-                text.name or options.source or options.sources[name] for name, text in words.items()
+                text.name or options.source or options.sources[name]
+                for name, text in model_texts.items()
             )
-            scores += _measure(model, options, words, tasks, at.show)
+            scores += _measure(model, options, model_texts, tasks, at.show)
             if options.speed:
                 scores += _costs(model, options, timed, at.show, use_decoder=use_decoder)
             del model
@@ -137,12 +140,12 @@ def evaluate(
     return result
 
 
-def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, Words], TaskSet]:
+def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, EvaluationData], TaskSet]:
     """Return the texts, by the names of their figures, and the examples; what is wrong with them is
     said before a model is loaded.
     """
     enough = (options.length or LENGTH) * options.windows
-    texts = {name: words_of(source, enough) for name, source in options.sources.items()}
+    texts = {name: evaluation_data(source, enough) for name, source in options.sources.items()}
     completions = read_lambada(options.lambada) if options.lambada else []
     choices = read_choices(options.choices, options.labels) if options.choices else []
     tasks = TaskSet()
@@ -155,7 +158,7 @@ def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, Words], Ta
 def _measure(
     model: Model,
     options: EvaluateOptions,
-    texts: Mapping[str, Words],
+    texts: Mapping[str, EvaluationData],
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
@@ -164,11 +167,11 @@ def _measure(
     if options.speed:
         check_lengths(model, options.speed)
     scores: list[Score] = []
-    for name, words in texts.items():
+    for name, data in texts.items():
         length = options.length_for(model.context)
         text_scores = perplexity(
             model,
-            words,
+            data,
             length=length,
             stride=options.stride or length,
             num_sequences=options.windows,

@@ -40,10 +40,10 @@ class WakefulConfig(PreTrainedConfig):
         bos_token_id: int | None = None,
         eos_token_id: int | list[int] | None = None,
         pad_token_id: int | None = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> None:
-        given = dict(parts or {})
-        unknown = given.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
+        named_parts = dict(parts or {})
+        unknown = named_parts.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
         if unknown:
             raise WakefulError(
                 f"the configuration has parts.{min(unknown)}, which this wakeful does not know"
@@ -51,20 +51,20 @@ class WakefulConfig(PreTrainedConfig):
         # JSON has lists for tuples.
         named: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
+            for name, value in named_parts.items()
         }
         self.parts = dataclasses.asdict(ModelConfig(**named))
-        self._set_names({name: others.pop(name) for name in NAMES if name in others}, given)
+        self._set_names({name: kwargs.pop(name) for name in NAMES if name in kwargs}, named_parts)
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.pad_token_id = pad_token_id
-        super().__init__(**others)
+        super().__init__(**kwargs)
 
     @classmethod
-    def of(cls, config: ModelConfig, **others: Any) -> "WakefulConfig":
+    def of(cls, config: ModelConfig, **kwargs: Any) -> "WakefulConfig":
         """Return the configuration of a decoder."""
-        return cls(parts=dataclasses.asdict(config), **others)
+        return cls(parts=dataclasses.asdict(config), **kwargs)
 
     def _set_names(self, names: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         for name, value in names.items():

@@ -87,7 +87,7 @@ def make_recipe(
         rounds=options.rounds or rounds,
         baselines=options.baseline,
         data=DataConfig(
-            source=data.place,
+            source=data.prepared_source,
             cross_documents=options.data.cross_documents,
             bos=options.data.bos,
             max_tokens=options.data.max_tokens,
@@ -152,7 +152,7 @@ def doubts(recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data
 
 def _more(text: DataConfig, data: Data, times: float) -> str:
     """Return the option that makes a validation set `times` times as large."""
-    given, again = data.given(text.source), ""
+    given, again = data.is_named_by(text.source), ""
     generated = given and "sampled" in data.info
     if given:
         again = f"wakeful data {'generate' if generated else 'prepare'} again, with "

@@ -44,7 +44,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
         ) from None
     data.check(options.data)
     for part in data.parts:
-        _check_tokenizer(part.place, part.tokenizer, reference)
+        _check_tokenizer(part.prepared_source, part.tokenizer, reference)
     size = reference.decoder().config.vocab_size
     if data.vocab_size > size:
         raise WakefulError(

@@ -13,7 +13,7 @@ import polars as pl
 from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
 from wakeful.inheritance.outcome import Behind, Reference, Sizes, Summary, read_inheritance
 from wakeful.layer_ranges import format_layers
-from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, lines, tip, tips, told_apart
+from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
 from wakeful.reports.lineage import adapters, bridged, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -26,7 +26,7 @@ from wakeful.reports.value import (
     Step,
     Table,
     Text,
-    method,
+    method_section,
     terms,
 )
 from wakeful.runs.run import Environment
@@ -255,7 +255,7 @@ def inheritance_report(path: str | Path) -> Report:
             Text("Weights and caches are the bytes of live tensors; the cache holds "
                  f"{summary.sizes.heir.context:,} tokens of one sequence.", "note"),
         ]),
-        method(_method(summary, environment)),
+        method_section(_method(summary, environment)),
     ]  # fmt: skip
     look = shlex.quote(str(Path(path) / heir.runs[-1]))
     steps = [Step(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
@@ -423,8 +423,10 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         }
     )
     names = ["kept", "left out"]
-    edge = told_apart(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
-    fill = told_apart(alt.Fill, "layers", names, [PALETTE[0], "transparent"])  # not by color alone
+    edge = encode_names(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
+    fill = encode_names(
+        alt.Fill, "layers", names, [PALETTE[0], "transparent"]
+    )  # not by color alone
     axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
     x = alt.X("layer:O", title="layer", axis=axis)
     y = alt.Y("value:Q", title=title)

@@ -233,7 +233,7 @@ class _Planned:
     """A reference and a text, read, and the layers that were chosen."""
 
     reference: Model
-    place: str
+    prepared_source: str
     """Where a resumed inheritance will find it."""
     options: InheritOptions
     data: Data
@@ -398,7 +398,7 @@ def _resumed(out: Path, display: DisplayFactory, world: World) -> _Begun:
         recipe.check(reference.decoder().config.num_layers)
         options = plan.wishes
         data = world.leader_first(lambda: prepared_text(options, reference, show))
-    if data.place != recipe.data.source:
+    if data.prepared_source != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
         begun = reopened(recipe.data)
         texts = data.info.get("corpora_sha256")

@@ -31,7 +31,7 @@ from wakeful.paged import Paged
 from wakeful.reports.html import write
 from wakeful.reports.lineage import bridged
 from wakeful.reports.result import Measured
-from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method
+from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method_section
 from wakeful.runs.records import Bridged
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
@@ -146,7 +146,7 @@ class UntrainedHeir(Measured):
         steps = [generation_step(place, self.model.context), Step("make it smaller", smaller)]
         return Report(
             f"An heir of {self.reference.name}", [said], steps,
-            [Section("What leaving layers out costs", parts, brief=True), method(told)],
+            [Section("What leaving layers out costs", parts, brief=True), method_section(told)],
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:

@@ -36,7 +36,7 @@ class Window:
         return sum(target != IGNORED for target in self.targets)
 
 
-class Words(ABC):
+class EvaluationData(ABC):
     """Text or task that models are evaluated on."""
 
     name: str = ""
@@ -73,7 +73,7 @@ class Words(ABC):
         """Return further scores computed from the windows' losses `nats`, such as bits per byte."""
 
 
-class TextWords(Words):
+class EvaluationText(EvaluationData):
     """Beginning of a text, cut into sequences."""
 
     def __init__(self, beginning: Beginning) -> None:
@@ -129,7 +129,7 @@ class TextWords(Words):
         return [bits]
 
 
-class TaskWords(Words):
+class EvaluationTask(EvaluationData):
     """Validation windows of a task, equal to those of training with the same length.
 
     Every window begins with BOS, and only models with the task's tokens can read them.
@@ -187,22 +187,24 @@ class TaskWords(Words):
         return [over]
 
 
-def words_of(source: str, num_tokens: int) -> Words:
+def evaluation_data(source: str, num_tokens: int) -> EvaluationData:
     """Return the task that a source names, or the beginning of a text, at least `num_tokens` long.
 
     Raises:
         WakefulError: what `task_of` and `beginning_of` raise.
     """
     task = task_of(source, imports=True)
-    return TextWords(beginning_of(source, num_tokens)) if task is None else TaskWords(task)
+    return (
+        EvaluationText(beginning_of(source, num_tokens)) if task is None else EvaluationTask(task)
+    )
 
 
-def words_in(text: str | Words) -> Words:
-    """Return a string as `TextWords`; `Words` are returned unchanged."""
-    return TextWords(Beginning(text)) if isinstance(text, str) else text
+def as_evaluation_data(text: str | EvaluationData) -> EvaluationData:
+    """Return a string as an `EvaluationText`; evaluation data is returned unchanged."""
+    return EvaluationText(Beginning(text)) if isinstance(text, str) else text
 
 
-def own_task(loaded: Model) -> Words | None:
+def own_task(loaded: Model) -> EvaluationData | None:
     """Return the task that a run was trained on; None for other models.
 
     Raises:
@@ -213,7 +215,7 @@ def own_task(loaded: Model) -> Words | None:
         return None
     with run.naming_modules():
         task = task_of(run.config.data.source)
-    return None if task is None else TaskWords(task)
+    return None if task is None else EvaluationTask(task)
 
 
 def check_length(loaded: Model, length: int, *, bos: bool) -> None:

@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import unbarred
 from wakeful.loading.load import load, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import Words, own_task
+from wakeful.loading.reading import EvaluationData, own_task
 from wakeful.loading.sources import Source, dtype_of, in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.result import Result, same_or_each
@@ -68,7 +68,7 @@ class Session:
                 model = dataclasses.replace(model, name=f"{model.name} ({source})")
             if model.name in self._bos:
                 raise WakefulError(f"two models are called {model.name!r}; rename one")
-            self._bos[model.name] = bos_words(model, options.bos)
+            self._bos[model.name] = describe_bos(model, options.bos)
             self._dtypes[model.name] = dtype_of(model)
             yield model
             del model
@@ -140,14 +140,14 @@ def note_duration(
         )
 
 
-def choose_words(model: Model, options: ReadingOptions, words: Words) -> Words:
+def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> EvaluationData:
     """Return the words for a model: the task it was trained on, where the options name no text."""
     if options.text or not options.source:
-        return words
-    return own_task(model) or words
+        return data
+    return own_task(model) or data
 
 
-def bos_words(model: Model, bos: str) -> str:
+def describe_bos(model: Model, bos: str) -> str:
     """Describe a model's BOS for the page."""
     own = ", as its tokenizer does" if bos == "auto" else ""
     return ("before every sequence" if model.begins(bos) else "none") + own  # pyright: ignore

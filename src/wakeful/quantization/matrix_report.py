@@ -38,9 +38,9 @@ from wakeful.reports.value import (
     Side,
     Table,
     Text,
+    method_section,
     terms,
 )
-from wakeful.reports.value import method as told_method
 
 
 def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def matrix_report(
     names = [each.measurement.name for each in damages]
     named = sources if len(sources) == len(damages) else names
     steps = [
-        replace(step, words=f"{damage.measurement.name}: {step.words}")
+        replace(step, text=f"{damage.measurement.name}: {step.text}")
         for damage, source in zip(damages, named, strict=True)
         for step in [next_step(damage, source, options)]
     ]
@@ -123,7 +123,7 @@ def matrix_report(
             Side(charts),
         ], brief=True),
         Section("Worst layers", worst),
-        told_method(method or {}),
+        method_section(method or {}),
     ]  # fmt: skip
     title = f"Quantization of {', '.join(names)}"
     return Report(title, [headline(damage) for damage in damages], steps, sections)

@@ -52,9 +52,9 @@ from wakeful.reports.value import (
     Text,
     glossary,
     listed,
+    method_section,
     terms,
 )
-from wakeful.reports.value import method as told_method
 
 _POSITIONS = ("rest", "first")
 _GAUSSIAN = 3.0
@@ -188,7 +188,7 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
     span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
     base = alt.Chart(charts.rounded(frame)).encode(x=charts.LAYERS)
     y = _log(f"kurtosis of {of}", "~g", domain=span)
-    dash = charts.told_apart(
+    dash = charts.encode_names(
         alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()
     )
     line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
@@ -447,7 +447,7 @@ def quantization_report(
         ]),
         Section("Layer by layer", [part for name in names for part in _layers(damage, name)]),
         glossary("kl", "relative_error", "kurtosis"),
-        told_method(method or {}),
+        method_section(method or {}),
     ])  # fmt: skip
 
 

@@ -19,8 +19,8 @@ from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import Words, words_in, words_of
-from wakeful.loading.session import Session, bos_words, choose_words, note_duration, session
+from wakeful.loading.reading import EvaluationData, as_evaluation_data, evaluation_data
+from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, session
 from wakeful.loading.sources import Source, dtype_of, name_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import check_cache
@@ -118,10 +118,10 @@ def quantize(
         _check(wanted, found, len(models))
         length = wanted.length or LENGTH
         follow = 0 if texts else extra
-        words = words_in("")
+        words = as_evaluation_data("")
         if count + follow:
-            words = words_of(wanted.source, length * (count + follow))
-        calibration = [words_of(one, length * extra) for one in texts]
+            words = evaluation_data(wanted.source, length * (count + follow))
+        calibration = [evaluation_data(one, length * extra) for one in texts]
         each = _Each(at.models(), wanted, found, others, words, count, extra, calibration, at)
         if several:
             return _matrix(each.next, models or [""], wanted)
@@ -169,12 +169,12 @@ class _Each:
     schemes: Sequence[Scheme]
     others: Mapping[str, Scheme]
     """The schemes of layers that have one of their own, by pattern."""
-    words: Words
+    words: EvaluationData
     count: int
     """Sequences to measure on."""
     extra: int
     """Those to calibrate on."""
-    calibration: Sequence[Words]
+    calibration: Sequence[EvaluationData]
     """The texts that these come from; none where they follow the measured ones."""
     at: Session
 
@@ -197,7 +197,7 @@ class _Each:
         if wanted.save:
             check_compressed(whole, self._schemes_of(layers), layers, _written(loaded))
         length = wanted.length_for(loaded.context)
-        words = choose_words(loaded, wanted, self.words)
+        words = choose_data(loaded, wanted, self.words)
         alone = 2 * len(layers) if wanted.sensitivity else 0
         tokens = self._tokens(loaded, words, length, alone)
         measured, given = tokens[: self.count], tokens[self.count :]
@@ -282,7 +282,9 @@ class _Each:
             if layers and can_compress(whole, each, layers, lambda: _written(loaded))
         )  # fmt: skip
 
-    def _tokens(self, loaded: Model, words: Words, length: int, alone: int) -> list[Tensor]:
+    def _tokens(
+        self, loaded: Model, words: EvaluationData, length: int, alone: int
+    ) -> list[Tensor]:
         """Return sequences to measure, then to calibrate on; say how long, `alone` passes too."""
         bos, texts = loaded.begins(self.wanted.bos), self.calibration
         shares = [len(range(place, self.extra, len(texts))) for place in range(len(texts))]
@@ -450,7 +452,7 @@ def _method(
         else "none: keys and values are rounded as attention reads them",
         "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "
         "beginning, the same for every scheme",
-        "BOS": bos_words(loaded, wanted.bos),
+        "BOS": describe_bos(loaded, wanted.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
         f"model in {dtype_of(loaded)}",
         "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "

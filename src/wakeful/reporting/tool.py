@@ -67,8 +67,8 @@ def report(
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
         descriptions = ", ".join(
-            f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"
-            for place, kind in zip(places, kinds, strict=True)
+            f"{folder} is {_KINDS.get(kind, f'of wakeful {kind}')}"
+            for folder, kind in zip(places, kinds, strict=True)
         )
         raise WakefulError(
             f"no page can be written of these: {descriptions}. A page is about training runs, "

@@ -64,10 +64,10 @@ def colors(names: Sized) -> list[str]:
 
 def colored(field: str, names: Sequence[str], **more: Any) -> alt.Color:
     """Return the encoding of a field by the names' colors; `more` is as of `alt.Color`."""
-    return told_apart(alt.Color, field, names, colors(names), **more)
+    return encode_names(alt.Color, field, names, colors(names), **more)
 
 
-def told_apart(
+def encode_names(
     channel: Any, field: str, names: Sequence[str], values: Sequence[Any], **more: Any
 ) -> Any:
     """Return the encoding of a field by a value for each name, such as a dash or a shape."""
@@ -176,7 +176,7 @@ def lines(
     base = alt.Chart(frame).encode(x=x, color=bare)
     line = base.mark_line(strokeWidth=2).encode(
         y=y, color=colored(by, names, legend=legend), opacity=visibility,
-        strokeDash=told_apart(alt.StrokeDash, by, names, dashes(names), legend=legend),
+        strokeDash=encode_names(alt.StrokeDash, by, names, dashes(names), legend=legend),
     )  # fmt: skip
     line = line.encode(detail=alt.Detail(detail)) if detail else line
     layers: list[Any] = [*under]
@@ -222,7 +222,7 @@ def scatter(
 ) -> Drawing:  # fmt: skip
     """Draw points, by color and shape for each name in `by`, which the page's legend switches."""
     base = alt.Chart(frame).encode(x=x, color=colored(by, names, legend=None))
-    shape = told_apart(alt.Shape, by, names, shapes(names), legend=None)
+    shape = encode_names(alt.Shape, by, names, shapes(names), legend=None)
     points = base.mark_point(filled=True, size=26)
     points = points.encode(y=y, shape=shape, opacity=opacity(by, 0.7))
     return wide(switchable(points, nearest(base, tooltip, y)), height)

@@ -21,7 +21,7 @@ def terminal(report: Report) -> RenderableType:
     lines += [Line()] if report.steps else []
     for step in report.steps:
         lines.append(
-            Line.assemble("Next: ", visible(step.words), ". ", (visible(step.command), "cyan"))
+            Line.assemble("Next: ", visible(step.text), ". ", (visible(step.command), "cyan"))
         )
     return Group(*lines)
 
@@ -31,16 +31,16 @@ def _renderables(part: Part) -> list[RenderableType]:
     match part:
         case Text(text, style) if style in ("", "caveat"):
             lines = [_line(text, "dim" if style else "")]
-        case Listed(told):
-            lines = [_line(f"  {line}") for line in told]
+        case Listed(entries):
+            lines = [_line(f"  {line}") for line in entries]
         case Facts(entries, True):
             lines = [_grid(entries)]
-        case Findings(found, words):
-            for name, model_findings in found.items():
+        case Findings(by_model, level_names):
+            for name, model_findings in by_model.items():
                 lines += [Line(), _line(name, "bold")] if name else [Line()]
                 lines.append(
                     _grid(
-                        (finding.title, words[finding.level], finding.text)
+                        (finding.title, level_names[finding.level], finding.text)
                         for finding in model_findings
                     )
                 )
@@ -72,10 +72,10 @@ def _table(table: Table) -> Grid:
 
 
 def _cell_line(cell: Cell, *, under: bool) -> Line:
-    told = _line(cell.text, "bold" if cell.style == "bold" else "")
+    text = _line(cell.text, "bold" if cell.style == "bold" else "")
     for line in cell.under if under else ():
-        told.append(f"\n{visible(line)}", "dim")
-    return told
+        text.append(f"\n{visible(line)}", "dim")
+    return text
 
 
 def _line(text: str, style: str = "") -> Line:

@@ -17,7 +17,7 @@ Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
 class Step:
     """A suggested next step and its command."""
 
-    words: str
+    text: str
     command: str
 
 
@@ -146,20 +146,21 @@ class Legend:
 class Findings:
     """The same findings on each of some models, by name, and a word for each level."""
 
-    found: Mapping[str, Sequence[Finding]]
-    words: Mapping[Level, str]
+    by_model: Mapping[str, Sequence[Finding]]
+    level_names: Mapping[Level, str]
 
     @property
     def table(self) -> Table:
         """Findings as rows, models as columns."""
         rows = [
             [Cell(alike[0].title, under=[alike[0].band]), *(
-                Cell(self.words[finding.level], finding.text, level=finding.level, style="bold")
+                Cell(self.level_names[finding.level], finding.text, level=finding.level,
+                     style="bold")
                 for finding in alike
             )]
-            for alike in zip(*self.found.values(), strict=True)
+            for alike in zip(*self.by_model.values(), strict=True)
         ]  # fmt: skip
-        columns = ["finding", *self.found]
+        columns = ["finding", *self.by_model]
         return Table(columns, rows, "Verdict on each model", "words", colored=True)
 
 
@@ -229,7 +230,7 @@ def _sentences(parts: Iterable[Part]) -> Iterator[str]:
         elif isinstance(part, Facts) and part.brief:
             yield from (f"{term}: {description}" for term, description in part.entries)
         elif isinstance(part, Findings):
-            for name, findings in part.found.items():
+            for name, findings in part.by_model.items():
                 whose = f"{name}: " if name else ""
                 yield from (f"{whose}{finding.title}: {finding.text}" for finding in findings)
 
@@ -273,7 +274,7 @@ def glossary(*figures: str) -> Section:
     return Section("Glossary", [terms(named)])
 
 
-def method(entries: Mapping[str, str] | Sequence[tuple[str, str]], *more: Part) -> Section:
+def method_section(entries: Mapping[str, str] | Sequence[tuple[str, str]], *more: Part) -> Section:
     """Return the section of what a reader needs to judge and repeat the figures."""
     pairs = entries.items() if isinstance(entries, Mapping) else entries
     return Section("Method", [Facts([*pairs]), *more])

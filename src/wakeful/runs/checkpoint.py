@@ -230,12 +230,12 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     _check_shapes(own, stored, path)
     with torch.no_grad():
         for name, tensor in own.items():
-            found = stored.read(name, shards.cut_of(tensor))
+            stored_weight = stored.read(name, shards.cut_of(tensor))
             layer = name.removesuffix(".weight")
             if layer + lora.A in stored.shapes and layer + lora.A not in own:
                 a, b, scale = (stored.read(layer + end) for end in (lora.A, lora.B, lora.SCALE))
-                found = lora.merged_weight(found, a, b, scale)
-            shards.local(tensor).copy_(found)
+                stored_weight = lora.merged_weight(stored_weight, a, b, scale)
+            shards.local(tensor).copy_(stored_weight)
 
 
 def _check_shapes(own: Mapping[str, Tensor], stored: shards.StoredTensors, path: Path) -> None:
@@ -410,7 +410,7 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
     with contextlib.suppress(WakefulError):
         manifest = read_record(dict[str, ManifestEntry], path / "manifest.json")
     is_whole = "state.json" in manifest and all(
-        shards.is_complete(set(manifest), what) for what in ("model", "optimizer")
+        shards.is_complete(set(manifest), kind) for kind in ("model", "optimizer")
     )
     if not is_whole or not all(_FILE.fullmatch(name) for name in manifest):
         raise WakefulError(f"{path} has no readable manifest.json; {cure}")

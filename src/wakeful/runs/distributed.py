@@ -86,8 +86,8 @@ class World:
         texts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(texts, padded)
         return [
-            json.loads(bytes(found[: int(length)].numpy()))
-            for found, length in zip(texts, lengths, strict=True)
+            json.loads(bytes(text_bytes[: int(length)].numpy()))
+            for text_bytes, length in zip(texts, lengths, strict=True)
         ]
 
     def leader_first(self, work: Callable[[], T]) -> T:

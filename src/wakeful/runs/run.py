@@ -509,8 +509,8 @@ def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     tensors_alone: dict[str, Tensor] = {}
     used: dict[int, list[tuple[int, int]]] = {}
-    for name, each in tensors.items():
-        tensor = plain(each).contiguous()
+    for name, any_tensor in tensors.items():
+        tensor = plain(any_tensor).contiguous()
         begin = tensor.data_ptr()
         end, there = begin + tensor.nbytes, used.setdefault(tensor.untyped_storage().data_ptr(), [])
         shared = any(begin < last and first < end for first, last in there)

@@ -32,7 +32,7 @@ from wakeful.reports.value import (
     Table,
     Text,
     listed,
-    method,
+    method_section,
     rough,
 )
 from wakeful.training import charts, tables
@@ -463,7 +463,7 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
                       "is not a number is left out"),
         ("Machines" if several else "Machine", "; ".join(places)),
     ]  # fmt: skip
-    return method(entries, *_configurations(comparison))
+    return method_section(entries, *_configurations(comparison))
 
 
 def _configurations(comparison: ComparedRuns) -> Iterator[Part]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from wakeful.variants.roles import HEAD, READS, TABLE, WRITES, Role
 
-APART = Role(decays=True)
+INTERNAL = Role(decays=True)
 """A matrix that has no side in the residual stream."""
 
 
@@ -21,8 +21,8 @@ class Family:
 
     `layer` begins the names of a layer, after the stack it is in; `reads` and `writes` go on with
     the matrices that read the residual stream and that write to it. Outside of layers, `tables`
-    are embeddings of tokens and positions, `heads` give logits, and `apart` are matrices that have
-    no side in the stream.
+    are embeddings of tokens and positions, `heads` give logits, and `internal` are matrices that
+    neither read the stream nor write to it.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Family:
     writes: str
     tables: str = r"(?!)"
     heads: str = r"lm_head"
-    apart: str = r"(?!)"
+    internal: str = r"(?!)"
     transposed: bool = False
     """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
@@ -45,8 +45,8 @@ class Family:
         return None
 
     def outside(self, name: str) -> Role | None:
-        """Return the role of an embedding, a head or a matrix apart, or None for another name."""
-        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.apart, APART)):
+        """Return the role of an embedding, a head or an internal matrix; None for another name."""
+        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.internal, INTERNAL)):
             if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
                 return role
         return None
@@ -143,7 +143,7 @@ FAMILIES = (
         reads=r"(?:SelfAttention|EncDecAttention)\.[qkv]|DenseReluDense\.wi(?:_[01])?",
         writes=r"(?:SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo",
         tables=r"shared|embed_tokens",
-        apart=r"relative_attention_bias",
+        internal=r"relative_attention_bias",
     ),
 )
 

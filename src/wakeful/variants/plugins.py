@@ -31,8 +31,8 @@ class Verb:
     """Takes the arguments after the verb."""
     examples: Sequence[tuple[str, str]] = ()
     """Commands and the effect of each."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Meanings of the words of its usage."""
+    argument_help: Mapping[str, str] = field(default_factory=dict)
+    """Meaning of each name in `usage`, such as {"MODEL": "a folder or a name"}."""
     names: Callable[[], Iterable[str]] = tuple
     """Possible names, listed at the end of its help."""
     report: Callable[..., Any] | None = None

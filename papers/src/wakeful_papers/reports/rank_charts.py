@@ -16,7 +16,7 @@ _COLORS = {
     "baseline": charts.PALETTE[1],
     "behind it": charts.PALETTE[-1],
 }
-_KIND = charts.told_apart(alt.Color, "kind", [*_COLORS], [*_COLORS.values()], legend=None)
+_KIND = charts.encode_names(alt.Color, "kind", [*_COLORS], [*_COLORS.values()], legend=None)
 
 
 def front_charts(comparison: ComparedRuns, ranking: Ranking) -> list[Chart]:
@@ -59,7 +59,7 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
     told = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
             charts.tip("x_error", ".2g", title=error), charts.tip("loss", ".4f"),
             charts.tip("loss_error", ".4f", title=error)]  # fmt: skip
-    shape = charts.told_apart(
+    shape = charts.encode_names(
         alt.Shape, "place", ["here", "beyond"], ["circle", "triangle-up"], legend=None
     )
     points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)

@@ -20,7 +20,7 @@ from wakeful.reports.value import (
     Table,
     Text,
     listed,
-    method,
+    method_section,
     terms,
 )
 from wakeful.runs.run import Environment
@@ -209,7 +209,7 @@ def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
         " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
         for job in plan.jobs
     }
-    return method(entries, *(
+    return method_section(entries, *(
         Fold(f"Configuration of {name}", [Text(text, "code")]) for name, text in configs.items()
     ))  # fmt: skip
 

@@ -23,7 +23,7 @@ from wakeful.device import H100, choose_device, free_memory, rough_seconds
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.task_set import read_tasks
-from wakeful.loading.reading import words_of
+from wakeful.loading.reading import evaluation_data
 from wakeful.reports.charts import Drawing, save_figures
 from wakeful.reports.html import write
 from wakeful.reports.result import Stored
@@ -432,7 +432,7 @@ def _prepare(plan: Plan, show: Display) -> None:
     read += [plan.config.data.source] if plan.existing else []
     for source in dict.fromkeys(read):
         if not source.startswith("hf:"):
-            words_of(source, LENGTH)
+            evaluation_data(source, LENGTH)
 
 
 def _work(

@@ -23,7 +23,7 @@ from wakeful.evaluation.tool import evaluate
 from wakeful.inheritance.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
-from wakeful.loading.reading import words_of
+from wakeful.loading.reading import evaluation_data
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
 from wakeful.probes.base import SCHEMA, Frame, Probe
@@ -151,7 +151,7 @@ def _read_over(
     They are kept among the runs, for every exhibit that reads the same.
     """
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
-    words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
+    words = None if text.startswith("hf:") else evaluation_data(text, size * count * LENGTH)
     read = "" if words is None else words.sha256
     probes = [each for each in plan.exhibit.probes if each in PROBES]
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
@@ -162,7 +162,7 @@ def _read_over(
         show.note(f"looking at {source}")
         transformers.logging.disable_progress_bar()
         model = load(source, device=plan.config.train.device)
-        words = words or words_of(text, size * count * LENGTH)
+        words = words or evaluation_data(text, size * count * LENGTH)
         length = min(LENGTH, model.context)
         whole = words.sequences(
             model, length=length, num_sequences=count * size, bos=model.begins()
@@ -312,7 +312,7 @@ def _looked_at(
                 found = observed(decoder, shorter, windows, ranks=ranks)
                 frames.append(_marked(found, f"{share:g}"))
             if plan.elsewhere:
-                words = words_of(plan.elsewhere, windows * config.train.length)
+                words = evaluation_data(plan.elsewhere, windows * config.train.length)
                 sequences = words.sequences(
                     model, length=config.train.length, num_sequences=windows, bos=model.begins()
                 )

@@ -7,7 +7,7 @@ import numpy as np
 
 from wakeful.data.sources import PYTHON_STDLIB, read_documents
 from wakeful.data.tasks.base import BOS_ID, Task
-from wakeful.data.tokens import opened
+from wakeful.data.tokens import open_prepared
 from wakeful.errors import WakefulError
 
 _MOST_CHARACTERS = 2048
@@ -94,10 +94,10 @@ class Backcopy(Task):
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):  # what cannot follow has an infinite loss
-            drawn = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
+            sampled = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
             before = np.concatenate([rows[:, :1], rows[:, :-2]], axis=1)  # the first's is itself
             copied = -np.log((rows[:, 1:] == before).astype(float))
-        return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
+        return np.where(self.is_trigger(rows[:, :-1]), copied, sampled) + 0.0
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
         """Return the entropy in nats of the token after each of `rows` (n, L), given those up to
@@ -138,28 +138,29 @@ class Backcopy(Task):
         texts = _texts(self.text)
         codes = [np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64) for text in texts]
         often = np.zeros(_CODES, np.int64)
-        for each in codes:
-            found = np.bincount(each)
-            often[: len(found)] += found
-        kept = np.zeros(_CODES, bool)
-        kept[np.argsort(-often, kind="stable")[: self.alphabet]] = True
-        kept &= often > 0
-        found = np.flatnonzero(kept)
-        if len(found) <= self.triggers:
+        for text_codes in codes:
+            occurrences = np.bincount(text_codes)
+            often[: len(occurrences)] += occurrences
+        in_alphabet = np.zeros(_CODES, bool)
+        in_alphabet[np.argsort(-often, kind="stable")[: self.alphabet]] = True
+        in_alphabet &= often > 0
+        chosen = np.flatnonzero(in_alphabet)
+        if len(chosen) <= self.triggers:
             raise WakefulError(
-                f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(found)} characters, and "
-                f"triggers = {self.triggers} must be fewer: what copies needs something to copy"
+                f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(chosen)} characters, "
+                f"and triggers = {self.triggers} must be fewer: what copies needs something to copy"
             )
-        place = np.cumsum(kept) - 1
-        counts = np.zeros(len(found) ** 2, np.int64)
-        for each in codes:
-            first = place[each[kept[each]]]
-            counts += np.bincount(first * len(found) + np.roll(first, -1), minlength=len(counts))
-        return "".join(map(chr, found)), counts.reshape(len(found), len(found))
+        index_of = np.cumsum(in_alphabet) - 1
+        size = len(chosen)
+        counts = np.zeros(size**2, np.int64)
+        for text_codes in codes:
+            first = index_of[text_codes[in_alphabet[text_codes]]]
+            counts += np.bincount(first * size + np.roll(first, -1), minlength=len(counts))
+        return "".join(map(chr, chosen)), counts.reshape(size, size)
 
 
 def _texts(source: str) -> list[str]:
-    data = opened(source) if source else None
+    data = open_prepared(source) if source else None
     if data is None:
         return [document.text for document in read_documents(source or PYTHON_STDLIB)]
     train, tokenizer = data.train, data.tokenizer

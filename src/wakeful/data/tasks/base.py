@@ -64,7 +64,9 @@ class Task(Variant):
 
     def tokenizer(self) -> Tokenizer:
         """Return a tokenizer of single characters, which drops unknown ones."""
-        ids = {BOS_TOKEN: BOS_ID} | {each: i for i, each in enumerate(self.characters, start=1)}
+        ids = {BOS_TOKEN: BOS_ID} | {
+            character: i for i, character in enumerate(self.characters, start=1)
+        }
         inner = tokenizers.Tokenizer(models.BPE(ids, []))
         inner.decoder = decoders.Fuse()
         return Tokenizer(inner, end_of_text=BOS_TOKEN).beginning()
@@ -117,7 +119,7 @@ class TaskData(Data):
         }
 
     @property
-    def place(self) -> str:
+    def prepared_source(self) -> str:
         return str(self.task)
 
     def begin(self, config: DataConfig) -> int:
