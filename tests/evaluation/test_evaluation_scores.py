@@ -129,5 +129,5 @@ def test_losses_are_compared_once_in_nats_whatever_their_unit() -> None:
     )
     found = summary({"good": "x", "bad": "x"}, [*good, *bad], {})
     first = found["differences"][0]
-    assert (first["unit"], first["difference"]) == ("nats a token", pytest.approx(gap))
+    assert (first["unit"], first["difference"]) == ("nats per token", pytest.approx(gap))
     assert first["low"] == pytest.approx(gap - 2.571 * error)

@@ -120,7 +120,7 @@ def _pairs(length: int) -> Iterator[tuple[int, int]]:
 
 
 def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Damage:
-    """Return what schemes did to a model that loses so many nats a token by each."""
+    """Return what schemes did to a model that loses so many nats per token by each."""
     measured = [
         (kind, scheme, position, metric, value)
         for scheme in schemes

@@ -58,7 +58,7 @@ def card(run: Run, folder: Path, **options: Any) -> str:
 def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
     count = len(pl.read_parquet(run.path / "validation.parquet"))
     losses = {
-        row.step: f"Loss {with_interval(row.loss, row.standard_error, count)} nats a token (95%"
+        row.step: f"Loss {with_interval(row.loss, row.standard_error, count)} nats per token (95%"
         for row in rows(run, Evaluation)
     }
     assert losses.keys() == {4, 8}

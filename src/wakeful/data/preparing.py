@@ -123,10 +123,12 @@ def prepare(
     with building_beside(folder) as building:
         scratch = building / "scratch"
         scratch.mkdir()
-        spools = [_spool(source, scratch / "source", max_bytes, text_field, progress)]
+        spools = [_store_documents(source, scratch / "source", max_bytes, text_field, progress)]
         if validation_source is not None:
             spools.append(
-                _spool(validation_source, scratch / "validation", None, text_field, progress)
+                _store_documents(
+                    validation_source, scratch / "validation", None, text_field, progress
+                )
             )
         corpora = [spool.corpus_sha256 for spool in spools]
         if existing is not None:  # files were touched: are the texts still the same?
@@ -298,7 +300,7 @@ def _shared_tokenizer(
             for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
                 scratch.mkdir(parents=True)
-                spool = _spool(
+                spool = _store_documents(
                     domain.source, scratch / "source", config.max_bytes or None, config.text_field,
                     progress,
                 )  # fmt: skip
@@ -343,10 +345,10 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
             )
 
 
-def _describe_data(
+def _report_bytes(
     documents: Iterable[Document], stage: str, total: int | None, progress: Progress
 ) -> Iterator[Document]:
-    """Pass documents on, and call `progress` once every BATCH_BYTES, with the bytes done."""
+    """Yield documents unchanged, calling `progress` with the bytes so far every BATCH_BYTES."""
     done = due = 0
     for document in documents:
         yield document
@@ -356,16 +358,17 @@ def _describe_data(
             due = done + BATCH_BYTES
 
 
-def _spool(
+def _store_documents(
     source: str | Sequence[str],
     path: Path,
     max_bytes: int | None,
     text_field: str,
     progress: Progress,
 ) -> Spool:
+    """Read the documents of a source, up to `max_bytes` of text, into a file that replays them."""
     spool = Spool(path)
     documents = read_documents(source, text_field=text_field)
-    spool.fill(_describe_data(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
+    spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
     if not len(spool):
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
     progress("reading", spool.num_bytes, spool.num_bytes)
@@ -375,7 +378,7 @@ def _spool(
 def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     """Return the texts of one side, and tell `progress` of the bytes gone through."""
     total = side.num_bytes
-    for document in _describe_data(side.spool.read(side.mask), stage, total, progress):
+    for document in _report_bytes(side.spool.read(side.mask), stage, total, progress):
         yield document.text
     progress(stage, total, total)
 

@@ -14,11 +14,11 @@ from wakeful.diagnosis import (
     FIRST_SHARE,
     LEVELS,
     ModelDiagnosis,
+    choosable_heads,
     findings,
     head_map,
     ink,
     sink_level,
-    to_choose,
 )
 from wakeful.errors import WakefulError
 from wakeful.finding import Level
@@ -198,4 +198,6 @@ def film_of(run: TrainedRun) -> Drawing:
         )
         for row, weight in zip(frames, weights, strict=True)
     }
-    return to_choose(pictures, labels, ("key", "query"), 14, name="at ", first=len(pictures) - 1)
+    return choosable_heads(
+        pictures, labels, ("key", "query"), 14, name="at ", first=len(pictures) - 1
+    )

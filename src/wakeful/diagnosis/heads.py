@@ -143,10 +143,10 @@ def ink(text: str) -> str:
 def attention(
     diagnosis: ModelDiagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
 ) -> Drawing | None:
-    """Draw one head's attention among the first tokens, to choose from a list.
+    """Draw the attention of one head among the first tokens, with a list to choose the head from.
 
-    It begins with the strongest sinks, or those of the highest rank, or both. After sinks all
-    other heads follow, layer by layer, among fewer tokens.
+    The list begins with the strongest sinks, the heads of the highest rank, or both. After sinks
+    all other heads follow, layer by layer, with their attention among fewer tokens.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -179,27 +179,30 @@ def attention(
         places[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
     labels = labels[: stored["key"].n_unique()]
-    return to_choose(places, labels, ("key", "query"), 16)
+    return choosable_heads(places, labels, ("key", "query"), 16)
 
 
-def pictures(diagnosis: ModelDiagnosis) -> Drawing:
-    """Draw the attention of a chosen head over whole sequences, pooled, to choose from a list."""
+def pooled_attention(diagnosis: ModelDiagnosis) -> Drawing:
+    """Draw the attention of one head over whole sequences, in bins, with a list to choose the head
+    from.
+    """
     rows = diagnosis.rows.filter(metric="attention_picture")
-    rows = placed(rows, "query", "key", "layer", "head")
+    rows = parse_cells(rows, "query", "key", "layer", "head")
     places = {
         f"layer {layer}, head {head}": part
         for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
     }
-    return to_choose(places, [], ("key, in bins", "query, in bins"), 10)
+    return choosable_heads(places, [], ("key, in bins", "query, in bins"), 10)
 
 
-def to_choose(
+def choosable_heads(
     places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int,
     *, name: str = "head ", first: int = 0,
 ) -> Drawing:  # fmt: skip
-    """Draw one of several heads' weights by query and key, a list of names to choose it from.
+    """Draw the attention weights of one head by query and key, with a list to choose the head from.
 
-    Each head's weights are one string, because all heads of a model are hundreds of thousands.
+    `places` are the cells of each head by its name; `first` is the index of the head shown first.
+    The weights of a head are one string, because a model has hundreds of thousands.
     """
     rows = [{"of": n, "weights": _written(cells)} for n, cells in enumerate(places.values())]
     # By number, because the names once more would be a sixth of all.
@@ -252,7 +255,7 @@ Labeled = Sequence[tuple[str, Frame]]
 
 def mean_attention(frames: Labeled) -> Drawing | None:
     """Draw the mean attention of all heads and layers among the first positions."""
-    return squares([(label, placed(rows, "row", "column")) for label, rows in frames])
+    return squares([(label, parse_cells(rows, "row", "column")) for label, rows in frames])
 
 
 def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Drawing | None:
@@ -268,7 +271,7 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
 
 def hidden(frames: Labeled) -> Drawing | None:
     """Draw the magnitude of hidden states: positions by channel bins."""
-    cells = [(label, placed(rows, "row", "column")) for label, rows in frames]
+    cells = [(label, parse_cells(rows, "row", "column")) for label, rows in frames]
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
     tooltip = [alt.Tooltip("row:O", title="position"), alt.Tooltip("column:O", title="channel bin"),
@@ -325,8 +328,10 @@ def _numbered(
     return chart.transform_calculate(**{number_field: "datum.number - 1"})
 
 
-def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
-    """Return the value of each pair of places, which a row's position names "row,column"."""
+def parse_cells(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
+    """Return a table of cells: `value`, and the two numbers of a `position` such as "3,5" in the
+    columns that `row` and `column` name.
+    """
     pair = pl.col("position").str.split(",").list
     columns = {row: pair.get(0).cast(pl.Int64), column: pair.get(1).cast(pl.Int64)}
     return rows.select(*more, "value", **columns)

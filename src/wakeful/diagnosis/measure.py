@@ -151,7 +151,7 @@ class _ModelFigures:
 
 
 def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
-    """Return what a diagnosis found, from its folder.
+    """Return the diagnoses that a run directory holds, one for each model.
 
     Raises:
         WakefulError: a file of it is missing or damaged.

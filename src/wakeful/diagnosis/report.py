@@ -9,7 +9,7 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.diagnosis.heads import attention, hidden, maps, mean_attention, pictures, sink
+from wakeful.diagnosis.heads import attention, hidden, maps, mean_attention, pooled_attention, sink
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import (
     findings,
@@ -471,9 +471,10 @@ def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
     if not diagnosis.rows.filter(metric="attention_picture").is_empty():
         yield Fold(f"Attention of {diagnosis.name}'s heads over whole sequences", [
             Chart(f"Attention of a head over whole sequences of {diagnosis.name}",
-                  partial(pictures, diagnosis), explained="Rows are queries, columns keys, each a "
-                  "fraction of the sequence: the weights in a bin of keys summed, the mean over "
-                  "queries and sequences. Lower triangles, and what a relaxed prefix lets see."),
+                  partial(pooled_attention, diagnosis),
+                  explained="Rows are queries, columns keys, each a fraction of the sequence: the "
+                  "weights in a bin of keys summed, the mean over queries and sequences. Lower "
+                  "triangles, and what a relaxed prefix lets see."),
         ])  # fmt: skip
     rows = [
         [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),

@@ -269,7 +269,7 @@ def summary(
             {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
              "difference": finite(paired[0]), "standard_error": finite(paired[1]),
              "low": finite(low), "high": finite(high)}
-            | ({"unit": "nats a token"} if score.exponential else {})
+            | ({"unit": "nats per token"} if score.exponential else {})
             for score, reference in pairs
             if not score.is_cost and (paired := difference(score, reference))
             for low, high in [interval(*paired, len(score.keys))]

@@ -129,18 +129,18 @@ def export_gguf(
         writer.write_tensors_to_file()
         writer.close()
         read_back(
-            part, decoder, load=partial(_read, decoder),
+            part, decoder, load=partial(_load_if_it_fits, decoder),
             rounding=Rounded(partial(_rounded, storage)),
         )  # fmt: skip
     return kind
 
 
-def _read(decoder: Decoder, path: Path) -> nn.Module | None:
-    """Return the model of a file as Transformers reads it, or we do where its reader leaves
-    something out; None where the weights do not fit memory as they are unpacked.
+def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
+    """Load a GGUF file with Transformers, or with our reader where that of Transformers is
+    incomplete; None where the unpacked weights do not fit into memory.
     """
-    numbers = sum(parameter.numel() for parameter in decoder.parameters())
-    if 2 * 4 * numbers > free_memory(torch.device("cpu")):
+    size = sum(parameter.numel() for parameter in decoder.parameters())
+    if 2 * 4 * size > free_memory(torch.device("cpu")):  # two copies in float32
         return None
     if is_read_by_transformers(path):
         with redirect_stderr(io.StringIO()):  # a bar, which no setting of its own switches off

@@ -153,7 +153,7 @@ def _parity(summary: Summary) -> str:
     gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
-        f"{_shown(summary, heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} "
+        f"{_shown(summary, heir.loss, heir.standard_error)} nats per token after {heir.tokens:,} "
         f"tokens{grown}; {reference.name} itself has "
         f"{_shown(summary, reference.loss, reference.standard_error)} on the same text"
     )
@@ -404,7 +404,7 @@ def loss_curves(summary: Summary) -> Drawing:
     chart = lines(
         frame, "arm", names,
         alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1)),
-        alt.Y("value:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
+        alt.Y("value:Q", title="validation loss (nats per token)", scale=alt.Scale(zero=False)),
         ["arm:N", "run:N", "step:Q", tip("value", ".4f")],
         at="step", legend=alt.Legend(symbolType="stroke"), points=True, detail="run:N",
         under=[rule, label],

@@ -165,7 +165,7 @@ class UntrainedHeir(Measured):
             model, stock_architecture(decoder.config)[0],
             command_of("inherit", self.options, self.source),
             source=self.reference, done=done,
-            figures=[f"| loss, nats a token, ± the {INTERVAL} | {before} | {after} |",
+            figures=[f"| loss, nats per token, ± the {INTERVAL} | {before} | {after} |",
                      f"| over the reference, paired | | {cost} |"],
         )  # fmt: skip
         export_decoder(

@@ -191,9 +191,10 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
-    """Yield the training data and the validation loss of a finished run, the `source`.
+    """Yield the card's lines on the training data and the validation loss of a finished run.
 
-    The loss is left out for a model with fewer layers.
+    `source` is the run's model, `model` the one that the card is for: unless it is the source, the
+    loss was measured before it was changed; with fewer layers than the source it has no loss.
     """
     if not (run.path / "summary.json").is_file():
         return
@@ -201,7 +202,7 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     data, tokens, steps = summary.data, summary.tokens, summary.steps
     validation: Validated | None = summary.validation
     offset = (run.header.initial or {}).get("offset")
-    before = offset if isinstance(offset, int) else 0  # steps of the runs that it continues
+    earlier_steps = offset if isinstance(offset, int) else 0  # of the runs that it continues
     tokens_per_step = train.batch_size * train.length
     if step not in (0, steps):  # 0 is the newest
         logged = {row.step: row.tokens for row in rows(run, Step)}
@@ -210,19 +211,19 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     yield "## Data\n"
     yield (
         f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "
-        f"training tokens, of which {before * tokens_per_step + tokens:,} were read in "
-        f"{before + steps:,} steps of {train.batch_size} × {train.length}.\n"
+        f"training tokens, of which {earlier_steps * tokens_per_step + tokens:,} were read in "
+        f"{earlier_steps + steps:,} steps of {train.batch_size} × {train.length}.\n"
     )
     if validation and model.decoder().config.num_layers >= source.decoder().config.num_layers:
         loss = with_interval(
             validation.loss, validation.standard_error, summary.validation.num_windows
         )
-        undone = "" if model is source else " It was measured before that was done to it."
+        remark = "" if model is source else " It was measured before that was done to it."
         yield "## Figures\n"
         yield (
-            f"Loss {loss} nats a token ({INTERVAL} over windows) on the "
+            f"Loss {loss} nats per token ({INTERVAL} over windows) on the "
             f"{data.validation_tokens:,} held-out tokens of that text, windows of "
-            f"{summary.validation.length or train.length}, one seed.{undone}\n"
+            f"{summary.validation.length or train.length}, one seed.{remark}\n"
         )
 
 

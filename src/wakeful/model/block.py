@@ -105,9 +105,9 @@ class PeriBlock(Block):
         super().__init__(norm, attention, mlp)
         if where == "after":
             self.attention_norm = self.mlp_norm = nn.Identity()
-        behind = where in ("after", "both")
-        self.attention_output_norm = norm("attention_output") if behind else nn.Identity()
-        self.mlp_output_norm = norm("mlp_output") if behind else nn.Identity()
+        norms_output = where in ("after", "both")
+        self.attention_output_norm = norm("attention_output") if norms_output else nn.Identity()
+        self.mlp_output_norm = norm("mlp_output") if norms_output else nn.Identity()
 
     def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, SharedTensors]:
         attended, shared = self.attention(self.attention_norm(x), flow)
@@ -126,25 +126,28 @@ class SublayerBlock(PeriBlock):
         layer: int, depth: SublayerMix, where: NormOrder,
     ) -> None:  # fmt: skip
         super().__init__(norm, attention, mlp, where=where)
-        self.number = 2 * layer + 1
+        self.sublayer_index = 2 * layer + 1
+        """Index of the attention among all sublayers, from 1; the MLP has the next."""
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
-        self.projects = type(depth).qkv_inputs is not SublayerMix.qkv_inputs
+        self.mixes_qkv = type(depth).qkv_inputs is not SublayerMix.qkv_inputs
         attention.returns_null_share = depth.reads_null_share
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
     ) -> tuple[Tensor, SharedTensors, State]:
         (depth,) = self.depth
-        if self.projects:
-            query, key, value = map(self.attention_norm, depth.qkv_inputs(self.number, x, state))
+        if self.mixes_qkv:
+            query, key, value = map(
+                self.attention_norm, depth.qkv_inputs(self.sublayer_index, x, state)
+            )
             attended, shared = self.attention.forward_qkv(query, key, value, flow)
         else:
             attended, shared = self.attention(self.attention_norm(x), flow)
         if depth.reads_null_share:
             state = depth.update_null_share(shared.pop(Read("null", self.attention.layer)), state)
-        x, state = depth.step(self.number, x, self.attention_output_norm(attended), state)
+        x, state = depth.step(self.sublayer_index, x, self.attention_output_norm(attended), state)
         out = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
-        x, state = depth.step(self.number + 1, x, out, state)
+        x, state = depth.step(self.sublayer_index + 1, x, out, state)
         return x, shared, state
 
 

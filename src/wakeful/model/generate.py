@@ -110,9 +110,9 @@ def generate(
             finite.
     """
     step = CachedForward(decoder, 1, len(prompt) + num_tokens)
-    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     return continuation(
-        step, prompt, how, device=decoder.embed.weight.device, context=decoder.config.context,
+        step, prompt, sampling, device=decoder.embed.weight.device, context=decoder.config.context,
         num_tokens=num_tokens, stop=stop,
     )  # fmt: skip
 

@@ -83,6 +83,7 @@ class AttentionEvent:
         return [tile_statistics(sequence) for sequence in self.sequences]
 
     def _sequence(self, b: int) -> Attended:
+        """Return the attention of sequence `b` of the batch, without its padding."""
         q, k, v = self.q[b], self.k[b], self.v[b]
         window, keep, sink = self.window, None, self.sink
         if sink is not None and sink.dim() == 3:

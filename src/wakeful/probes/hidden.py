@@ -14,7 +14,7 @@ from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows
 class _Shape(MeanProbe):
     """Base class of probes that measure the shape of hidden states."""
 
-    def put_shape(self, layer: int, h: Tensor, variant: str = "paper") -> None:
+    def put_kurtosis_and_norm_ratio(self, layer: int, h: Tensor, variant: str = "paper") -> None:
         """Add the kurtosis and norm ratio of the first token's channels and of the rest."""
         measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
         for metric, values in measures.items():
@@ -33,7 +33,7 @@ class Outliers(_Shape):
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            self.put_shape(event.layer, h)
+            self.put_kurtosis_and_norm_ratio(event.layer, h)
             for position, part in first_and_rest(h):
                 largest = exact.token_max_activation(part)
                 for variant, value in (("paper", largest.mean()), ("largest", largest.max())):
@@ -57,7 +57,7 @@ class Turned(_Shape):
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
             turned = h @ self._rotation(h.shape[-1]).to(h)
-            self.put_shape(event.layer, turned, variant="rotated")
+            self.put_kurtosis_and_norm_ratio(event.layer, turned, variant="rotated")
 
     def _rotation(self, width: int) -> Tensor:
         if width not in self._rotations:

@@ -32,7 +32,7 @@ def cost_sentences(found: Sequence[LayerCost], count: int) -> list[str]:
     total = sum(each.alone[0] for each in found)
     frame = cost_frame(found)
     told = [
-        f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats a token; "
+        f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats per token; "
         f"the sum of all {len(found)} layers' costs alone is {total:+.3f}"
     ]
     for name, words in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):

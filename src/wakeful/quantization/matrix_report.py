@@ -109,7 +109,7 @@ def matrix_report(
             _damage_table(damages),
             *([Text(heads)] if heads else []),
             terms([("perplexity", "perplexity"), ("KL", "kl"), ("kurtosis", "kurtosis")]),
-            Text("First in each cell the increase of the loss in nats a token, paired: both models "
+            Text("First in each cell the loss increase in nats per token, paired: both models "
                  "read the same tokens. Weights count what stays in full precision too. Seconds: "
                  "to quantize, calibration included, and to read the text. Losses of models with "
                  "different tokenizers are not to be set against each other.", "note"),

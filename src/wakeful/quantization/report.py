@@ -194,8 +194,10 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
     line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
     tooltip = ["position:N", "layer:Q", charts.tip("value", ".4~g", title="kurtosis")]
     gaussian = charts.line_at("y", _GAUSSIAN, "gaussian", tooltip=alt.value("a Gaussian has 3"))
-    named = alt.Chart(charts.leaps(frame, "position", "layer")).mark_text(dy=-9, fontSize=11)
-    named = named.encode(x=charts.LAYERS, y=y, text="told:N")
+    named = alt.Chart(charts.line_outliers(frame, "position", "layer")).mark_text(
+        dy=-9, fontSize=11
+    )
+    named = named.encode(x=charts.LAYERS, y=y, text="label:N")
     return charts.wide(alt.layer(gaussian, line, named, charts.nearest(base, tooltip, y)), 240)
 
 
@@ -385,9 +387,9 @@ def quantization_report(
         *first,
         Section("", [
             Findings({"": findings(damage)}, GRADES),
-            Text(f"Harmless: the loss rises by at most {HARMLESS} nats a token (perplexity by 2%). "
-                 f"Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval includes zero "
-                 f"and reaches past {HARMLESS}.", "note"),
+            Text(f"Harmless: the loss rises by at most {HARMLESS} nats per token (perplexity by "
+                 f"2%). Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval includes "
+                 f"zero and reaches past {HARMLESS}.", "note"),
         ]),
         Section("Before and after", [
             _damage_table(damage, full),
@@ -491,10 +493,10 @@ def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
     before = perplexity_words(full, full["sequences"])
     first = ["full precision", "–", "–", "–", before, "–", "–", megabytes(full["bytes"]), "–"]
     return Table(
-        ["scheme", "damage", "loss, nats a token", "KL, nats", "perplexity", "median layer",
+        ["scheme", "damage", "loss, nats per token", "KL, nats", "perplexity", "median layer",
          "worst layer", "weights", "seconds"],
         [first, *rows], "Damage of each scheme", marks=[("", ""), *charts.marks(damage.schemes)],
-        terminal=("damage", "loss, nats a token", "KL, nats", "worst layer", "weights"),
+        terminal=("damage", "loss, nats per token", "KL, nats", "worst layer", "weights"),
     )  # fmt: skip
 
 

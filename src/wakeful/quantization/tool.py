@@ -458,7 +458,7 @@ def _method(
         "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
         "its loss's; a change of the loss is paired, both models on the same tokens",
         "KL": "of the quantized model's next-token distribution from the full-precision one's, "
-        "nats a token",
+        "nats per token",
         "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "
         "all errors before it",
         "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model; "

@@ -192,9 +192,9 @@ def lines(
     layers += [line if legend is None else line.add_params(picked), nearest(near, tooltip, y)]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
         layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
-    if outliers and not (named := leaps(frame, by, at)).is_empty():
+    if outliers and not (named := line_outliers(frame, by, at)).is_empty():
         label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
-            x=x, y=y, color=bare, opacity=visibility, text="told:N"
+            x=x, y=y, color=bare, opacity=visibility, text="label:N"
         )  # fmt: skip
         layers.append(label)
     if legend is None:
@@ -202,18 +202,19 @@ def lines(
     return alt.layer(*layers).resolve_legend(color="independent", strokeDash="independent")
 
 
-def leaps(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
-    """Return the two places at most of each line that stand out above it, `told` as "layer 3".
+def line_outliers(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
+    """Return at most two outliers of each line, the largest first, and a `label`, say "layer 3".
 
-    A place stands out where its logarithm is further above the line's median than eight median
-    absolute deviations, and its value more than twice the median.
+    `by` is the column of the lines' names, `at` that of their horizontal axis. An outlier is more
+    than twice the line's median, and its logarithm more than eight median absolute deviations above
+    the line's median logarithm.
     """
     log = pl.col("value").log()
     above = log - log.median().over(by)
     spread = above.abs().median().over(by)
     rows = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
     rows = rows.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
-    return rows.with_columns(told=pl.format("{} {}", pl.lit(at), pl.col(at)))
+    return rows.with_columns(label=pl.format("{} {}", pl.lit(at), pl.col(at)))
 
 
 def scatter(

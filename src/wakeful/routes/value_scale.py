@@ -48,7 +48,7 @@ class ValueScale(ValueRoute):
             return ""
         for exponents in self.exponents.values():
             exponents.fill_(_NEARLY_PLAIN)
-        share = math.exp(_NEARLY_PLAIN)
+        share = math.exp(_NEARLY_PLAIN)  # C = 0 would be plain, but then θ has no gradient
         return f"{self} starts with C of {share:.4f} of their size, for zero cannot learn"
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:

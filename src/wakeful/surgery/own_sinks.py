@@ -27,7 +27,7 @@ from wakeful.surgery.absorb import ends_of, level
 from wakeful.surgery.sink_tokens import prepend_tokens
 
 
-class _Layers(Probe):
+class _AttentionEvents(Probe):
     """Each layer's queries and keys, of all sequences, and the value of each first token."""
 
     def __init__(self) -> None:
@@ -53,41 +53,45 @@ def check_own_sinks(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fit_own_sinks(model: PreTrainedModel, token: int, text: Int[Tensor, "B L"]) -> PreTrainedModel:
-    """Return a gpt-oss that reads a text nearly as `model` after `token`, by sinks of its own.
+    """Return a copy of a gpt-oss model whose own sinks replace a `token` before each text.
 
-    All weights but the sinks and the attention's biases are shared with `model`, which stays as it
-    is. Of sequences longer than its windows, the beginning is read.
+    Its outputs are nearly those of `model` with that token first. All weights but the sinks and the
+    biases of the attention are shared with `model`, which is not changed. Only the beginning of a
+    sequence longer than the sliding window is used.
 
     Raises:
         WakefulError: the model has no such sinks.
     """
     check_own_sinks(model)
     length = min(text.shape[1], (model.config.sliding_window or text.shape[1] + 1) - 1)
-    layers = _Layers()
+    layers = _AttentionEvents()
     with watch(model, layers):
         for row in text[:, :length]:
             logits_of(model, prepend_tokens((token,), row[None]))
     fitted: Any = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     rotary = fitted.model.rotary_emb
-    places = torch.arange(1, length + 1, device=text.device)[None]
-    turns = rotary(torch.zeros(1, device=text.device), places)
+    positions = torch.arange(1, length + 1, device=text.device)[None]
+    cos_sin = rotary(torch.zeros(1, device=text.device), positions)
     for layer, events in layers.events.items():
         attention = fitted.model.layers[layer].self_attn
-        _fit(attention, events, turns, rotary.attention_scaling)
+        _set_sinks(attention, events, cos_sin, rotary.attention_scaling)
     return fitted
 
 
-def _fit(
-    attention: Any, events: list[AttentionEvent], turns: tuple[Tensor, Tensor], stretch: float
+def _set_sinks(
+    attention: Any,
+    events: list[AttentionEvent],
+    cos_sin: tuple[Tensor, Tensor],
+    attention_scaling: float,
 ) -> None:
-    """Set the sinks and biases of one layer; RoPE, by `turns`, stretches keys by `stretch`."""
+    """Set the sinks and biases of one layer; RoPE multiplies keys by `attention_scaling` too."""
     q, k = (torch.cat([getattr(event, part) for event in events]).transpose(1, 2) for part in "qk")
     groups, scale = k.shape[2], events[0].scale
-    cos, sin = turns
+    cos, sin = cos_sin
     key = k[:1, :1].expand(-1, cos.shape[1], -1, -1)
-    back = _turned(key, cos, -sin).mean(1, keepdim=True) / stretch**2
+    shift_before_rope = _apply_rope(key, cos, -sin).mean(1, keepdim=True) / attention_scaling**2
     first, rest = ends_of(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
-    shift = _turned(back.expand_as(key), cos, sin)
+    shift = _apply_rope(shift_before_rope.expand_as(key), cos, sin)
     _, shifted = ends_of(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
     own = attention.sinks.double()[:, None].expand_as(first)
     both = torch.logaddexp(first, own)
@@ -95,13 +99,13 @@ def _fit(
     share = ((first - both).exp() * sink_weights).sum(1) / sink_weights.sum(1)
     value = events[0].v[0, :, 0] * share.view(groups, -1).mean(1, keepdim=True).to(q.dtype)
     repeated = value.repeat_interleave(len(share) // groups, 0).flatten()
-    _add(attention.k_proj, -back.flatten())
-    _add(attention.v_proj, -value.flatten())
-    _add(attention.o_proj, attention.o_proj.weight @ repeated)
+    _add_to_bias(attention.k_proj, -shift_before_rope.flatten())
+    _add_to_bias(attention.v_proj, -value.flatten())
+    _add_to_bias(attention.o_proj, attention.o_proj.weight @ repeated)
     attention.sinks = _parameter(level(shifted, sink_weights).to(attention.sinks.dtype))
 
 
-def _turned(
+def _apply_rope(
     keys: Float[Tensor, "1 L G d"], cos: Float[Tensor, "1 L r"], sin: Float[Tensor, "1 L r"]
 ) -> Float[Tensor, "1 L G d"]:
     return apply_rotary_pos_emb(
@@ -109,7 +113,7 @@ def _turned(
     )[1]
 
 
-def _add(linear: nn.Linear, bias: Tensor) -> None:
+def _add_to_bias(linear: nn.Linear, bias: Tensor) -> None:
     linear.bias = _parameter(linear.bias + bias.to(linear.bias.dtype))
 
 

@@ -34,7 +34,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     check_absorbs(decoder, "sinks")
 
     def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
-        shift, turned = _shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
+        shift, turned = _key_shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
         first, rest = recorded.ends()
         _, shifted = recorded.ends(turned)
         sink = level(shifted, (first - rest).sigmoid())
@@ -44,18 +44,22 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     return absorb(decoder, token, text, learn, normalizer=NORMALIZER)
 
 
-def _shift(
+def _key_shift(
     decoder: Decoder, layer: int, key: Float[Tensor, "1 1 G d"], length: int
 ) -> tuple[Float[Tensor, "1 1 G d"], Float[Tensor, "1 L G d"]]:
-    """Return what to take from all keys before RoPE, and what that is after it at places 1 … L."""
-    places = (1, length, *key.shape[2:])
+    """Return the vector to subtract from all keys before RoPE, and its rotation by RoPE at the
+    positions 1 … L: the first key, rotated by the mean of the inverse rotations.
+
+    With a norm of keys it is zero; without RoPE it is the key itself.
+    """
+    rotated_shape = (1, length, *key.shape[2:])
     if decoder.config.qk_norm:
         shift = torch.zeros_like(key)
-        return shift, shift.expand(places)
+        return shift, shift.expand(rotated_shape)
     name = decoder.config.rotation_of(layer)
     if not name:
-        return key, key.expand(places)
+        return key, key.expand(rotated_shape)
     cos, sin = decoder.get_submodule(name)(slice(1, length + 1))
-    back = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
-    shift = turn_pairs(key, back)
-    return shift, turn_pairs(shift.expand(places), (cos, sin))
+    mean_inverse = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
+    shift = turn_pairs(key, mean_inverse)
+    return shift, turn_pairs(shift.expand(rotated_shape), (cos, sin))

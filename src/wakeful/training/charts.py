@@ -66,7 +66,7 @@ def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
     shown = with_curves(comparison)
     frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
     frame = frame.filter(pl.col("variant").is_in(shown)).rename({"loss": "value"})
-    y = alt.Y("value:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
+    y = alt.Y("value:Q", title="training loss (nats per token)", scale=alt.Scale(zero=False))
     return _curves(comparison, frame, y, ".4f", shown)
 
 

@@ -129,7 +129,7 @@ def headline(comparison: ComparedRuns) -> str:
     if not others:
         loss = tables.summary_table(comparison).row(0, named=True)
         ends = with_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
-        return f"{base} ends at validation loss {ends} nats a token."
+        return f"{base} ends at validation loss {ends} nats per token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     others = [variant for variant in others if comparison.pairs(variant)]
     if not others:
@@ -342,7 +342,7 @@ def _at_the_end(comparison: ComparedRuns) -> Section:
     return Section("At the end", [
         Table(columns, rows, "Final figures of each variant", terminal=(
             "seeds", loss, "difference", "parameters", cache, "tokens/s")),
-        Text(f"Losses in nats a token over the full validation set, ± the {INTERVAL} "
+        Text(f"Losses in nats per token over the full validation set, ± the {INTERVAL} "
              f"{errors_over(comparison)}. A difference is paired; perplexity, and the interval in "
              "parentheses, are e to the loss. The KV cache holds keys and values of the tokens "
              f"read. Tokens/s is the median run's{slowest}; ×: ratio to {base}.", "note"),

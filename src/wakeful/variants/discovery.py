@@ -76,7 +76,7 @@ def foreign(name: str, *, imports: bool) -> object:
     module_name, _, attribute = name.partition(":")
     entry = trusted(module_name)
     if imports or entry:
-        module = sys.modules.get(module_name) or _imported(module_name, name, entry)
+        module = sys.modules.get(module_name) or _import_module(module_name, name, entry)
         _OUTSIDE[name] = vars(module).get(attribute)
     if name not in _OUTSIDE or module_name not in sys.modules:
         raise NotTrusted(name)
@@ -140,8 +140,10 @@ def qualified(kind: type) -> str:
     return "" if inside else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _imported(module_name: str, name: str, entry: str) -> ModuleType:
-    """Return a module, imported from the file that `entry` names, if it names one."""
+def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
+    """Import a module that the user allowed by `entry`: from that file, if it is a path of one,
+    else as Python finds it, also in the working directory. `name` is for the error message.
+    """
     # The console script, unlike `python -m`, leaves the working directory out of the path.
     folder = os.getcwd()
     added = folder not in sys.path and "" not in sys.path

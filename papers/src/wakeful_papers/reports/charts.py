@@ -110,7 +110,7 @@ def relative_loss(names: Names) -> Titled:
 
 def losses(names: Names, *, curve: str = "validation_loss") -> Titled:
     """Draw a loss over steps, a chart a group."""
-    title = curve.replace("_", " ") + " (nats a token)"
+    title = curve.replace("_", " ") + " (nats per token)"
     return _curves(names, lambda at: at.curve(curve), "step", title)
 
 
@@ -253,7 +253,7 @@ def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool
     def draw(shown: heads.Labeled, of: Sequence[SeenRow]) -> Drawing | None:
         found, most = [], 0
         for (label, rows), seen in zip(shown, of, strict=True):
-            cells = heads.placed(rows, "row", "column", "layer")
+            cells = heads.parse_cells(rows, "row", "column", "layer")
             mean = cells.group_by("layer", "row", "column", maintain_order=True).agg(
                 pl.col("value").mean()
             )
