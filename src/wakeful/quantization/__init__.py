@@ -25,20 +25,25 @@ if TYPE_CHECKING:
         Zeropoint,
         parse_scheme,
     )
-    from wakeful.quantization.schemes.methods import Gptq
+    from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
+    from wakeful.quantization.schemes.methods import Gptq, Smooth
     from wakeful.quantization.tool import quantize
 
 __all__ = [
+    "E4M3",
     "NAMED",
     "SCHEMES",
     "Absmax",
     "Gptq",
     "Grid",
+    "MxE2M1",
+    "NvE2M1",
     "Quantization",
     "QuantizationMatrix",
     "QuantizeOptions",
     "QuantizedLinear",
     "Scheme",
+    "Smooth",
     "Zeropoint",
     "measure_damage",
     "parse_scheme",
@@ -57,7 +62,8 @@ __getattr__, __dir__, _ = attach(
         "options": ["QuantizeOptions"],
         "result": ["Quantization", "QuantizationMatrix"],
         "schemes": ["NAMED", "SCHEMES", "Absmax", "Grid", "Scheme", "Zeropoint", "parse_scheme"],
-        "schemes.methods": ["Gptq"],
+        "schemes.grids": ["E4M3", "MxE2M1", "NvE2M1"],
+        "schemes.methods": ["Gptq", "Smooth"],
         "tool": ["quantize"],
     },
 )
