@@ -37,7 +37,7 @@ SOURCES: dict[str, tuple[tuple[str, str], ...]] = {
         ("model: Source, *schemes: str | Scheme", "Quantization"),
         ("model: Sequence[Source], *schemes: str | Scheme", "QuantizationMatrix"),
     ),
-    "inherit": (("reference: Source | None = None, *", "Inheritance | UntrainedHeir"),),
+    "inherit": (("reference: Source | None = None, *", "Inheritance"),),
     "generate": (("model: Source, prompt: str, *", "str"),),
     "export": (("model: Source, folder: str | PathLike[str], *", "str"),),
 }
@@ -74,7 +74,6 @@ from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.reporting.tool import report as report
 from wakeful.loading.sources import Source
 from wakeful.training.tool import train as train
-from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.version import __version__ as __version__
 
 __all__: Sequence[str]

@@ -30,7 +30,6 @@ from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.reporting.tool import report as report
 from wakeful.loading.sources import Source
 from wakeful.training.tool import train as train
-from wakeful.inheritance.untrained import UntrainedHeir
 from wakeful.version import __version__ as __version__
 
 __all__: Sequence[str]
@@ -475,7 +474,7 @@ def inherit(
     device: str = ...,
     dtype: Literal["float32", "bfloat16", "float64"] = ...,
     lr: float = ...,
-) -> Inheritance | UntrainedHeir:
+) -> Inheritance:
     """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
 
         wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
@@ -545,13 +544,14 @@ def inherit(
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
-    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html.
+    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html;
+    the result's `untrained`, otherwise None, has its losses in each window.
     Nothing is written before everything that can be checked has been.
 
     Raises:
         WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
             from, the layers do not fit it, `out` exists, or a run fails.
-            Whatever was there before is kept.
+            Files that existed before are kept.
     """
 
 def generate(

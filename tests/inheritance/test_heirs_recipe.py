@@ -43,7 +43,7 @@ from wakeful.inheritance.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.inheritance.plan import doubts, make_recipe
+from wakeful.inheritance.plan import budget_warnings, make_recipe
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.rounds import BASELINES, Seed, check_stages
 from wakeful.inheritance.stages import FinishedStage, FinishedStages
@@ -318,7 +318,7 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     def said(
         of: Recipe, frame: pl.DataFrame, text: DataConfig = asked, data: PreparedData = data
     ) -> list[str]:
-        return doubts(of, frame, text, data)
+        return budget_warnings(of, frame, text, data)
 
     def steps(count: int) -> Recipe:
         return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=count))

@@ -11,13 +11,11 @@ if TYPE_CHECKING:
     from wakeful.inheritance.report import inheritance_report
     from wakeful.inheritance.result import Inheritance, with_heirs
     from wakeful.inheritance.tool import inherit
-    from wakeful.inheritance.untrained import UntrainedHeir
 
 __all__ = [
     "InheritOptions",
     "Inheritance",
     "LayerMap",
-    "UntrainedHeir",
     "grow",
     "inherit",
     "inherit_blocks",
@@ -36,6 +34,5 @@ __getattr__, __dir__, _ = attach(
         "report": ["inheritance_report"],
         "result": ["Inheritance", "with_heirs"],
         "tool": ["inherit"],
-        "untrained": ["UntrainedHeir"],
     },
 )

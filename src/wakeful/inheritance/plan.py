@@ -80,7 +80,7 @@ def make_recipe(
     rounds = 1 + (math.ceil((total - len(layers)) / options.grow) if options.grow else 0)
     train = options.train
     return Recipe(
-        reference=lasting(source),
+        reference=absolute_source(source),
         rule=layers.rule,
         layers=layers.sources,
         order=order,
@@ -107,17 +107,19 @@ def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> 
     return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
-def lasting(source: str) -> str:
+def absolute_source(source: str) -> str:
     """Return a path, a glob or a mixture of them that holds from any folder; a name as it is."""
     domains = mixture_of(source)
     if domains is not None:
-        parts = [(part.name, lasting(part.source), part.weight) for part in domains]
+        parts = [(part.name, absolute_source(part.source), part.weight) for part in domains]
         return f"{MIXTURE}(parts={parts!r})"
     there = source and (Path(source).exists() or glob.glob(source, recursive=True))
     return str(Path(source).resolve()) if there else source
 
 
-def doubts(recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data) -> list[str]:
+def budget_warnings(
+    recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data
+) -> list[str]:
     """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
 
     `reference` has the reference's loss in every validation window. Its standard error over n

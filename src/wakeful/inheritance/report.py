@@ -58,26 +58,30 @@ def _windows(summary: Summary) -> int:
 
 def results_of(summary: Summary) -> pl.DataFrame:
     """Return a row for the reference and each arm: losses in nats per token with 95% intervals."""
-    reference = summary.reference
+    reference, windows = summary.reference, _windows(summary)
     rows: list[dict[str, Any]] = [
         {"model": reference.name, "layers": reference.layers,
-         **_ends(summary, "loss", reference.loss, reference.standard_error),
+         **interval_columns("loss", reference.loss, reference.standard_error, windows),
          "parameters": summary.sizes.reference.parameters}
     ]  # fmt: skip
     rows += [
         {"model": arm.arm, "layers": arm.depth,
-         **_ends(summary, "loss", arm.loss, arm.standard_error),
-         **_ends(summary, "minus_reference", arm.minus_reference, arm.minus_reference_error),
-         **_ends(summary, "minus_heir", arm.minus_heir, arm.minus_heir_error),
+         **interval_columns("loss", arm.loss, arm.standard_error, windows),
+         **interval_columns("minus_reference", arm.minus_reference, arm.minus_reference_error,
+                            windows),
+         **interval_columns("minus_heir", arm.minus_heir, arm.minus_heir_error, windows),
          "parameters": arm.parameters, "tokens": arm.tokens, "seconds": arm.seconds}
         for arm in summary.arms
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=list(rows[-1]), infer_schema_length=None)
 
 
-def _ends(summary: Summary, name: str, value: float, error: float | None) -> dict[str, float]:
-    far = interval(value, math.nan if error is None else error, _windows(summary))
-    return {name: value, f"{name}_low": far[0], f"{name}_high": far[1]}
+def interval_columns(
+    name: str, value: float, error: float | None, windows: int
+) -> dict[str, float]:
+    """Return a figure and the ends of its 95% interval over windows, as columns of a table."""
+    low, high = interval(value, math.nan if error is None else error, windows)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def verdicts(summary: Summary) -> list[str]:

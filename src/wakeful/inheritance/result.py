@@ -15,41 +15,58 @@ from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 
 if TYPE_CHECKING:
+    from wakeful.inheritance.untrained import UntrainedHeir
     from wakeful.loading.model import Model
     from wakeful.loading.sources import Source
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inheritance(Paged):
-    """Heirs of a reference, what they reached, and the baselines beside them."""
+    """Heirs of a reference and the baselines beside them, with their losses."""
+
+    untrained: "UntrainedHeir | None" = None
+    """With `heal.by = "none"`: heir and reference in memory, their loss in each window, the cost of
+    the dropped layers. None where heirs were trained; their figures are in the folder."""
 
     @property
     def model(self) -> "Model":
         """The last heir."""
+        if self.untrained is not None:
+            return self.untrained.model
         from wakeful.loading.load import load  # noqa: PLC0415 - Transformers takes seconds to import
 
         return load(self.path / self._read.heir.runs[-1])
 
     @property
     def frame(self) -> pl.DataFrame:
-        """A row an arm and evaluation: run, step, tokens, loss, standard_error."""
+        """One row per arm and evaluation: arm, run, step, tokens, loss, standard_error.
+
+        Without training each arm has one, at step 0, and no run.
+        """
+        if self.untrained is not None:
+            return self.untrained.frame
         return pl.DataFrame(
             [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
         )
 
     @property
     def results(self) -> pl.DataFrame:
-        """One row per model: losses, paired differences with 95% intervals, sizes, tokens."""
-        return results_of(self._read)
+        """One row per model: losses, paired differences with 95% intervals, sizes.
+
+        After training also tokens, seconds and the differences to the heir.
+        """
+        return results_of(self._read) if self.untrained is None else self.untrained.results
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
-        return to_table(self._read)
+        """summary.json: the recipe, losses, sizes and speeds; inherit.json without training."""
+        return to_table(self._read) if self.untrained is None else self.untrained.summary
 
     @property
     def report(self) -> Report:
         """The report: heir and reference, the baselines, and the savings."""
+        if self.untrained is not None:
+            return self.untrained.report
         return inheritance_report(self.path)
 
     @property
@@ -58,38 +75,39 @@ class Inheritance(Paged):
 
 
 def with_heirs(sources: "Sequence[Source]") -> "list[Source]":
-    """Return the models, in the place of an inheritance's folder those in it, none of them twice.
+    """Return the models, each inheritance replaced by the models in its folder, without repeats.
 
     Raises:
         WakefulError: an inheritance is not finished.
     """
-    found: list[Source] = []
+    models: list[Source] = []
     for source in sources:
-        if not (isinstance(source, str | Path) and _is_inheritance(Path(source))):
-            found.append(source)
-            continue
-        there = [str(each) for each in found if isinstance(each, str | Path)]
-        found += [each for each in _models(Path(source)) if each not in there]
-    return found
+        if isinstance(source, str | Path) and _is_inheritance(Path(source)):
+            paths = {str(model) for model in models if isinstance(model, str | Path)}
+            models += [path for path in _models(Path(source)) if path not in paths]
+        else:
+            models.append(source)
+    return models
 
 
-def _is_inheritance(place: Path) -> bool:
-    return (place / "run.json").is_file() and Run.open(place).header.kind == "inherit"
+def _is_inheritance(folder: Path) -> bool:
+    return (folder / "run.json").is_file() and Run.open(folder).header.kind == "inherit"
 
 
-def _models(place: Path) -> Iterator[str]:
-    summary, _ = read_inheritance(place)
-    exported = place / REFERENCE
+def _models(folder: Path) -> Iterator[str]:
+    """Yield the paths of an inheritance's reference, heirs and baselines."""
+    summary, _ = read_inheritance(folder)
+    exported = folder / REFERENCE
     yield str(exported) if exported.is_dir() else summary.recipe.reference
     for seed, _ in summary.recipe.of_seeds():
-        heir = summary.heir.runs[-1] if not seed else _last_heir(place / seed)
-        yield str(place / seed / heir)
+        heir = summary.heir.runs[-1] if not seed else _last_heir(folder / seed)
+        yield str(folder / seed / heir)
         for baseline in summary.recipe.baselines:
-            yield str(place / seed / baseline)
+            yield str(folder / seed / baseline)
 
 
-def _last_heir(place: Path) -> str:
-    """Return the folder of a later seed's last heir, which parity may have come to elsewhere."""
-    named = (each.name.removeprefix("heir-") for each in place.glob("heir-*"))
-    depths = [int(depth) for depth in named if depth.isdecimal()]  # beside what is made of them
+def _last_heir(folder: Path) -> str:
+    """Return the name of a later seed's deepest heir; seeds may reach parity at other depths."""
+    names = (path.name.removeprefix("heir-") for path in folder.glob("heir-*"))
+    depths = [int(depth) for depth in names if depth.isdecimal()]  # not what was made of them
     return f"heir-{max(depths)}"

@@ -1,4 +1,4 @@
-"""The verb inherit: a reference and a text in, a folder of runs and a page out."""
+"""`inherit`: a reference and a text in, a folder of runs and a page out."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.hf.weights_out import export_decoder, refuse_existing
-from wakeful.inheritance import outcome, untrained
+from wakeful.inheritance import outcome
 from wakeful.inheritance import plan as planning
 from wakeful.inheritance.blocks import departures
 from wakeful.inheritance.layers import Diagnosed, LayerMap
@@ -38,7 +38,7 @@ from wakeful.inheritance.report import inheritance_report
 from wakeful.inheritance.result import Inheritance
 from wakeful.inheritance.rounds import Seed, check_stages
 from wakeful.inheritance.stages import FinishedStages
-from wakeful.inheritance.untrained import UntrainedHeir
+from wakeful.inheritance.untrained import make_untrained
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sources import Source, convert_to_decoder, name_of
@@ -58,16 +58,16 @@ from wakeful.variants import build, modules_named
 
 @dataclass(frozen=True, kw_only=True)
 class InheritancePlan:
-    """plan.json: what a recipe was made of."""
+    """plan.json: the options behind a recipe."""
 
     command: str
-    """The command line that repeats it."""
+    """The command line that repeats the inheritance."""
     wishes: InheritOptions
     """The options."""
     agreement: str
-    """How far the reference as our decoder is from the one of Transformers; "" of our own."""
+    """Difference of the reference as our decoder to Transformers' model; "" of our own models."""
     figures: dict[str, tuple[float, ...]]
-    """Those of every layer that were looked at."""
+    """Figures of all layers that the choice was made by."""
 
 
 @accept_options(InheritOptions)
@@ -79,7 +79,7 @@ def inherit(
     display: DisplayFactory | None = None,
     options: InheritOptions | None = None,
     **kwargs: Any,
-) -> Inheritance | UntrainedHeir:
+) -> Inheritance:
     """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
 
         wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
@@ -94,13 +94,14 @@ def inherit(
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
-    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html.
+    and the folder is the bridged heir as Transformers loads it, with inherit.json and report.html;
+    the result's `untrained`, otherwise None, has its losses in each window.
     Nothing is written before everything that can be checked has been.
 
     Raises:
         WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
             from, the layers do not fit it, `out` exists, or a run fails.
-            Whatever was there before is kept.
+            Files that existed before are kept.
     """
     options = options_from(InheritOptions, kwargs, options)
     if options.resume and reference is not None:
@@ -113,31 +114,34 @@ def inherit(
         if reference is not None:
             _check_names(options)
         _check_world(options, world)
-        usual = "" if reference is None else f"runs/inherit-{Path(name_of(reference)).name}"
-        out = Path(options.resume or options.out or usual)
-        if reference is not None and options.heal.by == "none":
-            return _untrained(reference, tokenizer, options, out, display, world)
         if reference is None:
+            out = Path(options.resume)
             with Run.open(out).naming_modules():
-                begun = _resumed(out, display, world)
-        elif world.first:
-            planned = _begun(reference, tokenizer, options, out, display, world)
-            world.meet()
-            begun = world.leader_first(lambda: planned)  # then the others read the text
+                job = _resume(out, display, world)
         else:
-            world.meet()  # while the first plans
-            begun = _resumed(out, display, world)
-        with begun.run.naming_modules():
-            begun.work(display, world, options.figures or begun.plan.wishes.figures)
-    done = Inheritance(begun.run.path, begun.run.path / "report.html")
+            out = Path(options.out or f"runs/inherit-{Path(name_of(reference)).name}")
+            request = _Request(reference, tokenizer, options, out, display, world)
+            if options.heal.by == "none":
+                return request.write_untrained()
+            if world.first:
+                new_job = request.begin()
+                world.meet()
+                job = world.leader_first(lambda: new_job)  # then the others read the text
+            else:
+                world.meet()  # while the first plans
+                job = _resume(out, display, world)
+        figures = options.figures or job.plan.wishes.figures
+        with job.run.naming_modules():
+            job.work(display, world, figures)
+    result = Inheritance(job.run.path, job.run.path / "report.html")
     if world.first:
-        done.save_results((), options.figures or begun.plan.wishes.figures)
-    return done
+        result.save_results((), figures)
+    return result
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """An inheritance's folder, and what is known when the training begins."""
+class _Job:
+    """An inheritance's folder with everything that training starts from."""
 
     run: Run
     recipe: Recipe
@@ -145,10 +149,10 @@ class _Begun:
     reference: Model
     data: Data
     windows: pl.DataFrame
-    """The losses that the reference has on the text."""
+    """The reference's loss in every validation window."""
 
     def work(self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]) -> None:
-        """Do what the recipe says, and write the page, with its charts in these formats."""
+        """Carry out the recipe, and write the page and its charts in these formats."""
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         with run.lock(), run.under_way():
@@ -160,16 +164,16 @@ class _Begun:
                 for name, seeded in self.recipe.of_seeds()
             ]  # fmt: skip
             if world.first:
-                self._tell(outcomes, display, figures)
+                self._report(outcomes, display, figures)
             world.meet()
 
-    def _tell(
+    def _report(
         self,
         outcomes: list[FinishedStages],
         display: DisplayFactory,
         figures: Sequence[FigureFormat],
     ) -> None:
-        """Write what came of it."""
+        """Write summary.json and the page."""
         with display("inherit") as show:
             show.note("measuring size and speed")
             self.run.write_json("summary.json", self._summary(outcomes))
@@ -183,11 +187,12 @@ class _Begun:
         last = first.rounds[-1]
         heir = read_decoder(last.run.path, dtype="auto").decoder()
         context = min(1024, reference.config.context)
-        least = max(min(16, context // 4), reference.config.relaxed_prefix)
-        prompt = self.data.train.read(np.zeros(1, np.int64), least)[0].tolist()
+        prompt_length = max(min(16, context // 4), reference.config.relaxed_prefix)
+        prompt = self.data.train.read(np.zeros(1, np.int64), prompt_length)[0].tolist()
         sizes = outcome.footprints(
             {"reference": reference, "heir": heir}, prompt,
-            num_tokens=min(64, context // 4, reference.config.context - least), context=context,
+            num_tokens=min(64, context // 4, reference.config.context - prompt_length),
+            context=context,
         )  # fmt: skip
         return outcome.Summary(
             reference=outcome.Reference(
@@ -229,102 +234,89 @@ class _Begun:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _Prepared:
     """A reference and a text, read, and the layers that were chosen."""
 
     reference: Model
-    prepared_source: str
-    """Where a resumed inheritance will find it."""
     options: InheritOptions
     data: Data
     diagnosed: Diagnosed | None
     recipe: Recipe
     config: Config
-    """Of a run that would train the whole reference."""
+    """Configuration of a run that would train the whole reference."""
 
 
-def _planned(
-    source: Source,
-    tokenizer: AnyTokenizer | str | Path | None,
-    options: InheritOptions,
-    out: Path,
-    show: Display,
-    world: World,
-) -> _Planned:
-    reference, place = _reference(source, tokenizer, out, show)
-    options = _fitted(options, reference)
-    total = reference.decoder().config.num_layers
-    planning.plan_layers(options, total, None)
-    data = prepared_text(options, reference, show)
-    _checked(planning.make_recipe(place, options, total, data, None), reference, world)
-    diagnosed = diagnosed_layers(options, reference, data, show)
-    recipe = planning.make_recipe(place, options, total, data, diagnosed)
-    config = _checked(recipe, reference, world)
-    return _Planned(reference, place, options, data, diagnosed, recipe, config)
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of a new inheritance."""
 
+    source: Source
+    tokenizer: AnyTokenizer | str | Path | None
+    options: InheritOptions
+    out: Path
+    display: DisplayFactory
+    world: World
 
-def _checked(recipe: Recipe, reference: Model, world: World) -> Config:
-    decoder = reference.decoder()
-    recipe.check(decoder.config.num_layers)
-    return check_stages(recipe, decoder, world)
-
-
-def _untrained(
-    source: Source,
-    tokenizer: AnyTokenizer | str | Path | None,
-    options: InheritOptions,
-    out: Path,
-    display: DisplayFactory,
-    world: World,
-) -> UntrainedHeir:
-    """Write the heir that choosing and bridging leave."""
-    refuse_existing(out)
-    with display("inherit") as show:
-        planned = _planned(source, tokenizer, options, out, show, world)
-        reference, recipe = planned.reference, planned.recipe
-        stage = Seed(recipe, reference.decoder(), math.inf, out, display).first()
-        heir = untrained.made(
-            stage, recipe, options, reference, planned.data, planned.config, show,
-            source=name_of(source), out=out,
-        )  # fmt: skip
-    heir.save(out)
-    return heir
-
-
-def _begun(
-    source: Source,
-    tokenizer: AnyTokenizer | str | Path | None,
-    options: InheritOptions,
-    out: Path,
-    display: DisplayFactory,
-    world: World,
-) -> _Begun:
-    run = Run(out)
-    run.refuse_existing("inherit")
-    with display("inherit") as show:
-        planned = _planned(source, tokenizer, options, out, show, world)
-        reference, data, recipe = planned.reference, planned.data, planned.recipe
-        config, options = planned.config, planned.options
-        windows = evaluated(config, reference, data, show)
-        check_finite(windows["loss"].to_torch())
-        for doubt in planning.doubts(recipe, windows, options.data, data):
-            show.note(f"warning: {doubt}")
-    device = choose_device(options.train.device)
-    modules = modules_named(to_table(recipe))
-    fields = {"reference": name_of(source), "name": out.name, "modules": modules}
-    with Run.create(out, "inherit", fields) as new:
-        new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
-        new.write_json("environment.json", environment(device, world.size))
-        plan = _plan(options, recipe.reference, planned.diagnosed, str(reference.agreement or ""))
-        new.write_json("plan.json", plan)
-        new.write_frame("reference.parquet", windows)
-        reference.own_tokenizer.save(new.path)
-        if reference.path is None:
-            export_decoder(
-                reference.decoder(), new.path / outcome.REFERENCE,
-                tokenizer=reference.own_tokenizer, dtype=next(reference.module.parameters()).dtype,
+    def write_untrained(self) -> Inheritance:
+        """Write the heir that choosing and bridging give."""
+        refuse_existing(self.out)
+        with self.display("inherit") as show:
+            prepared = self._prepare(show)
+            reference, recipe = prepared.reference, prepared.recipe
+            stage = Seed(recipe, reference.decoder(), math.inf, self.out, self.display).first()
+            heir = make_untrained(
+                stage, recipe, self.options, reference, prepared.data, prepared.config, show,
+                source=name_of(self.source), path=self.out,
             )  # fmt: skip
-    return _Begun(run, recipe, plan, reference, data, windows)
+        heir.write()
+        return Inheritance(self.out, self.out / "report.html", heir)
+
+    def begin(self) -> _Job:
+        """Create the inheritance's folder."""
+        run = Run(self.out)
+        run.refuse_existing("inherit")
+        with self.display("inherit") as show:
+            prepared = self._prepare(show)
+            reference, data, recipe = prepared.reference, prepared.data, prepared.recipe
+            windows = evaluated(prepared.config, reference, data, show)
+            check_finite(windows["loss"].to_torch())
+            for warning in planning.budget_warnings(recipe, windows, prepared.options.data, data):
+                show.note(f"warning: {warning}")
+        device = choose_device(self.options.train.device)
+        modules = modules_named(to_table(recipe))
+        fields = {"reference": name_of(self.source), "name": self.out.name, "modules": modules}
+        with Run.create(self.out, "inherit", fields) as new:
+            new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
+            new.write_json("environment.json", environment(device, self.world.size))
+            plan = _plan(prepared)
+            new.write_json("plan.json", plan)
+            new.write_frame("reference.parquet", windows)
+            reference.own_tokenizer.save(new.path)
+            if reference.path is None:
+                export_decoder(
+                    reference.decoder(), new.path / outcome.REFERENCE,
+                    tokenizer=reference.own_tokenizer,
+                    dtype=next(reference.module.parameters()).dtype,
+                )  # fmt: skip
+        return _Job(run, recipe, plan, reference, data, windows)
+
+    def _prepare(self, show: Display) -> _Prepared:
+        """Read the reference and the text, and choose the layers; check before and after."""
+        reference, source = _load_reference(self.source, self.tokenizer, self.out, show)
+        options = _with_context(self.options, reference)
+        total = reference.decoder().config.num_layers
+        planning.plan_layers(options, total, None)
+        data = prepared_text(options, reference, show)
+        self._check(planning.make_recipe(source, options, total, data, None), reference)
+        diagnosed = diagnosed_layers(options, reference, data, show)
+        recipe = planning.make_recipe(source, options, total, data, diagnosed)
+        config = self._check(recipe, reference)
+        return _Prepared(reference, options, data, diagnosed, recipe, config)
+
+    def _check(self, recipe: Recipe, reference: Model) -> Config:
+        decoder = reference.decoder()
+        recipe.check(decoder.config.num_layers)
+        return check_stages(recipe, decoder, self.world)
 
 
 def _check_world(options: InheritOptions, world: World) -> None:
@@ -336,35 +328,35 @@ def _check_world(options: InheritOptions, world: World) -> None:
 
 
 def _check_names(options: InheritOptions) -> None:
-    """Find everything that the options name, before anything is read."""
+    """Raise `WakefulError` for a route, normalizer or optimizer that does not exist."""
     for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
 
 
-def _reference(
+def _load_reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
-    """Return the reference and where a resumed inheritance will find it."""
+    """Return the reference and the name or path that a resumed inheritance reads it from."""
     show.note(f"loading {name_of(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
         return convert_to_decoder(read_decoder(source), show), str(source)
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
-    given, model = model.module, convert_to_decoder(model, show)
+    original, model = model.module, convert_to_decoder(model, show)
     decoder = model.decoder()
     # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
-    if decoder is given or decoder.head.weight.dtype != torch.float32:
+    if decoder is original or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
-    # What teaches heirs and what is resumed from is read again: it must be these weights, this
-    # context and this tokenizer.
+    # The teacher of heirs, also after resuming, is read from the path: it must have these weights,
+    # this context and this tokenizer.
     if model.path is not None and not model.step:
         stored = read_decoder(model.path)
         same = _digest(stored.decoder()) == _digest(model.decoder())
-        files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
-        if same and files and stored.context == model.context:
+        same = same and stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
+        if same and stored.context == model.context:
             return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
@@ -374,10 +366,8 @@ def _digest(decoder: Decoder) -> str:
     return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
 
 
-def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with the lengths that the reference's context allows, and with BOS where
-    the reference was trained with it.
-    """
+def _with_context(options: InheritOptions, reference: Model) -> InheritOptions:
+    """Return the options with lengths within the reference's context, and its use of BOS."""
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
@@ -386,8 +376,8 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 
 
-def _resumed(out: Path, display: DisplayFactory, world: World) -> _Begun:
-    """Return what an inheritance that was begun goes on with."""
+def _resume(out: Path, display: DisplayFactory, world: World) -> _Job:
+    """Return the inheritance in a folder, with its reference and its text read again."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)
@@ -399,33 +389,32 @@ def _resumed(out: Path, display: DisplayFactory, world: World) -> _Begun:
         options = plan.wishes
         data = world.leader_first(lambda: prepared_text(options, reference, show))
     if data.prepared_source != recipe.data.source:
-        # The cache may name the same text anew; what the runs were begun on counts.
-        begun = reopened(recipe.data)
+        # The cache may hold the same text in another folder; the one the runs began with counts.
+        stored = reopened(recipe.data)
         texts = data.info.get("corpora_sha256")
-        data = begun if begun is not None and begun.info.get("corpora_sha256") == texts else None
+        data = stored if stored is not None and stored.info.get("corpora_sha256") == texts else None
     if data is None:
         raise WakefulError(
             f"{out} was started on different text than {options.data.source} now holds: restore "
             "the text, or start again in a new folder"
         )
     windows = read_windows(run.path / "reference.parquet")
-    return _Begun(run, recipe, plan, reference, data, windows)
+    return _Job(run, recipe, plan, reference, data, windows)
 
 
-def _plan(
-    options: InheritOptions,
-    reference: str,
-    diagnosed: Diagnosed | None,
-    agreement: str,
-) -> InheritancePlan:
-    text = options.data
-    places = {n: planning.lasting(getattr(text, n)) for n in ("source", "validation_source")}
-    figures = diagnosed.figures if diagnosed else {}
-    wishes = dataclasses.replace(options, data=dataclasses.replace(text, **places))
+def _plan(prepared: _Prepared) -> InheritancePlan:
+    """Return plan.json's content, with the paths of texts made absolute."""
+    text = prepared.options.data
+    paths = {
+        name: planning.absolute_source(getattr(text, name))
+        for name in ("source", "validation_source")
+    }
+    wishes = dataclasses.replace(prepared.options, data=dataclasses.replace(text, **paths))
+    figures = prepared.diagnosed.figures if prepared.diagnosed else {}
     return InheritancePlan(
-        command=command_of("inherit", wishes, reference),
+        command=command_of("inherit", wishes, prepared.recipe.reference),
         wishes=wishes,
-        agreement=agreement,
+        agreement=str(prepared.reference.agreement or ""),
         figures={name: tuple(values) for name, values in figures.items()},
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`inherit` without training: layers of a reference, chosen and bridged, written as a model."""
+"""Heirs that are not trained: layers of a reference, chosen and bridged, written as a model."""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from wakeful.inheritance.bridge import gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluated
 from wakeful.inheritance.recipe import Recipe
+from wakeful.inheritance.report import interval_columns
 from wakeful.inheritance.stages import TrainingStage
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import model_card
@@ -30,156 +31,178 @@ from wakeful.norms.base import Norm
 from wakeful.paged import Paged
 from wakeful.reports.html import write
 from wakeful.reports.lineage import bridged
-from wakeful.reports.result import Measured
 from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method_section
 from wakeful.runs.records import Bridged
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 
 REFERENCE, PLAIN, HEIR = "reference", "without a bridge", "heir"
-"""Whose loss in every window is known."""
+"""Models whose losses are measured: columns of the table of windows."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class UntrainedHeir(Measured):
-    """Layers of a reference, bridged, and what leaving out the others costs."""
+class UntrainedHeir:
+    """Layers of a reference, bridged and not trained, and the loss that the dropped layers cost."""
 
     model: Model
+    """The heir, in memory."""
     reference: Model
     layers: tuple[int, ...]
-    """The reference's layers that it has."""
+    """The reference's layers that the heir has, counted from 0."""
     rule: str
-    """How they were chosen."""
+    """Rule by which the layers were chosen."""
     bridges: tuple[Bridged, ...]
     windows: pl.DataFrame
-    """A row a validation window: its number, its tokens, and the loss in it of the reference, of
-    the heir, and without the bridge where there is one."""
+    """One row per validation window: its number, its number of tokens, and the loss of the
+    reference, of the heir and, where it has bridges, of the heir without them."""
     options: InheritOptions
     source: str
-    """The name that the reference was asked for by."""
+    """The reference's name as the caller gave it."""
     path: Path
-    """The folder."""
-
-    @property
-    def frame(self) -> pl.DataFrame:
-        """The losses, a row a validation window."""
-        return self.windows
-
-    @property
-    def page(self) -> Path:
-        """The page about it."""
-        return self.path / "report.html"
+    """The heir's folder."""
 
     @property
     def losses(self) -> dict[str, Estimate]:
-        """Nats a token of each, ± its standard error over windows."""
-        return {name: self._over(pl.col(name)) for name in self._models}
+        """Loss of each model in nats per token, with its standard error over windows."""
+        return {name: self._mean(pl.col(name)) for name in self._models}
 
     @property
     def costs(self) -> dict[str, Estimate]:
-        """The loss over the reference's, paired by window."""
-        gap = {name: pl.col(name) - pl.col(REFERENCE) for name in self._models[1:]}
-        return {name: self._over(each) for name, each in gap.items()}
+        """Loss of each heir minus the reference's, paired by window, with its standard error."""
+        return {name: self._mean(pl.col(name) - pl.col(REFERENCE)) for name in self._models[1:]}
 
     @property
     def _models(self) -> list[str]:
-        return [name for name in (REFERENCE, PLAIN, HEIR) if name in self.frame.columns]
+        return [name for name in (REFERENCE, PLAIN, HEIR) if name in self.windows.columns]
 
-    def _over(self, loss: pl.Expr) -> Estimate:
-        return weighted_mean(self.frame.select(loss).to_series(), self.frame["tokens"])
+    def _mean(self, loss: pl.Expr) -> Estimate:
+        return weighted_mean(self.windows.select(loss).to_series(), self.windows["tokens"])
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The heirs' losses as evaluations at step 0."""
+        return pl.DataFrame(
+            [
+                {"arm": name, "run": "", "step": 0, "tokens": 0, "loss": loss,
+                 "standard_error": finite(error)}
+                for name, (loss, error) in self.losses.items() if name != REFERENCE
+            ],
+            schema_overrides={"standard_error": pl.Float64},
+        )  # fmt: skip
+
+    @property
+    def results(self) -> pl.DataFrame:
+        """One row per model: loss and difference to the reference with 95% intervals, size."""
+        count, costs = len(self.windows), self.costs
+        return pl.DataFrame(
+            [
+                {"model": self.reference.name if name == REFERENCE else name,
+                 "layers": len(self.reference.blocks if name == REFERENCE else self.layers),
+                 **interval_columns("loss", *loss, count),
+                 **(interval_columns("minus_reference", *costs[name], count)
+                    if name in costs else {}),
+                 "parameters": self._parameters[name]}
+                for name, loss in self.losses.items()
+            ],
+            schema=["model", "layers", "loss", "loss_low", "loss_high", "minus_reference",
+                    "minus_reference_low", "minus_reference_high", "parameters"],
+            infer_schema_length=None,
+        )  # fmt: skip
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The layers, the bridges, the losses and what they are over the reference's."""
+        """inherit.json: layers, bridges, losses and their differences to the reference's."""
         figures = {"losses": self.losses, "costs": self.costs}
+        count = self._parameters
         return {
             "reference": self.source, "rule": self.rule, "layers": [*self.layers],
-            "bridges": [to_table(each) for each in self.bridges],
-            "parameters": self._parameters,
-            **{figure: {name: [value, finite(error)] for name, (value, error) in found.items()}
-               for figure, found in figures.items()},
+            "bridges": [to_table(bridge) for bridge in self.bridges],
+            "parameters": {name: count[name] for name in (REFERENCE, HEIR)},
+            **{figure: {name: [value, finite(error)] for name, (value, error) in values.items()}
+               for figure, values in figures.items()},
         }  # fmt: skip
 
     @property
     def _parameters(self) -> dict[str, int]:
-        pairs = ((REFERENCE, self.reference), (HEIR, self.model))
-        return {n: sum(p.numel() for p in each.module.parameters()) for n, each in pairs}
+        reference, heir = (
+            sum(parameter.numel() for parameter in model.module.parameters())
+            for model in (self.reference, self.model)
+        )
+        return {REFERENCE: reference, PLAIN: heir, HEIR: heir}
 
     @property
-    def _chosen(self) -> str:
+    def _rule_text(self) -> str:
         return "as they were named" if self.rule == "named" else f"chosen by {self.rule}"
 
     @property
     def report(self) -> Report:
-        """What leaving layers out costs, with a bridge and without."""
-        total, costs = len(self.reference.blocks), self.costs
+        """Report of the loss that the dropped layers cost, with a bridge and without."""
+        total, costs, count = len(self.reference.blocks), self.costs, len(self.windows)
         cost, plain = (
-            with_interval(*costs[name], len(self.frame), "+") if name in costs else ""
+            with_interval(*costs[name], count, "+") if name in costs else ""
             for name in (HEIR, PLAIN)
         )
         beside = f"; without a bridge {plain}" if plain else ""
-        said = (
-            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats a "
+        headline = (
+            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats per "
             f"token over all of them, and nothing was trained{beside}."
         )
-        count = {PLAIN: self._parameters[HEIR], **self._parameters}
         rows = [
-            [name, f"{count[name]:,}", with_interval(*loss, len(self.frame)),
-             with_interval(*costs[name], len(self.frame), "+") if name in costs else ""]
+            [name, f"{self._parameters[name]:,}", with_interval(*loss, count),
+             with_interval(*costs[name], count, "+") if name in costs else ""]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
             Table(["", "parameters", "loss", "over the reference"], rows,
-                  "Nats a token on the validation text", "figures"),
-            *(Text(bridged(each, self.options.bridge)) for each in self.bridges),
+                  "Nats per token on the validation text", "figures"),
+            *(Text(bridged(bridge, self.options.bridge)) for bridge in self.bridges),
         ]  # fmt: skip
-        tokens = int(self.frame["tokens"].sum())
-        told = {
-            "Layers": f"{format_layers(self.layers)} of 0–{total - 1}, {self._chosen}",
+        tokens = int(self.windows["tokens"].sum())
+        facts = {
+            "Layers": f"{format_layers(self.layers)} of 0–{total - 1}, {self._rule_text}",
             "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
-            f"in {len(self.frame)} windows, differences paired by window, ± the {INTERVAL}",
+            f"in {count} windows, differences paired by window, ± the {INTERVAL}",
             "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
-        place = str(self.path)
-        smaller = f"wakeful quantize {shlex.quote(place)} --scheme w4a16"
-        steps = [generation_step(place, self.model.context), Step("make it smaller", smaller)]
+        folder = str(self.path)
+        quantize = f"wakeful quantize {shlex.quote(folder)} --scheme w4a16"
+        steps = [generation_step(folder, self.model.context), Step("make it smaller", quantize)]
         return Report(
-            f"An heir of {self.reference.name}", [said], steps,
-            [Section("What leaving layers out costs", parts, brief=True), method_section(told)],
+            f"An heir of {self.reference.name}", [headline], steps,
+            [Section("What leaving layers out costs", parts, brief=True), method_section(facts)],
         )  # fmt: skip
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder that Transformers loads, with the page beside it."""
+    def write(self) -> None:
+        """Write the model to its folder, which Transformers loads, with figures and the page."""
         decoder, model = self.model.decoder(), self.model
         losses, costs = self.losses, self.costs
-        done = [
-            f"its layers {format_layers(self.layers)} (from 0), {self._chosen}",
-            *(bridged(each, self.options.bridge) for each in self.bridges),
+        changes = [
+            f"its layers {format_layers(self.layers)} (from 0), {self._rule_text}",
+            *(bridged(bridge, self.options.bridge) for bridge in self.bridges),
             "nothing was trained",
         ]
-        windows = len(self.frame)
+        windows = len(self.windows)
         before, after = (with_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
         cost = with_interval(*costs[HEIR], windows, "+")
         card = model_card(
             model, stock_architecture(decoder.config)[0],
             command_of("inherit", self.options, self.source),
-            source=self.reference, done=done,
+            source=self.reference, done=changes,
             figures=[f"| loss, nats per token, ± the {INTERVAL} | {before} | {after} |",
                      f"| over the reference, paired | | {cost} |"],
         )  # fmt: skip
         export_decoder(
-            decoder, folder, tokenizer=model.own_tokenizer, dtype=model.written_in,
+            decoder, self.path, tokenizer=model.own_tokenizer, dtype=model.written_in,
             types=model.types, card=card,
         )  # fmt: skip
-        run = Run(folder)
+        run = Run(self.path)
         run.write_json("inherit.json", self.summary)
-        run.write_frame("windows.parquet", self.frame)
-        write(self.report, run.path / "report.html", self.figures)
-        return run.path
+        run.write_frame("windows.parquet", self.windows)
+        write(self.report, run.path / "report.html", self.options.figures)
 
 
-def made(
+def make_untrained(
     stage: TrainingStage,
     recipe: Recipe,
     options: InheritOptions,
@@ -189,29 +212,28 @@ def made(
     show: Display,
     *,
     source: str,
-    out: Path,
+    path: Path,
 ) -> UntrainedHeir:
-    """Return what an heir's stage starts from, and its losses beside its reference's."""
+    """Return the heir that a stage starts from, with its losses and its reference's."""
     decoder = stage.start()
     name = f"{reference.name} with {len(stage.layers)} layers"
     heir = replace(
         reference, name=name, module=decoder.eval().requires_grad_(False), path=None,
         agreement=None, generates_as=reference, read_tokenizer=lambda: reference.own_tokenizer,
     )  # fmt: skip
-    models = {REFERENCE: evaluated(config, reference, data, show)}
-    check_finite(models[REFERENCE]["loss"].to_torch())
+    losses = {REFERENCE: evaluated(config, reference, data, show)}
+    check_finite(losses[REFERENCE]["loss"].to_torch())
     if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), len(reference.blocks)):
-        models[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
+        losses[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
     assert stage.bridge is not None  # of an heir
     bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
     _round(decoder, heir.written_in)
-    models[HEIR] = evaluated(config, heir, data, show)
-    frame = models[REFERENCE].select("window", "tokens")
-    frame = frame.with_columns(**{each: found["loss"] for each, found in models.items()})
+    losses[HEIR] = evaluated(config, heir, data, show)
+    windows = losses[REFERENCE].select("window", "tokens")
+    windows = windows.with_columns(**{model: frame["loss"] for model, frame in losses.items()})
     return UntrainedHeir(
         model=heir, reference=reference, layers=stage.layers, rule=recipe.rule,
-        bridges=tuple(bridges), windows=frame, options=options, source=source, path=out,
-        figures=options.figures,
+        bridges=tuple(bridges), windows=windows, options=options, source=source, path=path,
     )  # fmt: skip
 
 
