@@ -36,10 +36,11 @@ class Encoder:
     """
 
     def __init__(self, description: str, special: Iterable[str] = ()) -> None:
-        """Take the tokens that the description calls special for such, and `special` too.
+        """Read a tokenizer.json; tokens that it calls special, and those in `special`, are never
+        found in a text.
 
         Raises:
-            WakefulError: it makes a text many times as long.
+            WakefulError: the tokenizer can make a text many times as long.
         """
         table = json.loads(description)
         check_growth(table)
@@ -144,7 +145,7 @@ def check_growth(description: dict[str, Any]) -> None:
 
 
 def _growth(step: Any) -> int:
-    """Return an upper bound of the characters that a step makes of one."""
+    """Return the most characters that a step of a tokenizer.json turns one character into."""
     match step:
         case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
             return math.prod(map(_growth, steps))

@@ -238,9 +238,9 @@ class Tokenizer:
         """Return this tokenizer as one that, left to itself, begins a text with `begin`."""
         if self.adds_bos:
             return self
-        settings, table = self._settled()
+        settings, table = self._tables_to_write()
         token = self.inner.id_to_token(self.begin)
-        first, before = _putting(self.inner, self.begin, None), settings["post_processor"]
+        first, before = _adding_processor(self.inner, self.begin, None), settings["post_processor"]
         steps = {"type": "Sequence", "processors": [before, first]}
         settings["post_processor"] = steps if before else first
         return self._changed(settings, table | {"bos_token": token})
@@ -256,7 +256,7 @@ class Tokenizer:
         """
         if self.bos is None:
             return self
-        settings, table = self._settled()
+        settings, table = self._tables_to_write()
         settings["post_processor"] = _without(self.bos, settings["post_processor"])
         beside = dict(self.beside)
         for name, text in self.chat_templates.items():
@@ -272,17 +272,20 @@ class Tokenizer:
             )
         return changed
 
-    def _settled(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return tokenizer.json and the table beside it, with what is put around a text in the
-        first alone: of flags in the table Transformers makes a post-processor, in place of that.
+    def _tables_to_write(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tables of tokenizer.json and tokenizer_config.json, in which the former's
+        post-processor alone decides about BOS and the end of text.
+
+        The flags add_bos_token and add_eos_token of the second, of which Transformers makes a
+        post-processor, are replaced by that post-processor.
         """
         settings: dict[str, Any] = json.loads(self._json())
         settings |= {"truncation": None, "padding": None}
         table = dict(self.table)
-        first, last = (table.pop(name, None) for name in ("add_bos_token", "add_eos_token"))
-        if first is not None or last is not None:
-            put = self.bos if first else None, self.end if last else None
-            settings["post_processor"] = _putting(self.inner, *put)
+        adds_bos, adds_end = (table.pop(f"add_{role}_token", None) for role in ("bos", "eos"))
+        if adds_bos is not None or adds_end is not None:
+            ends = self.bos if adds_bos else None, self.end if adds_end else None
+            settings["post_processor"] = _adding_processor(self.inner, *ends)
         return settings, table
 
     def _changed(
@@ -299,7 +302,7 @@ class Tokenizer:
 
     def of_class(self, name: str) -> "Tokenizer":
         """Return this tokenizer as one that Transformers reads by its class of this name."""
-        settings, table = self._settled()
+        settings, table = self._tables_to_write()
         return self._changed(settings, table | {"tokenizer_class": name})
 
     @property
@@ -327,7 +330,7 @@ class Tokenizer:
     @functools.cached_property
     def _as_read(self) -> tokenizers.Tokenizer:
         """The tokenizer as Transformers reads it, without truncation and padding."""
-        settings, _ = self._settled()
+        settings, _ = self._tables_to_write()
         with guarded("the tokenizer is damaged", ANOTHER):
             return tokenizers.Tokenizer.from_str(json.dumps(settings))
 
@@ -456,7 +459,9 @@ def around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
     return ids[:at], ids[at + len(plain) :]
 
 
-def _putting(inner: tokenizers.Tokenizer, first: int | None, last: int | None) -> dict[str, Any]:
+def _adding_processor(
+    inner: tokenizers.Tokenizer, first: int | None, last: int | None
+) -> dict[str, Any]:
     """Return the post-processor that Transformers makes to put these tokens around a text."""
     begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     single = [begin, "$A", end]

@@ -60,9 +60,11 @@ class TokenFile(Tokens):
         return len(self.tokens)
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return rows of the tokens as a circle, closed from end to beginning; see `check`.
+        """Return the `count` tokens from each start, (starts, count); past the end of the file they
+        go on at its beginning.
 
-        The file is looked at first: reading past the end of one that was cut ends the process.
+        The file's size is checked first: reading a memory map past the end of a file that was cut
+        short kills the process.
         """
         with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
             size = self.path.stat().st_size
@@ -73,7 +75,11 @@ class TokenFile(Tokens):
         return rows.astype(np.int64)
 
     def beginning(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens, if there are as many, as a row that ends the text."""
+        """Return the first `count` tokens, the last of them replaced by the end of text when read.
+
+        Raises:
+            WakefulError: there are fewer.
+        """
         if count > self.num_tokens:
             raise WakefulError(
                 f"data.max_tokens = {count:,} is more than the {self.num_tokens:,} "

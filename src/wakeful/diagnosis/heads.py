@@ -105,11 +105,11 @@ def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
     """Return a chart of each map that was measured."""
     name = diagnosis.name
     return [
-        Chart(f"{shown.title} of each layer and head of {name}",
-              partial(head_map, diagnosis, shown, longest), f"{name}: {shown.title}",
-              shown.explained)
-        for shown in MAPS
-        if not head_values(diagnosis, shown.metric, shown.variant).is_empty()
+        Chart(f"{metric.title} of each layer and head of {name}",
+              partial(head_map, diagnosis, metric, longest), f"{name}: {metric.title}",
+              metric.explained)
+        for metric in MAPS
+        if not head_values(diagnosis, metric.metric, metric.variant).is_empty()
     ]  # fmt: skip
 
 

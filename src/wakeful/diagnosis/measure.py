@@ -127,7 +127,7 @@ def diagnose_model(
         loss_error=error,
         rows=gather(probes),
         tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
-        attention=next(each for each in probes if isinstance(each, FirstAttention)).frame(),
+        attention=next(p for p in probes if isinstance(p, FirstAttention)).frame(),
         has_bos=loaded.bos is not None,
         later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.text_of),
     )

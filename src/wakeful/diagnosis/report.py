@@ -183,8 +183,10 @@ def _curve(
 ) -> charts.Drawing:
     value = pl.col("value")
 
-    def rows(diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
-        half = pl.col("standard_error").fill_null(0) * reach(1.0, max(2, diagnosis.num_sequences))
+    def rows(model_diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
+        half = pl.col("standard_error").fill_null(0) * reach(
+            1.0, max(2, model_diagnosis.num_sequences)
+        )
         low, high = value - half, value + half
         if metric in _LOG:
             low = low.clip(lower_bound=value / 10)
@@ -192,7 +194,7 @@ def _curve(
             low = low.clip(lower_bound=1)
         elif metric.startswith("first_key"):
             low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
-        values = layer_values(diagnosis, metric, variant=variant, position=position)
+        values = layer_values(model_diagnosis, metric, variant=variant, position=position)
         return values.select("layer", "value", "kind", low=low, high=high)
 
     frame = _of_all(diagnoses, partial(rows, position=position))
@@ -212,7 +214,7 @@ def _curve(
     elif metric.startswith("first_key"):
         scale = alt.Scale(domain=charts.SHARE)
     elif metric in _RANKS:
-        longest = max(each.length for each in diagnoses)
+        longest = max(diagnosis.length for diagnosis in diagnoses)
         scale = alt.Scale(type="log", domain=(1, longest), clamp=True)
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)

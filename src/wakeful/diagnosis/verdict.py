@@ -105,10 +105,10 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     return [
         Finding(
             "Attention sinks",
-            sink_level(max([first_excess, *(each.excess for each in diagnosis.later_sinks)])),
+            sink_level(max([first_excess, *(sink.excess for sink in diagnosis.later_sinks)])),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, not counting its own{stored}."
-            + "".join(f" Later, {each}." for each in diagnosis.later_sinks[:_NAMED]),
+            + "".join(f" Later, {sink}." for sink in diagnosis.later_sinks[:_NAMED]),
             "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
             "Activation).",
         ),

@@ -169,7 +169,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
         for group in tasks.groups.values()
         for score in _group_scores(group, _figures(results["results"].get(group.name, {})), scores)
     ]
-    return _with_parts([*groups, *scores], tasks)
+    return _with_groups([*groups, *scores], tasks)
 
 
 def _title(metric: str, filtered: str) -> str:
@@ -243,10 +243,9 @@ def _group_scores(
         yield score
 
 
-def _with_parts(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
-    """Return the scores, those of what was not asked for by name with the group they are part of.
-
-    The parts of a group that aggregates nothing are part of none.
+def _with_groups(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
+    """Return the scores, with `part_of` set for tasks that were not requested by name and belong to
+    a group with a score of its own.
     """
     aggregated = {score.task for score in scores} & tasks.groups.keys()
     part_of: dict[str, str] = {}

@@ -215,10 +215,10 @@ def headlines(scores: Sequence[Score]) -> list[str]:
 
 
 def _side(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
-    """Return on which side of another model's a score surely is; "" where they are not paired.
+    """Return the verdict on a score against the baseline's, such as "better in", by the interval of
+    their paired difference; "" where they are not paired.
 
-    Bits per byte are the same losses as the perplexity of their text, in another unit: both are
-    judged once, by the paired difference in nats per token.
+    Perplexity and bits per byte of a text are judged alike, by the loss in nats per token.
     """
     if score.metric in _OF_LOSSES:
         losses = {

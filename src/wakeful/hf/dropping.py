@@ -87,7 +87,7 @@ def drop_layers(
     places = _places(text, layers)
     with created(out, card) as part, Shards(folder) as tensors:
         kept_tensors = dict(
-            renumbered(tensors, blocks, full_model.base_model_prefix, places, total)
+            renumber_blocks(tensors, blocks, full_model.base_model_prefix, places, total)
         )
         for end in sliced:
             kept_tensors |= _slices(kept_tensors, end, layers, total)
@@ -183,13 +183,23 @@ def _part_of(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     return next(parts, None)
 
 
-def renumbered(
+def renumber_blocks(
     tensors: Mapping[str, Tensor], blocks: str, base: str, places: Mapping[int, int], total: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Give the tensors that stay by their new names; `blocks` is where the model has its list of
-    blocks, which checkpoints name with or without the `base` before it. Of a whole with a language
-    model in it, older ones name the base after that: language_model.model.layers. `places` are
-    the new numbers of the blocks that stay; those behind the last layer may be missing.
+    """Yield the tensors that stay, under their new names.
+
+    Args:
+        tensors: those of a checkpoint.
+        blocks: name of the model's list of blocks. Checkpoints have it with or without `base`
+            before it; older ones of a model with a language model inside name the base after
+            that: language_model.model.layers.
+        base: the model's base_model_prefix.
+        places: new index of each block that stays, by its old one; blocks past the last layer
+            (next-token predictors) may be missing from the checkpoint.
+        total: number of layers in the configuration.
+
+    Raises:
+        WakefulError: the checkpoint has other blocks than the configuration says.
     """
     bare = blocks.removeprefix(f"{base}.")
     part, _, rest = bare.partition(".")

@@ -253,7 +253,9 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
 
 
 def _query_factor(kind: str, config: ModelConfig) -> float:
-    """Return what queries are to be multiplied by, since llama.cpp chooses what divides them."""
+    """Return the factor for stored queries: llama.cpp divides logits by a root of its own choice,
+    the model by that of `query_scalar`.
+    """
     if kind.startswith("granite"):
         return 1.0
     usual = config.shape.head_width

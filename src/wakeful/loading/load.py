@@ -137,7 +137,7 @@ def load(
         return _in_memory(source, own_tokenizer, max_length)
     if not isinstance(source, str | Path):
         raise WakefulError(_describe_wrong_source(source))
-    model = _read(
+    model = _load(
         source, device, dtype_called(dtype), step, max_length, own_tokenizer,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
@@ -167,12 +167,12 @@ def read_decoder(
             logits differ from those of Transformers.
     """
     kind = dtype_called(dtype)
-    return _read(
+    return _load(
         source, device, kind, step, max_length, _read_tokenizer(tokenizer), as_decoder_model=True
     )
 
 
-def _read(
+def _load(
     source: str | Path,
     device: str | torch.device,
     dtype: torch.dtype | None,
@@ -183,6 +183,10 @@ def _read(
     trust_remote_code: bool = False,
     as_decoder_model: bool = False,
 ) -> Model:
+    """Load a model from its source: a run, an export, a GGUF file, a folder or the hub.
+
+    With `as_decoder_model` it becomes our `Decoder`, and what that cannot be is refused early.
+    """
     location = locate_model(source)
     device = choose_device(device) if isinstance(device, str) else device
     check_step(location, step)
@@ -199,11 +203,12 @@ def _read(
     if location.kind == "run":
         model = _load_run(location, device, dtype, step)
     elif location.kind == "export" or is_own_gguf(location):
-        own, read = own_decoder, _stock_tokenizer
+        read_decoder, read_tokenizer = own_decoder, _stock_tokenizer
         if location.kind == "gguf":
-            own, read = own_gguf, tokenizer_of
-        decoder = own(location.path, max_length=max_length, dtype=dtype, device=device)
-        model = _wrap_decoder(decoder, location.name, location.path, partial(read, location.path))
+            read_decoder, read_tokenizer = own_gguf, tokenizer_of
+        path = location.path
+        decoder = read_decoder(path, max_length=max_length, dtype=dtype, device=device)
+        model = _wrap_decoder(decoder, location.name, path, partial(read_tokenizer, path))
     else:
         if as_decoder_model and location.kind == "folder":
             family_of(read_config(location.path), max_length)  # before any weight is read
@@ -215,8 +220,8 @@ def _read(
     stored = model.stored or stored
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored, types = dtype, {}
-    read = model.read_tokenizer if tokenizer is None else lambda: tokenizer
-    model = dataclasses.replace(model, stored=stored, types=types, read_tokenizer=read)
+    read_tokenizer = model.read_tokenizer if tokenizer is None else lambda: tokenizer
+    model = dataclasses.replace(model, stored=stored, types=types, read_tokenizer=read_tokenizer)
     return model.converted() if as_decoder_model else model
 
 

@@ -34,7 +34,7 @@ from wakeful.placements import Placement
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.tracing import is_readable, is_transformed
-from wakeful.variants import build, written
+from wakeful.variants import build, expression_of
 from wakeful.variants.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 
 IGNORED = -100
@@ -126,7 +126,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         arguments = locals()  # an argument has the name of its field
         super().__init__()
         parts = {
-            field: part if isinstance(part, str) else written(folder, part)
+            field: part if isinstance(part, str) else expression_of(folder, part)
             for field, folder in VARIANTS.items()
             if (part := arguments[field]) is not None
         }
@@ -329,7 +329,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         x = self.embedding.into(x)
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
-        memory = self._before_layers(tokens, x) if self.plan.before else {}
+        memory = self._initial_memory(tokens, x) if self.plan.before else {}
         rotations = self._rotations(spots)
         return x, Flow(memory=memory, cache=cache, rotations=rotations, keep=keep, near=near)
 
@@ -444,7 +444,8 @@ class Decoder(HasRoles, Marked, nn.Module):
             return self.recompute(block, *inputs)
         return block(*inputs)
 
-    def _before_layers(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
+    def _initial_memory(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
+        """Return what routes read that no layer computes: embeddings and token ids."""
         memory: dict[Read, Tensor] = {}
         if EMBEDDED in self.plan.before:
             memory[EMBEDDED] = x

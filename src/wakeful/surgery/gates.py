@@ -30,7 +30,10 @@ _FURTHEST = 8.0
 
 @torch.no_grad()
 def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
-    """Return a decoder with gates that reads a text nearly as `decoder` after `token`.
+    """Return a decoder with gates whose logits are nearly those of `decoder` after `token`.
+
+    Each head's output is multiplied by g_i = 1 − p_iz, the attention that the token z leaves to the
+    text; its log-odds are fitted as a linear function of the attention's input by ridge regression.
 
     All weights but those of the attention's biases are shared with `decoder`, which stays as it is.
 

@@ -56,6 +56,10 @@ def rotate(
 ) -> Decoder:
     """Return a decoder with the same logits whose residual stream lies in another basis.
 
+    With an orthogonal Q, matrices that read the stream become W Qᵀ, those that write to it Q W,
+    embeddings e Qᵀ, after the scales of norms are multiplied into what reads them (SliceGPT,
+    2401.15024, section 3; QuaRot, 2404.00456).
+
     Args:
         decoder: stays as it is; the result shares no weights with it.
         rotation: of the residual stream and, where `values`, of every head's values.

@@ -25,9 +25,12 @@ NORMALIZER = "softmax1(learned=True)"
 
 @torch.no_grad()
 def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
-    """Return a decoder with learned sinks that reads a text nearly as `decoder` after `token`.
+    """Return a decoder with learned sinks whose logits are nearly those of `decoder` after `token`.
 
-    Without rotary positions and normalized keys it is that function exactly. All weights but those
+    With k_z and v_z the token's key and value, keys become k_j − k_z and values v_j − v_z, and the
+    denominator of the softmax gets e^s, s = 0. Without rotary positions and normalized keys that is
+    the same function; RoPE turns the shift of the keys, so there it is a mean over positions, and s
+    gives the sink the mean weight that the token had. All weights but those
     of the attention's biases are shared with `decoder`, which stays as it is. What it takes and
     raises is that of `learned_gates`: the text is that of which sinks take their weights.
     """

@@ -37,7 +37,7 @@ def quantization_damage(
     config: Config, decoder: Decoder, windows: ValidationWindows
 ) -> dict[str, dict[str, float | None]]:
     """Return each scheme's `perplexity`, `increase` over full precision and `divergence` (KL, nats
-    a token), on the first whole validation windows, every one alone; None of what overflows.
+    per token), on the first whole validation windows, every one alone; None of what overflows.
     """
     settings = config.train.quantize
     if not settings.schemes:

@@ -130,8 +130,8 @@ def build_call(
     return reading.read(partial(reading.function, functions))
 
 
-def written(folder: str, part: Variant) -> str:
-    """Return the expression of an object, checked to give the like of it again.
+def expression_of(folder: str, part: Variant) -> str:
+    """Return the expression that builds a variant like this one; it is built once, as a check.
 
     Raises:
         WakefulError: it is not a variant of this folder, or its class cannot be found by its name.

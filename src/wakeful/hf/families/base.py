@@ -110,8 +110,11 @@ def read(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {own_name: getattr(config, hf_name) for hf_name, own_name in names.items()}
 
 
-def written(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of Transformers that we have under other names, without special tokens."""
+def transformers_fields(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a Transformers configuration that we have under other names.
+
+    `names` maps theirs to ours; bos_token_id and eos_token_id are None.
+    """
     fields = {hf_name: getattr(config, own_name) for hf_name, own_name in names.items()}
     return fields | {"bos_token_id": None, "eos_token_id": None}
 

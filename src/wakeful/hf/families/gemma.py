@@ -72,7 +72,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return the name of every tensor; a norm's weight is stored less one."""
+    """Return every tensor of a checkpoint with our parameters; norms are stored less one."""
     return [
         dataclasses.replace(link, split=_one_more, join=_one_less)
         if link.hf_name.endswith("norm.weight")

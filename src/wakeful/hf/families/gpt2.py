@@ -58,14 +58,14 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-2, without dropout."""
     return GPT2Config(
-        **base.written(config, _ALIKE),
+        **base.transformers_fields(config, _ALIKE),
         activation_function=base.GELU_NAMES.get(config.mlp, "gelu_new"),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     pairs = base.same("wte", "embed", "weight") + base.same("wpe", "positions", "weight")
     pairs += base.same("ln_f", "norm", "weight", "bias")
     if not config.tied:

@@ -39,7 +39,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-NeoX."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
-    fields = base.written(config, _ALIKE)
+    fields = base.transformers_fields(config, _ALIKE)
     fields["hidden_size"] = config.num_heads * head_width
     return GPTNeoXConfig(
         **fields,
@@ -51,7 +51,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     pairs = base.same("embed_in", "embed", "weight")
     pairs += base.same("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:

@@ -91,7 +91,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     pairs = llama.links(config)
     if isinstance(build("normalizers", config.normalizer), Softmax1):
         for layer in range(config.num_layers):

@@ -105,7 +105,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 def fields(config: ModelConfig) -> dict[str, Any]:
     """Return what the configurations of a Llama and all its kin call alike."""
-    return base.written(config, _ALIKE) | {
+    return base.transformers_fields(config, _ALIKE) | {
         "max_position_embeddings": config.max_length,
         "num_key_value_heads": config.shape.num_kv_heads,
         "rope_parameters": base.rope_parameters(config),
@@ -113,7 +113,7 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     pairs = base.same("embed_tokens", "embed", "weight") + base.same("norm", "norm", "weight")
     if not config.tied:
         pairs += base.same("lm_head", "head", "weight")

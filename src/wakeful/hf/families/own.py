@@ -29,7 +29,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     with torch.device("meta"):
         names = [name for name, _ in Decoder(config).named_parameters()]
     return [

@@ -25,7 +25,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return the name of every tensor."""
+    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
     shape = config.shape
     heads, groups = (n * shape.head_width for n in (shape.num_heads, shape.num_kv_heads))
     rows = {
