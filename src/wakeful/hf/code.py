@@ -132,14 +132,22 @@ def _copied(module: ModuleType) -> tuple[str, list[str]]:
         name = _imported(module, node)
         if name is None:
             continue
-        number = node.lineno - 1
-        lines[number], count = _FROM.subn(f"from .{_flat(name)} import", lines[number], count=1)
-        if isinstance(node, ast.Import) or not count or _names_a_module(name, node):
+        number, last = node.lineno - 1, node.end_lineno or node.lineno
+        found = _FROM.search(lines[number])
+        if isinstance(node, ast.Import) or not found or _names_a_module(name, node):
             raise WakefulError(
                 f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot go along "
                 "with an export: import names from the file that defines them, on one line"
             )
-        needed.append(name)
+        modules = _defining_modules(name, node)
+        if list(modules) == [name]:
+            lines[number] = _FROM.sub(f"from .{_flat(name)} import", lines[number], count=1)
+        else:
+            start = lines[number][: found.start()]
+            imports = [f"{start}from .{_flat(own)} import {', '.join(modules[own])}\n"
+                       for own in modules]  # fmt: skip
+            lines[number:last] = ["".join(imports), *[""] * (last - number - 1)]
+        needed += modules
     return "".join(lines), needed
 
 
@@ -174,6 +182,24 @@ def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
     return package == _OURS or any(
         isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names
     )
+
+
+def _defining_modules(name: str, node: ast.ImportFrom) -> dict[str, list[str]]:
+    """Return the modules that define what is imported, each with its names as they are written.
+
+    Names that a package's `__init__` imports come from the files that it imports them from: the
+    package itself would bring all of its files, and a file of its own could not be read before it.
+    """
+    module = importlib.import_module(name)
+    passed_on = inspect.getsource(module) if hasattr(module, "__path__") else ""
+    origin: dict[str, str] = {}
+    for each in ast.walk(ast.parse(passed_on)):
+        if isinstance(each, ast.ImportFrom) and (source := _imported(module, each)):
+            origin |= {alias.name: source for alias in each.names if alias.asname is None}
+    modules: dict[str, list[str]] = {}
+    for alias in node.names:
+        modules.setdefault(origin.get(alias.name, name), []).append(ast.unparse(alias))
+    return modules
 
 
 def _flat(module: str) -> str:
