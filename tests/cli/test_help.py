@@ -278,6 +278,8 @@ def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> 
         assert "--model.rope: plain, linear" in help_of(capsys, verb, ask="--help-all")
     assert "--out" in help_of(capsys, "data prepare")
     assert ", ".join(NAMES["quantization.schemes"]) in help_of(capsys, "quantize")
+    assert "--for STR" in (shown := help_of(capsys, "cure"))
+    assert "for_" not in shown
 
 
 def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,6 +435,8 @@ WRONG = {
     "diagnose nothere --num_sequences -1": "num_sequences must be at least 1, got -1",
     "export smollm2 x.gguf --gguf q4_k_m": 'Invalid value "q4_k_m" for --gguf. Choose from: "auto"',
     "evaluate smollm2 --speed 1 x": 'for --speed: unable to convert "x" into int',
+    "generate smollm2 --prompt a --temperature -1": "temperature must be in [0, inf), got -1.0",
+    "generate smollm2 --prompt a --top_p 2": "top_p must be in (0, 1], got 2.0",
 }
 
 
