@@ -174,9 +174,9 @@ def measure_damage(
 
 
 def predicted(
-    model: nn.Module, tokens: Int[Tensor, "1 L"]
+    model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "P V"], Int[Tensor, "P"]]:
-    """Return the logits of the P tokens of a sequence that are predicted, and these tokens.
+    """Return the logits of the P tokens of B sequences that are predicted, and these tokens.
 
     Raises:
         WakefulError: there are none.
@@ -184,7 +184,7 @@ def predicted(
     start = first_target(model)
     if tokens.shape[1] <= start:
         raise WakefulError("a sequence has no token to predict; make them longer")
-    return logits_of(model, tokens)[0, start - 1 : -1], tokens[0, start:]
+    return logits_of(model, tokens)[:, start - 1 : -1].flatten(0, 1), tokens[:, start:].flatten()
 
 
 def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:

@@ -151,7 +151,7 @@ class SmallestSearch:
         if self.tune:
             tuning = tune_scales(
                 self.model, module, self.rounding_text, self.choosing_text, steps=self.tune,
-                on_progress=lambda done: self.on_progress(done, self.tune),
+                on_progress=self.on_progress,
             )  # fmt: skip
         return Smallest(
             module=module, tuning=tuning, formats=self._by_layer(allocation),
