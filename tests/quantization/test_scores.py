@@ -61,25 +61,27 @@ def test_a_score_is_half_of_the_squared_error_times_the_curvature() -> None:
     model = llama().double()
     layers = linear_layers(model)
     grid = parse_scheme("scheme(weights=absmax(bits=4, per='channel', group=8))")
-    formats = quantize_formats(model, layers, [grid], ())
+    formats = quantize_formats(model, layers, {"four": grid}, ())
     inputs: list[Tensor] = []
     with hooked({LAYER: layers[LAYER]}, before=lambda _n, x: inputs.append(x[0][0].detach())):
         log_probabilities(model)
-    error = formats[grid][LAYER].dequantized().double() - matrix(layers[LAYER])[0].detach()
+    error = formats["four"][LAYER].dequantized().double() - matrix(layers[LAYER])[0].detach()
     exact = 0.5 * float((curvature(model) * (inputs[0] @ error.T).square()).sum()) / 5
     many = TOKENS.expand(4_000, -1)  # as many draws of what the model predicts
     scores = score_formats(model, layers, formats, [many[:2_000], many[2_000:]])
-    assert scores[grid][LAYER] == pytest.approx(exact, rel=0.05)
-    assert set(scores[grid]) == set(layers)
+    assert scores["four"][LAYER] == pytest.approx(exact, rel=0.05)
+    assert set(scores["four"]) == set(layers)
 
 
 def test_scores_are_ordered_as_formats_are() -> None:
     model = tiny_decoder(dtype=torch.float32, width=32, mlp_width=64, head_width=8).eval()
     layers = linear_layers(model)
-    schemes = [
-        parse_scheme(f"scheme(weights=absmax(bits={bits}, per='channel', group={group}))")
+    schemes = {
+        f"{bits} {group}": parse_scheme(
+            f"scheme(weights=absmax(bits={bits}, per='channel', group={group}))"
+        )
         for bits, group in ((4, 16), (6, 16), (8, 0), (4, 64))
-    ]
+    }
     formats = quantize_formats(model, layers, schemes, ())
     scores = score_formats(model, layers, formats, [some_tokens(4, 12)])
     four, six, eight, wide = (scores[scheme] for scheme in schemes)

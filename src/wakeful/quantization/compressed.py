@@ -432,7 +432,7 @@ def _checked(
             )
     for name, width in widths.items():
         scheme, grid = schemes[name], schemes[name].weights
-        if grid is None or not grid.group or width % grid.group == 0:
+        if grid is None or grid.divides(width):
             continue
         finer = ""
         if isinstance(grid, Absmax):  # others have groups of one length

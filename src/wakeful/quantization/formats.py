@@ -3,6 +3,8 @@
 Calibration text is read once for all formats that round by the same method.
 """
 
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -11,15 +13,16 @@ from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.arithmetic import Arithmetic
 from wakeful.quantization.layerwise import fit, portions
-from wakeful.quantization.linear import QuantizedLinear, matrix, quantized
+from wakeful.quantization.linear import QuantizedLinear, matrix, quantized_forms
 from wakeful.quantization.observing import observe
 from wakeful.quantization.schemes import Absmax, Scheme
-from wakeful.quantization.schemes.methods import Gptq
+from wakeful.quantization.schemes.methods import Gptq, Readers, Seen
 from wakeful.quantization.weighing import token_weights
 from wakeful.terminal.display import OnProgress, ignore_progress
 
-Formats = Mapping[Scheme, Mapping[str, QuantizedLinear]]
-"""The quantized form of each layer, by format and by the layer's name."""
+Formats = Mapping[str, Mapping[str, QuantizedLinear]]
+"""The quantized form of each layer, by the names of formats and layers."""
+_SECONDS_TO_MEASURE = 5.0
 
 
 def _four_bits(group: int) -> Scheme:
@@ -38,14 +41,13 @@ VLLM: Mapping[str, Scheme] = {
 
 def fits(layer: nn.Module, scheme: Scheme) -> bool:
     """Tell whether a layer's inputs are whole groups of a format."""
-    group = scheme.weights.group if scheme.weights is not None else 0
-    return not group or matrix(layer)[0].shape[1] % group == 0
+    return scheme.weights is not None and scheme.weights.divides(matrix(layer)[0].shape[1])
 
 
 def quantize_formats(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
-    schemes: Sequence[Scheme],
+    schemes: Mapping[str, Scheme],
     text: Sequence[Tensor],
     *,
     arithmetic: Arithmetic = "integer",
@@ -58,12 +60,13 @@ def quantize_formats(
     Raises:
         WakefulError: a format quantizes more than weights, or rounds block after block.
     """
-    for scheme in schemes:
-        if scheme.activations or scheme.cache or scheme.rounding.sequential:
+    for scheme in schemes.values():
+        method = scheme.rounding
+        if scheme.activations or scheme.cache or method.sequential or method.divides:
             raise WakefulError(f"{scheme} is no format of weights alone")
-    formats: dict[Scheme, dict[str, QuantizedLinear]] = {scheme: {} for scheme in schemes}
-    calibrated = [scheme for scheme in schemes if scheme.method is not None]
-    total, done = len(schemes) * len(layers), 0
+    formats: dict[str, dict[str, QuantizedLinear]] = {name: {} for name in schemes}
+    calibrated = [scheme for scheme in schemes.values() if scheme.method is not None]
+    done = 0
     with evaluating(model):
         together = fit(layers)
         weighed = any(scheme.rounding.weighs_tokens for scheme in calibrated)
@@ -75,10 +78,36 @@ def quantize_formats(
                     model, part, text, products=True,
                     weights=weights, weighs=weighed and together,
                 )  # fmt: skip
-            for name, layer in part.items():
-                for scheme in schemes:
-                    if fits(layer, scheme):
-                        formats[scheme][name] = quantized(layer, scheme, arithmetic, seen.get(name))
-                    done += 1
-                on_progress(done, total)
+            for layer_name, layer in part.items():
+                fitting = {name: each for name, each in schemes.items() if fits(layer, each)}
+                forms = quantized_forms(
+                    layer, list(fitting.values()), arithmetic, seen.get(layer_name)
+                )
+                for name, form in zip(fitting, forms, strict=True):
+                    formats[name][layer_name] = form
+                done += 1
+                on_progress(done, len(layers))
     return formats
+
+
+def rounding_seconds(layers: Mapping[str, nn.Module], schemes: Mapping[str, Scheme]) -> float:
+    """Return about how long it takes to round layers in all formats, text aside.
+
+    One layer of each shape is rounded, the smallest first, for a few seconds in all; larger ones
+    are taken to need N·K² as much.
+    """
+    shapes = Counter(tuple(matrix(layer)[0].shape) for layer in layers.values())
+    by_shape = {tuple(matrix(layer)[0].shape): layer for layer in layers.values()}
+    total, spent, rate = 0.0, 0.0, 0.0
+    for height, width in sorted(shapes, key=lambda shape: shape[0] * shape[1] ** 2):
+        if spent < _SECONDS_TO_MEASURE:
+            layer = by_shape[height, width]
+            begun = time.perf_counter()
+            top = matrix(layer)[0].new_ones(width)
+            seen = Seen(top, 0.0, top.diag(), Readers(top))
+            fitting = [scheme for scheme in schemes.values() if fits(layer, scheme)]
+            quantized_forms(layer, fitting, "integer", seen)
+            seconds = time.perf_counter() - begun
+            spent, rate = spent + seconds, seconds / (height * width**2)
+        total += shapes[height, width] * rate * height * width**2
+    return total

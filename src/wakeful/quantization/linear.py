@@ -4,7 +4,7 @@ Shapes: M tokens, K input channels, N output channels.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -101,23 +101,30 @@ class QuantizedLinear(KeepsBuffers):
 
         `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
         """
-        weight, bias = matrix(layer)
-        grid, method, source = self.grid, self.scheme.rounding, weight
+        weight, grid, method = matrix(layer)[0], self.grid, self.scheme.rounding
         if largest is not None:
             grid = grid.under(grid.shared_scale(largest))
         assert seen is not None or not method.divides
         self.divisor = divisor_of(self.scheme, seen)
         if self.divisor is not None:
             weight = weight.float() * self.divisor
-        integers, scales = method.round(weight, grid, None if seen is None else seen.products)
-        self.integers = like(source, pack(integers) if self.packed else integers)
-        self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
-        self.outer = scales.outer
-        if bias is not None:
-            self.bias = bias.detach().clone()
+        products = None if seen is None else seen.products
+        self.fill(layer, *method.round(weight, grid, products))
         if self.scheme.scales == "static":
             assert seen is not None
             self._calibrate(seen)
+
+    def fill(self, layer: nn.Module, integers: Tensor, scales: Scales) -> None:
+        """Take over the codes (N, K) and scales that a layer's matrix was rounded to, and its bias.
+
+        The codes' memory is of the matrix's kind.
+        """
+        weight, bias = matrix(layer)
+        self.integers = like(weight, pack(integers) if self.packed else integers)
+        self.scale, self.zero = self.grid.encode_scale(scales.scale), scales.zero
+        self.outer = scales.outer
+        if bias is not None:
+            self.bias = bias.detach().clone()
 
     def _calibrate(self, seen: Seen) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
@@ -252,6 +259,25 @@ def quantized(
     result = empty(layer, scheme, arithmetic)
     result.fit(layer, seen, largest)
     return result
+
+
+@torch.no_grad()
+def quantized_forms(
+    layer: nn.Module, schemes: Sequence[Scheme], arithmetic: Arithmetic, seen: Seen | None = None
+) -> list[QuantizedLinear]:
+    """Return a layer's forms in several formats of weights alone; a method rounds all of its own
+    together.
+    """
+    forms = [empty(layer, scheme, arithmetic) for scheme in schemes]
+    by_method: dict[str, list[QuantizedLinear]] = {}
+    for form in forms:
+        by_method.setdefault(str(form.scheme.method), []).append(form)
+    for part in by_method.values():
+        products, grids = None if seen is None else seen.products, [form.grid for form in part]
+        rounded = part[0].scheme.rounding.round_all(matrix(layer)[0], grids, products)
+        for form, (integers, scales) in zip(part, rounded, strict=True):
+            form.fill(layer, integers, scales)
+    return forms
 
 
 def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:

@@ -266,6 +266,21 @@ def divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float
     return total
 
 
+@torch.inference_mode()
+def losses_and_divergences(
+    model: nn.Module,
+    text: Sequence[Int[Tensor, "1 L"]],
+    full_logits: Sequence[Float[Tensor, "P V"]] = (),
+) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"]]:
+    """Return the mean loss of each of S sequences, and its KL from `full_logits` where given."""
+    losses, kl = [], []
+    for number, tokens in enumerate(text):
+        logits, targets = predicted(model, tokens)
+        losses.append(nll(logits, targets) / len(logits))
+        kl.append(divergence(full_logits[number], logits) / len(logits) if full_logits else 0.0)
+    return torch.tensor(losses, dtype=torch.float64), torch.tensor(kl, dtype=torch.float64)
+
+
 @torch.no_grad()
 def divergences(
     model: nn.Module, others: Sequence[nn.Module], text: Sequence[Int[Tensor, "1 L"]]

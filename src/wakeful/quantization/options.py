@@ -46,15 +46,17 @@ class QuantizeOptions(ReadingOptions):
     """The same, within so many bytes of the whole file."""
     loss: HowMuch[float] = 0.0
     """The same, with the fewest bytes that raise the loss by so many nats per token."""
-
     tune: HowMuch[int] = 0
-    """Steps of training the scales of the chosen formats on the calibration text, by KL from the
-    model; they stay untrained unless other text gets better."""
+    """Steps of training the scales of the chosen formats by KL from the model, each on about 1,024
+    further tokens of the calibration text; they stay untrained unless other text gets better."""
+    tuning_state: Where[str] = ""
+    """File that keeps the state of --tune; the same command goes on from it."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
         AtLeast("bits bytes loss tune", 0),
         Needs("tune", "bits bytes loss", "it trains the scales of chosen formats"),
+        Needs("tuning_state", "tune", "it is the state of that training"),
         Excludes("bits", "bytes loss", "each says how small the file is to be"),
         Excludes("bytes", "loss", "each says how small the file is to be"),
         Excludes("bits bytes loss", "scheme scales others sensitivity", "they choose the formats"),

@@ -28,10 +28,9 @@ from wakeful.probes.running import first_target
 from wakeful.quantization.formats import Formats
 from wakeful.quantization.gradients import output_gradients
 from wakeful.quantization.linear import matrix
-from wakeful.quantization.schemes import Scheme
 
-Scores = Mapping[Scheme, Mapping[str, float]]
-"""Nats per token by format and layer."""
+Scores = Mapping[str, Mapping[str, float]]
+"""Nats per token by the names of formats and layers."""
 
 
 def score_formats(
@@ -51,7 +50,7 @@ def score_formats(
     labels = torch.Generator(device).manual_seed(seed)
     inputs: dict[tuple[str, int], Tensor] = {}
     calls: dict[str, int] = {}
-    scores = {scheme: dict.fromkeys(forms, 0.0) for scheme, forms in formats.items()}
+    scores = {format_name: dict.fromkeys(forms, 0.0) for format_name, forms in formats.items()}
 
     def keep(name: str, args: tuple[Any, ...]) -> None:
         call = calls[name] = calls.get(name, -1) + 1
@@ -62,10 +61,10 @@ def score_formats(
         x = widened(x.reshape(-1, x.shape[-1]))
         weight = widened(matrix(layers[name])[0].detach())
         with torch.no_grad():
-            for scheme, forms in formats.items():
+            for format_name, forms in formats.items():
                 if name in forms:
                     error = x @ (forms[name].dequantized() - weight).T
-                    scores[scheme][name] += 0.5 * float((gradient * error).square().sum())
+                    scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
     count = 0
     with (
@@ -78,6 +77,6 @@ def score_formats(
             read(tokens)
             count += tokens.shape[0] * (tokens.shape[1] - first_target(model))
     return {
-        scheme: {name: total / count for name, total in of_layers.items()}
-        for scheme, of_layers in scores.items()
+        format_name: {name: total / count for name, total in totals.items()}
+        for format_name, totals in scores.items()
     }

@@ -23,7 +23,7 @@ from wakeful.probes.experts import put
 from wakeful.probes.running import logits_of
 from wakeful.quantization.convert import prepared_as, quantized_layers
 from wakeful.quantization.layerwise import onward
-from wakeful.quantization.measure import divergence, nll, predicted
+from wakeful.quantization.measure import losses_and_divergences, predicted
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def costs(
     try:
         put(small, full)
         own = [predicted(small, tokens)[0] for tokens in sequences]
-        before = _read(small, sequences)[0]
+        before = losses_and_divergences(small, sequences)[0]
         alone = _each(small, layers, sequences, own, progress)
         put(small, layers)
-        whole = _read(small, sequences)[0]
+        whole = losses_and_divergences(small, sequences)[0]
         rest = _each(small, full, sequences, (), lambda done: progress(len(alone) + done))
     finally:
         put(small, layers)
@@ -91,27 +91,15 @@ def _each(
     own: Sequence[Tensor],
     told: Callable[[int], None],
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what `_read` finds with each of the layers, by itself, in place of the model's own."""
+    """Return `losses_and_divergences` with each of the layers alone exchanged."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name in chain.from_iterable(onward(model, layers, sequences)):
         before = model.get_submodule(name)
         put(model, {name: layers[name]})
-        found[name] = _read(model, sequences, own)
+        found[name] = losses_and_divergences(model, sequences, own)
         put(model, {name: before})
         told(len(found))
     return found
-
-
-def _read(
-    model: nn.Module, sequences: Sequence[Tensor], own: Sequence[Tensor] = ()
-) -> tuple[Tensor, Tensor]:
-    """Return each sequence's mean loss, and its KL of `own` logits where they are given."""
-    losses, kls = [], []
-    for n, tokens in enumerate(sequences):
-        logits, targets = predicted(model, tokens)
-        losses.append(nll(logits, targets) / len(logits))
-        kls.append(divergence(own[n], logits) / len(logits) if own else 0.0)
-    return torch.tensor(losses, dtype=torch.float64), torch.tensor(kls, dtype=torch.float64)
 
 
 def _kurtosis(

@@ -6,8 +6,10 @@ chooses; and what it chose is compared with uniform formats on text that neither
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -16,11 +18,11 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.quantization.allocation import Allocation, Choice, Frontier
 from wakeful.quantization.arithmetic import Arithmetic
-from wakeful.quantization.convert import exchanged
+from wakeful.quantization.convert import exchanged, scheme_of
 from wakeful.quantization.formats import VLLM, Formats, fits, quantize_formats
 from wakeful.quantization.groups import fused_groups
 from wakeful.quantization.linear import QuantizedLinear, matrix
-from wakeful.quantization.measure import divergences, nll, predicted
+from wakeful.quantization.measure import divergences, losses_and_divergences
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
 from wakeful.quantization.tuning import Tuning, tune_scales, with_own_scale
@@ -55,12 +57,12 @@ class Smallest:
     formats: Mapping[str, str]
     """The name of each layer's format."""
     uniform: Mapping[str, nn.Module]
-    """The model with all layers in one format, by its name."""
+    """The model with all layers in one format, by its name: the smallest of no fewer bytes, and
+    smaller ones.
+    """
     allocation: Allocation
     curve: Sequence[tuple[int, float]]
     """Bytes of the layers and predicted cost along the frontier."""
-    points: Mapping[str, tuple[int, float]]
-    """The same of uniform formats."""
     weights: int
     """Of the layers."""
     other_bytes: int
@@ -74,13 +76,92 @@ class Smallest:
         return 8 * self.allocation.bytes / self.weights
 
     @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model of chosen formats and the uniform ones."""
+        return {MIXED: self.module, **self.uniform}
+
+    @property
+    def schemes(self) -> dict[str, Scheme]:
+        """The scheme of each, or of most of its layers."""
+        most = scheme_of(self.module)
+        assert most is not None
+        return {MIXED: most} | {name: VLLM[name] for name in self.uniform}
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of layers in each format."""
-        found = Counter(self.formats.values())
-        return {name: found[name] for name in (*VLLM, FULL) if found[name]}
+        counts = Counter(self.formats.values())
+        return {name: counts[name] for name in (*VLLM, FULL) if counts[name]}
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class Candidates:
+    """Layers of a model in every format that they fit, with what each costs."""
+
+    layers: Mapping[str, nn.Module]
+    formats: Formats
+    scores: Scores
+    weight_bytes: int
+    """Bytes of a weight in full precision, as it is stored."""
+
+    @cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Layers of one format each."""
+        return fused_groups(self.layers)
+
+    @cached_property
+    def names(self) -> list[list[str]]:
+        """Formats that each group may take."""
+        return [
+            [*(name for name, forms in self.formats.items() if forms.keys() >= set(group)), FULL]
+            for group in self.groups
+        ]
+
+    @cached_property
+    def choices(self) -> list[list[Choice]]:
+        """Bytes and costs of each group in these formats."""
+        return [
+            [self.choice(name, group) for name in names]
+            for names, group in zip(self.names, self.groups, strict=True)
+        ]
+
+    @cached_property
+    def uniform(self) -> dict[str, Choice]:
+        """Bytes and cost of all layers in each format that all fit, the smallest first."""
+        points = {
+            name: self.choice(name, self.layers)
+            for name, forms in self.formats.items()
+            if forms.keys() == self.layers.keys()
+        }
+        return dict(sorted(points.items(), key=lambda point: point[1].bytes))
+
+    def choice(self, name: str, layers: Iterable[str]) -> Choice:
+        """Return bytes and cost of some layers in a format."""
+        if name == FULL:
+            return Choice(sum(map(self.full_bytes, layers)), 0.0)
+        forms, scores = self.formats[name], self.scores[name]
+        layers = list(layers)
+        return Choice(
+            sum(format_bytes(forms[layer]) for layer in layers),
+            sum(scores[layer] for layer in layers),
+        )
+
+    def full_bytes(self, layer: str) -> int:
+        """Return a layer's bytes in full precision."""
+        return matrix(self.layers[layer])[0].numel() * self.weight_bytes
+
+    def by_layer(self, allocation: Allocation) -> dict[str, str]:
+        """Return the name of each layer's format."""
+        chosen = zip(self.groups, self.names, allocation.chosen, strict=True)
+        return {layer: names[number] for group, names, number in chosen for layer in group}
+
+    def allocation(self, name: str, bound: float) -> Allocation:
+        """Return the allocation of one format to all layers."""
+        chosen = tuple(names.index(name) for names in self.names)
+        return Allocation(chosen, self.uniform[name].bytes, self.uniform[name].cost, bound)
+
+
+@dataclass(frozen=True, eq=False)
 class SmallestSearch:
     """The search for one model; `find` runs it."""
 
@@ -95,12 +176,11 @@ class SmallestSearch:
     arithmetic: Arithmetic = "integer"
     tune: int = 0
     """Steps of training the scales."""
-    on_progress: OnProgress = ignore_progress
-    candidates: dict[str, Scheme] = field(default_factory=dict)
-    formats: Formats = field(default_factory=dict)
-    groups: list[tuple[str, ...]] = field(default_factory=list)
-    names: list[list[str]] = field(default_factory=list)
-    """The formats that each group may take."""
+    tuning_text: Sequence[Int[Tensor, "1 L"]] = ()
+    tuning_state: Path | None = None
+    """File of the state of training."""
+    on_rounding: OnProgress = ignore_progress
+    on_tuning: OnProgress = ignore_progress
 
     def find(self) -> Smallest:
         """Return the best formats within the budget.
@@ -108,148 +188,110 @@ class SmallestSearch:
         Raises:
             WakefulError: the budget is below the smallest formats, or no format fits.
         """
-        self.candidates = {
-            name: scheme
-            for name, scheme in VLLM.items()
-            if any(fits(layer, scheme) for layer in self.layers.values())
-        }
-        self.formats = quantize_formats(
-            self.model, self.layers, list(self.candidates.values()), self.rounding_text,
-            arithmetic=self.arithmetic, on_progress=self.on_progress,
-        )  # fmt: skip
-        batches = torch.cat(list(self.choosing_text)).split(
-            max(1, _TOKENS // self.choosing_text[0].shape[1])
-        )
-        scores = score_formats(self.model, self.layers, self.formats, batches)
-        self.groups = fused_groups(self.layers)
-        frontier = Frontier([self._choices(group, scores) for group in self.groups])
-        full = sum(self._full_bytes(name) for name in self.layers)
+        candidates = self._candidates()
+        frontier = Frontier(candidates.choices)
         weights = sum(matrix(layer)[0].numel() for layer in self.layers.values())
-        other = self.all_bytes - full
-        uniform = self._uniform()
-        points = {
-            name: (
-                sum(map(format_bytes, self.formats[self.candidates[name]].values())),
-                sum(scores[self.candidates[name]].values()),
-            )
-            for name in uniform
-        }
+        other_bytes = self.all_bytes - sum(map(candidates.full_bytes, self.layers))
         if self.budget.loss:
-            allocation = self._within_loss(frontier)
+            allocation = self._within_loss(candidates, frontier)
         else:
-            room = self.budget.bytes - other
+            room = self.budget.bytes - other_bytes
             if self.budget.bits:
                 room = math.floor(self.budget.bits * weights / 8)
-            allocation = frontier.within_bytes(room)
-            allocation = self._at_least_uniform(allocation, uniform, points, room)
-        if not any(name != FULL for name in self._by_layer(allocation).values()):
+            allocation = self._at_least_uniform(candidates, frontier.within_bytes(room), room)
+        formats = candidates.by_layer(allocation)
+        if set(formats.values()) == {FULL}:
             raise WakefulError(
                 "the model fits as it is, so that nothing is quantized: ask for fewer bits or "
                 "bytes, or more loss"
             )
-        module, tuning = self._module(allocation), None
+        module, tuning = self._module(candidates, formats), None
         if self.tune:
             tuning = tune_scales(
-                self.model, module, self.rounding_text, self.choosing_text, steps=self.tune,
-                on_progress=self.on_progress,
+                self.model, module, self.tuning_text or self.rounding_text, self.choosing_text,
+                steps=self.tune, state=self.tuning_state, on_progress=self.on_tuning,
             )  # fmt: skip
         return Smallest(
-            module=module, tuning=tuning, formats=self._by_layer(allocation),
-            uniform=uniform, allocation=allocation, curve=frontier.curve(), points=points,
-            weights=weights, other_bytes=other,
+            module=module, tuning=tuning, formats=formats, allocation=allocation,
+            uniform={name: self._module(candidates, dict.fromkeys(self.layers, name))
+                     for name in references(candidates.uniform, allocation.bytes)},
+            curve=frontier.curve(), weights=weights, other_bytes=other_bytes,
         )  # fmt: skip
 
-    def _choices(self, group: Sequence[str], scores: Scores) -> list[Choice]:
-        names = [
-            name
-            for name, scheme in self.candidates.items()
-            if all(layer in self.formats[scheme] for layer in group)
-        ]
-        self.names.append([*names, FULL])
-        choices = [
-            Choice(
-                sum(format_bytes(self.formats[scheme][layer]) for layer in group),
-                sum(scores[scheme][layer] for layer in group),
-            )
-            for scheme in (self.candidates[name] for name in names)
-        ]
-        return [*choices, Choice(sum(map(self._full_bytes, group)), 0.0)]
-
-    def _full_bytes(self, name: str) -> int:
-        return matrix(self.layers[name])[0].numel() * self.stored.itemsize
-
-    def _by_layer(self, allocation: Allocation) -> dict[str, str]:
-        return {
-            layer: self.names[number][chosen]
-            for number, (group, chosen) in enumerate(
-                zip(self.groups, allocation.chosen, strict=True)
-            )
-            for layer in group
+    def _candidates(self) -> Candidates:
+        schemes = {
+            name: scheme
+            for name, scheme in VLLM.items()
+            if any(fits(layer, scheme) for layer in self.layers.values())
         }
+        formats = quantize_formats(
+            self.model, self.layers, schemes, self.rounding_text,
+            arithmetic=self.arithmetic, on_progress=self.on_rounding,
+        )  # fmt: skip
+        size = max(1, _TOKENS // self.choosing_text[0].shape[1])
+        batches = torch.cat(list(self.choosing_text)).split(size)
+        scores = score_formats(self.model, self.layers, formats, batches)
+        return Candidates(self.layers, formats, scores, self.stored.itemsize)
 
-    def _module(self, allocation: Allocation) -> nn.Module:
-        chosen = self._by_layer(allocation)
-        return self._with({
-            layer: with_own_scale(self.formats[self.candidates[name]][layer])
-            for layer, name in chosen.items() if name != FULL
+    def _module(self, candidates: Candidates, formats: Mapping[str, str]) -> nn.Module:
+        """Return the model with a format for each layer, whose scales may be exchanged."""
+        return exchanged(self.model, {
+            id(self.layers[layer]): with_own_scale(candidates.formats[name][layer])
+            for layer, name in formats.items() if name != FULL
         })  # fmt: skip
 
-    def _with(self, forms: Mapping[str, QuantizedLinear]) -> nn.Module:
-        return exchanged(self.model, {id(self.layers[name]): form for name, form in forms.items()})
-
-    def _uniform(self) -> dict[str, nn.Module]:
-        """Return the model in each format that all of its layers fit."""
-        return {
-            name: self._with(self.formats[scheme])
-            for name, scheme in self.candidates.items()
-            if self.formats[scheme].keys() == self.layers.keys()
-        }
-
     def _at_least_uniform(
-        self, allocation: Allocation, uniform: Mapping[str, nn.Module],
-        points: Mapping[str, tuple[int, float]], room: int,
-    ) -> Allocation:  # fmt: skip
+        self, candidates: Candidates, allocation: Allocation, room: int
+    ) -> Allocation:
         """Return the allocation, or the best uniform one in no more bytes where the text that
         scored finds that closer to the model.
         """
-        names = [name for name in uniform if points[name][0] <= room]
-        modules = [self._module(allocation), *(uniform[name] for name in names)]
-        kl = [sum(values) for values in divergences(self.model, modules, self.choosing_text)]
-        best = kl.index(min(kl))
-        if best == 0:
+        fitting = {name: point for name, point in candidates.uniform.items() if point.bytes <= room}
+        if not fitting:
             return allocation
-        name = names[best - 1]
-        chosen = tuple(own.index(name) for own in self.names)
-        return Allocation(chosen, *points[name], allocation.bound)
+        name = min(fitting, key=lambda name: fitting[name].cost)
+        uniform = candidates.allocation(name, allocation.bound)
+        if uniform.chosen == allocation.chosen:
+            return allocation
+        modules = [
+            self._module(candidates, candidates.by_layer(each)) for each in (allocation, uniform)
+        ]
+        chosen_kl, uniform_kl = map(sum, divergences(self.model, modules, self.choosing_text))
+        return uniform if uniform_kl < chosen_kl else allocation
 
-    @torch.inference_mode()
     def _loss(self, module: nn.Module) -> float:
-        """Return the mean loss of the text that chooses."""
-        total, count = 0.0, 0
-        for tokens in self.choosing_text:
-            logits, targets = predicted(module, tokens)
-            total, count = total + nll(logits, targets), count + len(targets)
-        return total / count
+        """Return the mean loss of the text that chooses, in nats per token."""
+        return float(losses_and_divergences(module, self.choosing_text)[0].mean())
 
-    def _within_loss(self, frontier: Frontier) -> Allocation:
+    def _within_loss(self, candidates: Candidates, frontier: Frontier) -> Allocation:
         """Return the smallest allocation whose measured loss increase is within the budget.
 
         Scores are scaled by what allocations in turn are measured to cost.
         """
-        before, wanted = self._loss(self.model), self.budget.loss
-        cost, best = wanted, None
+        full_loss, allowed = self._loss(self.model), self.budget.loss
+        cost, best = allowed, None
         for _ in range(_ROUNDS):
             allocation = frontier.within_cost(cost)
-            measured = self._loss(self._module(allocation)) - before
-            if measured <= wanted and (best is None or allocation.bytes < best.bytes):
+            module = self._module(candidates, candidates.by_layer(allocation))
+            increase = self._loss(module) - full_loss
+            if increase <= allowed and (best is None or allocation.bytes < best.bytes):
                 best = allocation
-            cost = allocation.cost * min(4.0, max(0.25, wanted / max(measured, 1e-6)))
+            cost = allocation.cost * min(4.0, max(0.25, allowed / max(increase, 1e-6)))
         if best is None:
             raise WakefulError(
-                f"loss = {wanted:g}: no formats tried keep the loss within it on the text that "
+                f"loss = {allowed:g}: no formats tried keep the loss within it on the text that "
                 "chooses; allow more, or name more --calibration_sequences"
             )
         return best
+
+
+def references(uniform: Mapping[str, Choice], size: int) -> list[str]:
+    """Return the uniform formats to measure beside a choice of so many bytes, given the smallest
+    first: the first of no fewer bytes, and all smaller ones.
+    """
+    names = list(uniform)
+    smaller = sum(point.bytes < size for point in uniform.values())
+    return names[: smaller + 1]
 
 
 def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -264,7 +306,8 @@ def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             "2 or more"
         )
     choosing = [*text[3::4]] or [text[-1]]
-    return [one for one in text if not any(one is other for other in choosing)], choosing
+    rounding = [tokens for tokens in text if not any(tokens is other for other in choosing)]
+    return rounding, choosing
 
 
 def format_bytes(layer: QuantizedLinear) -> int:

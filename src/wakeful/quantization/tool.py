@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,15 +31,9 @@ from wakeful.quantization.compressed import (
     compressed_config,
     state_bytes,
 )
-from wakeful.quantization.convert import (
-    by_scheme,
-    linear_layers,
-    prepared,
-    quantize_module,
-    scheme_of,
-)
+from wakeful.quantization.convert import by_scheme, linear_layers, prepared, quantize_module
 from wakeful.quantization.damage import Damage
-from wakeful.quantization.formats import VLLM
+from wakeful.quantization.formats import VLLM, rounding_seconds
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
@@ -46,6 +41,7 @@ from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, pars
 from wakeful.quantization.sensitivity import LayerCost, costs
 from wakeful.quantization.smallest import MIXED, Budget, Smallest, SmallestSearch, split_text
 from wakeful.quantization.smallest_report import method_words
+from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import Display, DisplayFactory
@@ -100,174 +96,188 @@ def quantize(
             each.expression if isinstance(each, Scheme) else each for each in schemes
         )
     models = list(model) if isinstance(model, list | tuple) else [model]
-    wanted = options_from(QuantizeOptions, kwargs, options)
+    options = options_from(QuantizeOptions, kwargs, options)
     several = isinstance(model, list | tuple)
-    found = list(VLLM.values())
-    if not wanted.chooses:
-        found = chosen_schemes(wanted.scheme or tuple(SCHEMES), wanted.scales)
-    pairs = (each.partition("=") for each in wanted.others)
-    others = {pattern: parse_scheme(each, imports=True) for pattern, _, each in pairs}
-    measures = bool(wanted.text or wanted.out or several or wanted.sensitivity or wanted.chooses)
-    looks = any(each.calibrated for each in (*found, *others.values()))
-    texts = wanted.calibration_text
-    if texts and not looks:
+    measured_schemes = list(VLLM.values())
+    if not options.chooses:
+        measured_schemes = chosen_schemes(options.scheme or tuple(SCHEMES), options.scales)
+    pairs = (pair.partition("=") for pair in options.others)
+    others = {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
+    measures = bool(
+        options.text or options.out or several or options.sensitivity or options.chooses
+    )
+    calibrates = any(scheme.calibrated for scheme in (*measured_schemes, *others.values()))
+    texts = options.calibration_text
+    if texts and not calibrates:
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
-    extra = wanted.calibration_sequences if looks else 0
-    count = wanted.num_sequences if measures else 0
-    with session("quantize", wanted, models, tokenizer, display) as at:
-        _check(wanted, found, len(models))
-        length = wanted.length or LENGTH
-        follow = 0 if texts else extra
+    with session("quantize", options, models, tokenizer, display) as opened:
+        _check(options, measured_schemes, len(models))
+        length = options.length or LENGTH
+        counts = _Counts(
+            options.num_sequences if measures else 0,
+            options.calibration_sequences if calibrates else 0,
+            options.tune * sequences_per_step(length),
+        )
+        following = 0 if texts else counts.calibration + counts.tuning
         words = as_evaluation_data("")
-        if count + follow:
-            words = evaluation_data(wanted.source, length * (count + follow))
-        calibration = [evaluation_data(one, length * extra) for one in texts]
-        each = _Each(at.models(), wanted, found, others, words, count, extra, calibration, at)
+        if counts.measured + following:
+            words = evaluation_data(options.source, length * (counts.measured + following))
+        calibration = [evaluation_data(text, length * (counts.calibration + counts.tuning))
+                       for text in texts]  # fmt: skip
+        quantizer = _Quantizer(
+            opened.models(), options, measured_schemes, others, words, counts, calibration, opened
+        )
         if several:
-            return _matrix(each.next, models or [""], wanted)
-        result = each.next(models[0])
+            return _matrix(quantizer.next, models or [""], options)
+        result = quantizer.next(models[0])
         try:
-            if wanted.save:
-                result = replace(result, saved=result.save_model(wanted.save))
+            if options.save:
+                result = replace(result, saved=result.save_model(options.save))
         finally:  # what was measured is written even where the model cannot be
-            if wanted.out:
-                result.save(wanted.out)
+            if options.out:
+                result.save(options.out)
     return result
 
 
 def _matrix(
-    one: Callable[[Source], Quantization], models: Sequence[Source], wanted: QuantizeOptions
+    measure: Callable[[Source], Quantization], models: Sequence[Source], options: QuantizeOptions
 ) -> QuantizationMatrix:
     """Measure models in turn; where one fails, what is known of those before it is written."""
     results: dict[str, Quantization] = {}
 
-    def kept() -> QuantizationMatrix:
-        matrix = QuantizationMatrix(each=results, figures=wanted.figures)
-        if wanted.out and results:
-            matrix.save(wanted.out)
+    def save_results() -> QuantizationMatrix:
+        matrix = QuantizationMatrix(each=results, figures=options.figures)
+        if options.out and results:
+            matrix.save(options.out)
         return matrix
 
     try:
         for source in models:
-            result = one(source)
+            result = measure(source)
             results[result._measured.measurement.name] = replace(result, models={})
     except BaseException as error:
-        kept()
-        if not (results and wanted.out and isinstance(error, WakefulError)):
+        save_results()
+        if not (results and options.out and isinstance(error, WakefulError)):
             raise
-        said = f"what was measured of {', '.join(results)} is in {wanted.out}"
-        raise WakefulError(f"{error}; {said}") from None
-    return kept()
+        where = f"what was measured of {', '.join(results)} is in {options.out}"
+        raise WakefulError(f"{error}; {where}") from None
+    return save_results()
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Numbers of sequences."""
+
+    measured: int
+    calibration: int
+    tuning: int
 
 
 @dataclass
-class _Each:
-    """One call of the verb, which quantizes and measures models in turn."""
+class _Quantizer:
+    """One call of the tool, which quantizes and measures models in turn."""
 
     loading: Iterator[Model]
-    wanted: QuantizeOptions
+    options: QuantizeOptions
     schemes: Sequence[Scheme]
     others: Mapping[str, Scheme]
     """The schemes of layers that have one of their own, by pattern."""
     words: EvaluationData
-    count: int
-    """Sequences to measure on."""
-    extra: int
-    """Those to calibrate on."""
+    counts: _Counts
     calibration: Sequence[EvaluationData]
-    """The texts that these come from; none where they follow the measured ones."""
-    at: Session
+    """Texts to calibrate on; none where these sequences follow the measured ones."""
+    session: Session
 
     def next(self, source: Source) -> Quantization:
         """Load the next model, quantize it, and measure it; let go of it."""
-        loaded, wanted, schemes = next(self.loading), self.wanted, self.schemes
+        loaded, options, schemes = next(self.loading), self.options, self.schemes
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized already: name the model that it was made from"
             )
-        whole = prepared(loaded.module, wanted.skip)
+        whole = prepared(loaded.module, options.skip)
         layers: dict[str, nn.Module] = {}
-        if any(each.weights is not None for each in schemes):
-            layers = linear_layers(whole, wanted.skip)
-        if wanted.bits:  # they are of the layers, and the head is counted apart
+        if any(scheme.weights is not None for scheme in schemes):
+            layers = linear_layers(whole, options.skip)
+        if options.bits:  # they are of the layers, and the head is counted apart
             head = _head(whole)
             layers = {name: layer for name, layer in layers.items() if layer is not head}
-        if any(each.cache is not None for each in schemes):
+        if any(scheme.cache is not None for scheme in schemes):
             check_cache(loaded.module)
-        if wanted.save:
+        if options.save:
             check_compressed(whole, self._schemes_of(layers), layers, _written(loaded))
-        length = wanted.length_for(loaded.context)
-        words = choose_data(loaded, wanted, self.words)
-        alone = 2 * len(layers) if wanted.sensitivity else 0
-        tokens = self._tokens(loaded, words, length, alone)
-        measured, given = tokens[: self.count], tokens[self.count :]
+        length = options.length_for(loaded.context)
+        words = choose_data(loaded, options, self.words)
+        tokens = self._tokens(loaded, words, length)
+        self._note_duration(loaded, layers, length)
+        measured = tokens[: self.counts.measured]
+        calibration = tokens[self.counts.measured :][: self.counts.calibration]
         forms: dict[str, Model] = {}
         seconds: dict[str, float] = {}
-        named = {str(each): each for each in schemes}
+        named = {str(scheme): scheme for scheme in schemes}
         smallest, layer_costs = None, list[LayerCost]()
-        if wanted.chooses:
-            smallest = self._smallest(loaded, whole, layers, given, forms, named, seconds)
+        begun = time.perf_counter()
+        if options.chooses:
+            tuning = tokens[self.counts.measured + self.counts.calibration :]
+            smallest = self._smallest(loaded, whole, layers, calibration, tuning)
+            wait_for(loaded.device)
+            named = smallest.schemes
+            forms = {name: _form(loaded, name, module, name)
+                     for name, module in smallest.modules.items()}  # fmt: skip
+            seconds = dict.fromkeys(forms, time.perf_counter() - begun)
         else:
             for name, scheme in named.items():
-                begun = time.perf_counter()
-                forms[name] = self._quantized(loaded, name, scheme, given)
+                forms[name] = self._quantized(loaded, name, scheme, calibration)
                 wait_for(loaded.device)
                 seconds[name] = time.perf_counter() - begun
-        if wanted.sensitivity:
+                begun = time.perf_counter()
+        if options.sensitivity:
             small = next(iter(forms.values())).module
             label, count = f"{loaded.name}: layers, alone and together", 2 * len(layers)
             layer_costs = costs(
                 loaded.module, small, measured,
-                progress=lambda done: self.at.show.count(label, done, count),
+                progress=lambda done: self.session.show.count(label, done, count),
             )  # fmt: skip
         damage = None
-        if self.count:
-            damage = _damage(loaded, forms, named, seconds, measured, self.at.show)
+        if measured:
+            damage = _damage(loaded, forms, named, seconds, measured, self.session.show)
             damage = replace(damage, savable=self._savable(loaded, whole, layers))
-        machine, head, text = self.at.machine, _head(whole), words.name or wanted.source
-        method = _method(loaded, wanted, text, len(layers), length, self.extra, machine)
+        machine, head, text = self.session.machine, _head(whole), words.name or options.source
+        method = _method(
+            loaded, options, text, len(layers), length, self.counts.calibration, machine
+        )
         if smallest is not None:
-            method["Formats"] = method_words(smallest, len(given))
+            method["Formats"] = method_words(smallest, len(calibration))
         return Quantization(
             models=forms if smallest is None else {MIXED: forms[MIXED]},
             source=name_of(source), damage=damage, method=method,
-            layers=tuple(layers), options=wanted,
+            layers=tuple(layers), options=options,
             head=any(layer is head for layer in layers.values()), machine=machine,
-            figures=wanted.figures, costs=tuple(layer_costs), smallest=smallest,
+            figures=options.figures, costs=tuple(layer_costs), smallest=smallest,
         )  # fmt: skip
 
     def _smallest(
         self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module],
-        text: Sequence[Tensor], forms: dict[str, Model], schemes: dict[str, Scheme],
-        seconds: dict[str, float],
+        calibration: Sequence[Tensor], tuning: Sequence[Tensor],
     ) -> Smallest:  # fmt: skip
-        """Find the smallest model, and put it and uniform ones into `forms`."""
-        begun, wanted = time.perf_counter(), self.wanted
+        """Return the smallest model within the budget."""
+        options, count = self.options, self.session.show.count
         search = SmallestSearch(
-            whole, layers, Budget(wanted.bits, wanted.bytes, wanted.loss),
-            *split_text(text), all_bytes=state_bytes(whole, loaded.stored),
-            stored=loaded.written_in, arithmetic=wanted.arithmetic, tune=wanted.tune,
-            on_progress=partial(self.at.show.count, f"{loaded.name}: layers in all formats"),
+            whole, layers, Budget(options.bits, options.bytes, options.loss),
+            *split_text(calibration), all_bytes=state_bytes(whole, loaded.stored),
+            stored=loaded.written_in, arithmetic=options.arithmetic, tune=options.tune,
+            tuning_text=tuning,
+            tuning_state=Path(options.tuning_state) if options.tuning_state else None,
+            on_rounding=partial(count, f"{loaded.name}: layers in all formats"),
+            on_tuning=partial(count, f"{loaded.name}: steps of tuning"),
         )  # fmt: skip
-        smallest = search.find()
-        wait_for(loaded.device)
-        most = scheme_of(smallest.module)
-        assert most is not None
-        schemes.clear()
-        schemes |= {MIXED: most} | {name: VLLM[name] for name in smallest.uniform}
-        for name, module in {MIXED: smallest.module, **smallest.uniform}.items():
-            seconds[name] = time.perf_counter() - begun
-            forms[name] = replace(
-                loaded, name=f"{loaded.name} {name}", module=module, path=None,
-                architecture=f"{loaded.architecture}, {name}",
-            )  # fmt: skip
-        return smallest
+        return search.find()
 
     def _schemes_of(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
         """Return the scheme of each layer to save; any of the formats where they are chosen."""
         if not layers:
             return {}
-        if self.wanted.chooses:
+        if self.options.chooses:
             return dict.fromkeys(layers, VLLM["W8A16"])
         parts = by_scheme(layers, self.schemes[0], self.others)
         return {name: scheme for scheme, part in parts.items() for name in part}
@@ -276,57 +286,89 @@ class _Each:
         self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[str, ...]:
         """Return the schemes under which the model can be saved: those asked for, and w8a8."""
-        asked = {} if self.others else {str(each): each for each in self.schemes}
+        schemes = {} if self.others else {str(scheme): scheme for scheme in self.schemes}
         return tuple(
-            name for name, each in {**asked, "w8a8": NAMED["w8a8"]}.items()
-            if layers and can_compress(whole, each, layers, lambda: _written(loaded))
+            name for name, scheme in {**schemes, "w8a8": NAMED["w8a8"]}.items()
+            if layers and can_compress(whole, scheme, layers, lambda: _written(loaded))
         )  # fmt: skip
 
-    def _tokens(
-        self, loaded: Model, words: EvaluationData, length: int, alone: int
-    ) -> list[Tensor]:
-        """Return sequences to measure, then to calibrate on; say how long, `alone` passes too."""
-        bos, texts = loaded.begins(self.wanted.bos), self.calibration
-        shares = [len(range(place, self.extra, len(texts))) for place in range(len(texts))]
-        found: list[list[int]] = []
-        for text, number in [
-            (words, self.count + self.extra - sum(shares)), *zip(texts, shares, strict=True)
-        ]:  # fmt: skip
-            if number:
-                found += text.sequences(loaded, length=length, num_sequences=number, bos=bos)
-        if texts and any(each in found[: self.count] for each in found[self.count :]):
-            raise WakefulError(
-                "calibration_text begins with the sequences that are measured: name another text, "
-                "or leave it out"
-            )
-        if self.count:
-            # The model's own pass, each scheme's, and every layer alone beside its quantized forms;
-            # and those over calibration text for each scheme that wants it.
-            methods = [each.method for each in self.schemes if each.calibrated]
-            looks = sum(1.0 if each is None else each.passes(self.extra) for each in methods)
-            looks *= self.extra / self.count
-            note_duration(
-                self.at.show, f"{loaded.name}: sequences", loaded, tokens=length, total=self.count,
-                passes=2 * (1 + len(self.schemes)) + alone + looks,
-            )  # fmt: skip
-        return [torch.tensor([tokens], device=loaded.device) for tokens in found]
+    def _tokens(self, loaded: Model, words: EvaluationData, length: int) -> list[Tensor]:
+        """Return sequences to measure, then those to calibrate on, then those to tune on."""
+        bos, counts, texts = loaded.begins(self.options.bos), self.counts, self.calibration
+        following = counts.calibration + counts.tuning
+
+        def read(words: EvaluationData, number: int) -> list[list[int]]:
+            if not number:
+                return []
+            return words.sequences(loaded, length=length, num_sequences=number, bos=bos)
+
+        if not texts:
+            sequences = read(words, counts.measured + following)
+        else:
+            shares = [
+                [len(range(place, number, len(texts))) for place in range(len(texts))]
+                for number in (counts.calibration, counts.tuning)
+            ]
+            parts = [read(text, sum(both)) for text, *both in zip(texts, *shares, strict=True)]
+            calibration = [part[:number] for part, number in zip(parts, shares[0], strict=True)]
+            tuning = [part[number:] for part, number in zip(parts, shares[0], strict=True)]
+            sequences = read(words, counts.measured)
+            if any(tokens in sequences for part in parts for tokens in part):
+                raise WakefulError(
+                    "calibration_text begins with the sequences that are measured: name another "
+                    "text, or leave it out"
+                )
+            sequences += chain.from_iterable(calibration)
+            # A step of tuning reads texts in turn.
+            turns = chain.from_iterable(zip_longest(*tuning))
+            sequences += [tokens for tokens in turns if tokens is not None]
+        return [torch.tensor([tokens], device=loaded.device) for tokens in sequences]
+
+    def _note_duration(self, loaded: Model, layers: Mapping[str, nn.Module], length: int) -> None:
+        """Show how long quantizing and measuring may take."""
+        counts, options = self.counts, self.options
+        if not counts.measured:
+            return
+        # Measuring reads each sequence once, and every layer alone beside its quantized forms;
+        # calibration text is read for each scheme that wants it.
+        number = len(self.schemes)
+        methods = [scheme.method for scheme in self.schemes if scheme.calibrated]
+        passes = [
+            1.0 if method is None else method.passes(counts.calibration) for method in methods
+        ]
+        calibration, seconds = sum(passes), 0.0
+        if options.chooses:  # formats are calibrated together; a quarter of the text scores them
+            calibration = max(passes) + (3 + number + 3) / 4
+            seconds = rounding_seconds(layers, VLLM)
+        total = 2 * (1 + number) * counts.measured + calibration * counts.calibration
+        total += 2 * len(layers) * counts.measured if options.sensitivity else 0
+        total += 4 * counts.tuning  # the model, and the small one forward and back
+        note_duration(
+            self.session.show, f"{loaded.name}: sequences", loaded, tokens=length,
+            total=counts.measured, passes=total / counts.measured, seconds=seconds,
+        )  # fmt: skip
 
     def _quantized(
         self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor]
     ) -> Model:
-        self.at.show.note(f"quantizing {loaded.name}: {name}")
+        self.session.show.note(f"quantizing {loaded.name}: {name}")
         others = self.others
-        looks = any(each.calibrated for each in (scheme, *others.values()))
+        calibrates = any(each.calibrated for each in (scheme, *others.values()))
         module = quantize_module(
-            loaded.module, scheme, arithmetic=self.wanted.arithmetic,
-            calibration=calibration if looks else (),
-            skip=() if scheme.weights is None else self.wanted.skip, others=others,
-            passed=partial(self.at.show.count, f"{loaded.name} {name}: layers"),
+            loaded.module, scheme, arithmetic=self.options.arithmetic,
+            calibration=calibration if calibrates else (),
+            skip=() if scheme.weights is None else self.options.skip, others=others,
+            passed=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
-        return replace(
-            loaded, name=f"{loaded.name} {name}", module=module, path=None,
-            architecture=f"{loaded.architecture}, {scheme}",
-        )  # fmt: skip
+        return _form(loaded, name, module, str(scheme))
+
+
+def _form(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
+    """Return a model's quantized form."""
+    return replace(
+        loaded, name=f"{loaded.name} {name}", module=module, path=None,
+        architecture=f"{loaded.architecture}, {scheme}",
+    )  # fmt: skip
 
 
 def _written(loaded: Model) -> Tokenizer | None:

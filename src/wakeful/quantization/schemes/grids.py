@@ -118,6 +118,10 @@ class Grid(FieldVariant, ABC):
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
+    def divides(self, width: int) -> bool:
+        """Tell whether so many channels are whole groups."""
+        return not self.group or width % self.group == 0
+
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return the scales for values between `smallest` and `largest` (tensors of one shape).
 

@@ -4,6 +4,7 @@ Shapes: N output channels, K input channels.
 """
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -104,6 +105,15 @@ class Method(FieldVariant, ABC):
         }
         return torch.cat(integers), replace(found[0], **joined)
 
+    def round_all(
+        self,
+        weight: Float[Tensor, "N K"],
+        grids: Sequence[Grid],
+        products: Float[Tensor, "K K"] | None,
+    ) -> list[tuple[Tensor, Scales]]:
+        """Return what `round` returns on each grid, in less time where they share work."""
+        return [self.round(weight, grid, products) for grid in grids]
+
 
 class Gptq(Method):
     """GPTQ (2210.17323, algorithm 1): columns are rounded one after another, and each one's error
@@ -149,17 +159,30 @@ class Gptq(Method):
     def round(
         self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
+        return self.round_all(weight, [grid], products)[0]
+
+    def round_all(
+        self,
+        weight: Float[Tensor, "N K"],
+        grids: Sequence[Grid],
+        products: Float[Tensor, "K K"] | None,
+    ) -> list[tuple[Tensor, Scales]]:
+        """Return the codes and scales of each grid; all share U."""
         assert products is not None
         importance = products.diagonal().float()
         order = torch.arange(weight.shape[1], device=weight.device)
         if self.act_order:
             order = products.diagonal().argsort(descending=True, stable=True)
             products = products[order][:, order]
-        places = order.tolist()
         factor = self.factor(products)
-        # Columns of W are rows here: what is rounded, and what hears of it, lies together.
+        return [self._rounded(weight, grid, factor, order, importance) for grid in grids]
+
+    def _rounded(
+        self, weight: Tensor, grid: Grid, factor: Tensor, order: Tensor, importance: Tensor
+    ) -> tuple[Tensor, Scales]:
+        # Columns of W are rows here: a column and all that takes over its error lie together.
         w = weight.detach().T.double()[order]
-        width = len(w)
+        places, width = order.tolist(), len(w)
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
         scales = grid.scales_of(weight)
         if self.clip:
@@ -177,9 +200,11 @@ class Gptq(Method):
                     if self.clip:
                         fresh = shrunk(grid, rest, fresh, importance[column : column + group])
                     _put(scales, column // group, fresh)
-                one, each = block[here].unsqueeze(1), scales.at(place)
-                code = grid.quantize(one, each)
-                error = (one - grid.dequantize(code, each)).squeeze(1) / factor[column, column]
+                numbers = block[here].unsqueeze(1)
+                scale = scales.at(place)
+                code = grid.quantize(numbers, scale)
+                error = (numbers - grid.dequantize(code, scale)).squeeze(1)
+                error /= factor[column, column]
                 block[here + 1 :].addr_(factor[column, column + 1 : last], error, alpha=-1)
                 codes[place] = code.squeeze(1)
                 errors.append(error)
@@ -227,22 +252,22 @@ def shrunk(
     weight = weight.detach().float()
     bounds = grid.bounds(weight)
 
-    def error(tried: Scales) -> Tensor:
-        away = weight - grid.fake_quantize(weight, tried)
-        return grid.shared_sum(away.square() * importance)
+    def error(scales: Scales) -> Tensor:
+        difference = grid.fake_quantize(weight, scales).sub_(weight)
+        return grid.shared_sum(difference.square_().mul_(importance))
 
     best, least = scales, error(scales)
     # From 1 on: the largest number may become 6 there where it became 4 in `scales`.
     for share in torch.linspace(1, 0.5, 26).tolist():
-        low, high = (share * each for each in bounds)
-        tried = grid.scales_between(low, high, scales.outer)
-        found = error(tried)
-        better = found < least
-        least = torch.where(better, found, least)
+        low, high = (share * bound for bound in bounds)
+        narrower = grid.scales_between(low, high, scales.outer)
+        new_error = error(narrower)
+        better = new_error < least
+        least = torch.where(better, new_error, least)
         zero = None
-        if tried.zero is not None and best.zero is not None:
-            zero = torch.where(better, tried.zero, best.zero)
-        best = replace(best, scale=torch.where(better, tried.scale, best.scale), zero=zero)
+        if narrower.zero is not None and best.zero is not None:
+            zero = torch.where(better, narrower.zero, best.zero)
+        best = replace(best, scale=torch.where(better, narrower.scale, best.scale), zero=zero)
     return best
 
 
