@@ -310,8 +310,8 @@ def quantize(
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4.
-        scales: Activation scales: of the text at hand, or calibrated once; both measure each
-            that can be.
+        scales: Activation scales: of the current tensor, or calibrated once; with both, each
+            that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as
@@ -401,8 +401,8 @@ def quantize(
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4.
-        scales: Activation scales: of the text at hand, or calibrated once; both measure each
-            that can be.
+        scales: Activation scales: of the current tensor, or calibrated once; with both, each
+            that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as

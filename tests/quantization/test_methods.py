@@ -27,7 +27,7 @@ from wakeful.quantization.linear import matrix
 from wakeful.quantization.norm_readers import readers_of_norms
 from wakeful.quantization.observing import observe, plain_linear
 from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
-from wakeful.quantization.schemes.methods import Gptq, Readers, Seen, Smooth, shrunk
+from wakeful.quantization.schemes.methods import Gptq, InputStatistics, Readers, Smooth, shrunk
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
@@ -209,7 +209,9 @@ def test_gptq_in_portions_is_gptq_at_once(
 def test_smoothing_moves_ranges_and_not_the_function(alpha: float) -> None:
     x, w = torch.rand(11) + 0.1, torch.rand(11) + 0.1
     x[3], w[5] = 0.0, 0.0  # a dead channel stays as it is
-    s = Smooth(alpha=alpha).divisor(Seen(x, 0.0, None, Readers(w)), Absmax(bits=8, per="tensor"))
+    s = Smooth(alpha=alpha).divisor(
+        InputStatistics(x, 0.0, None, Readers(w)), Absmax(bits=8, per="tensor")
+    )
     expected = x**alpha / w ** (1 - alpha)
     expected[[3, 5]] = 1.0
     torch.testing.assert_close(s, expected)
@@ -326,7 +328,7 @@ def test_what_methods_and_caches_refuse() -> None:
 
 def test_smoothing_counts_readers_of_one_tensor_once() -> None:
     none, w = torch.zeros(4), torch.randn(3, 4).abs().amax(0)
-    seen = Seen(none, 0.0, None, Readers(w))
+    seen = InputStatistics(none, 0.0, None, Readers(w))
     assert Smooth().divisor(seen, Absmax(bits=8, per="tensor")).tolist() == [1] * 4
 
 

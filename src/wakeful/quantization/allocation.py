@@ -48,7 +48,7 @@ class Frontier:
         self.most = sum(max(choice.bytes for choice in group) for group in groups)
         # Only what a group takes beyond its smallest choice is to be divided.
         extra = [
-            [choice.bytes - min(each.bytes for each in group) for choice in group]
+            [choice.bytes - min(other.bytes for other in group) for choice in group]
             for group in groups
         ]
         unit = math.gcd(*(value for values in extra for value in values)) or 1
@@ -83,29 +83,29 @@ class Frontier:
                 f"{budget:,} bytes are too few: in their smallest formats the layers take "
                 f"{self.least:,}"
             )
-        place = min((budget - self.least) // self._unit, len(self._costs) - 1)
-        return self._at(int(place), budget)
+        column = min((budget - self.least) // self._unit, len(self._costs) - 1)
+        return self._at(int(column), budget)
 
     def within_cost(self, cost: float) -> Allocation:
         """Return the allocation that takes the fewest bytes at no more than this cost, or the one
         that costs least where none does.
         """
         enough = np.flatnonzero(self._costs <= cost)
-        place = int(enough[0]) if len(enough) else int(self._costs.argmin())
-        return self._at(place, self.least + place * self._unit)
+        column = int(enough[0]) if len(enough) else int(self._costs.argmin())
+        return self._at(column, self.least + column * self._unit)
 
     def curve(self, points: int = 60) -> list[tuple[int, float]]:
         """Return bytes and cost of allocations along the frontier, the smallest first."""
         budgets = np.linspace(self.least, self.most, points).astype(int)
-        found = [self.within_bytes(int(budget)) for budget in budgets]
-        return sorted({(each.bytes, each.cost) for each in found})
+        allocations = [self.within_bytes(int(budget)) for budget in budgets]
+        return sorted({(allocation.bytes, allocation.cost) for allocation in allocations})
 
-    def _at(self, place: int, budget: int) -> Allocation:
+    def _at(self, column: int, budget: int) -> Allocation:
         chosen: list[int] = []
         for group in reversed(range(len(self.groups))):
-            number = int(self._chosen[group, place])
+            number = int(self._chosen[group, column])
             chosen.append(number)
-            place -= self._extra[group][number]
+            column -= self._extra[group][number]
         chosen.reverse()
         picked = [group[number] for group, number in zip(self.groups, chosen, strict=True)]
         return Allocation(
@@ -120,10 +120,12 @@ def lower_bound(groups: Sequence[Sequence[Choice]], budget: int) -> float:
     """Return the largest value of the Lagrangian dual: no allocation within `budget` costs less."""
 
     def dual(price: float) -> tuple[float, int]:
-        taken = [min(group, key=lambda each: (each.cost + price * each.bytes, each.bytes))
-                 for group in groups]  # fmt: skip
-        total = sum(choice.bytes for choice in taken)
-        return sum(choice.cost for choice in taken) + price * (total - budget), total
+        def key(choice: Choice) -> tuple[float, int]:
+            return choice.cost + price * choice.bytes, choice.bytes
+
+        cheapest = [min(group, key=key) for group in groups]
+        total = sum(choice.bytes for choice in cheapest)
+        return sum(choice.cost for choice in cheapest) + price * (total - budget), total
 
     # The dual is concave in the price of a byte; its slope is the bytes beyond the budget.
     best, total = dual(0.0)

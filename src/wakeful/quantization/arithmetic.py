@@ -61,12 +61,12 @@ class Operands:
         height, at_once = self.stored.shape[0], max(1, AT_ONCE // self.width)
         if height <= at_once:
             return self.grid.values(self._numbers(dtype), self.scales)
-        found = torch.empty(height, self.width, dtype=dtype, device=self.stored.device)
+        weight = torch.empty(height, self.width, dtype=dtype, device=self.stored.device)
         for begin in range(0, height, at_once):
             rows = slice(begin, begin + at_once)
             part = Operands(self.grid, self.stored[rows], self.scales.of_rows(rows), self.width)
-            found[rows] = part.dequantized(dtype)
-        return found
+            weight[rows] = part.dequantized(dtype)
+        return weight
 
     def _numbers(self, dtype: torch.dtype) -> Float[Tensor, "N K"]:
         """q."""
@@ -75,8 +75,8 @@ class Operands:
         # A byte's two numbers are looked up together, as one of twice their size.
         every = torch.arange(256, dtype=torch.uint8, device=self.stored.device).unsqueeze(1)
         pairs = self.grid.decode(unpack(every, 2), dtype).view(_OF_BYTES[2 * dtype.itemsize])
-        found = pairs.flatten().index_select(0, self.stored.flatten().int())
-        return found.view(dtype).view(len(self.stored), -1)[:, : self.width]
+        numbers = pairs.flatten().index_select(0, self.stored.flatten().int())
+        return numbers.view(dtype).view(len(self.stored), -1)[:, : self.width]
 
 
 def reference(
@@ -168,8 +168,8 @@ def _by_floats(a: Tensor, b: Tensor) -> Tensor:
     """Return a bᵀ from float32's fast kernels, by blocks of columns whose sums are exact."""
     total = a.new_zeros((a.shape[0], b.shape[0]), dtype=torch.int32)
     columns = zip(a.split(_EXACT_COLUMNS, dim=1), b.split(_EXACT_COLUMNS, dim=1), strict=True)
-    for left, right in columns:
-        total += (left.float() @ right.float().T).int()
+    for a_part, b_part in columns:
+        total += (a_part.float() @ b_part.float().T).int()
     return total
 
 

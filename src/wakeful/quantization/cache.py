@@ -38,7 +38,7 @@ class QuantizedCache(KeepsBuffers):
     (2, G · d) per channel, the smallest and the largest number of calibration text and 0.
     """
 
-    kept = ("keys", "values")
+    fixed_buffers = ("keys", "values")
 
     def __init__(self, scheme: Scheme, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class QuantizedCache(KeepsBuffers):
         self.grid = scheme.cache
         self.watching = False
         shared = {"tensor": 1, "channel": channels}.get(self.grid.per)
-        for part in self.kept:
+        for part in self.fixed_buffers:
             self.register_buffer(part, None if shared is None else torch.zeros(2, shared))
 
     def forward(self, heads: Tensor, part: Part) -> Tensor:
@@ -74,18 +74,18 @@ class QuantizedCache(KeepsBuffers):
 @torch.no_grad()
 def calibrate_cache(model: nn.Module, calibration: Sequence[Tensor]) -> None:
     """Set the fixed scales of a model's caches, in place, from the keys and values of a text."""
-    caches = [each for each in model.modules() if isinstance(each, QuantizedCache)]
-    for each in caches:
-        each.watching = True
+    caches = [cache for cache in model.modules() if isinstance(cache, QuantizedCache)]
+    for cache in caches:
+        cache.watching = True
     for tokens in calibration:
         logits_of(model, tokens)
-    for each in caches:
-        each.watching = False
+    for cache in caches:
+        cache.watching = False
 
 
 def check_cache(model: nn.Module) -> None:
     """Raise `WakefulError` where a model's keys and values are out of our reach."""
-    if _ours(model):
+    if _attentions(model):
         return
     if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
         own = implementation_of(model)
@@ -108,25 +108,25 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     if scheme.cache is None:
         return model
     check_cache(model)
-    ours, device = _ours(model), next(model.parameters()).device
-    for module in ours:
+    attentions, device = _attentions(model), next(model.parameters()).device
+    for module in attentions:
         module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
-    if not ours:
+    if not attentions:
         assert isinstance(model, PreTrainedModel)
         _behind(model, scheme)
     return model
 
 
-def _ours(model: nn.Module) -> list[Attention]:
-    return [each for each in model.modules() if isinstance(each, Attention)]
+def _attentions(model: nn.Module) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 @torch.no_grad()
 def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
     """Give a model the attention that rounds, each layer its cache, and see that it calls it."""
-    own = implementation_of(model)
-    assert own is not None
-    name = name_before(own, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
+    implementation = implementation_of(model)
+    assert implementation is not None
+    name = name_before(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any):
@@ -136,9 +136,9 @@ def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
         )
         return function(module, query, key, value, *rest, **more)
 
-    function: Callable[..., Any] = partial(_attend, own)
+    function: Callable[..., Any] = partial(_attend, implementation)
     masks = AttentionMaskInterface()
-    AttentionMaskInterface.register(name, masks[own])
+    AttentionMaskInterface.register(name, masks[implementation])
     AttentionInterface.register(name, look)
     try:
         model.set_attn_implementation(name)
@@ -155,7 +155,13 @@ def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
 
 
 def _attend(
-    own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *rest: Any,
+    **more: Any,
 ):
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
     cache = module.get_submodule(_NAME)
@@ -166,7 +172,7 @@ def _attend(
     file = vars(sys.modules[type(module).__module__])
     interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
     # "eager" has an entry only while it is watched; each modeling file brings its function.
-    function = interface.get(own) or file.get("eager_attention_forward")
+    function = interface.get(implementation) or file.get("eager_attention_forward")
     if function is None:
         raise WakefulError(
             f"{type(module).__name__} has no eager attention to compute beside its cache: load "

@@ -87,32 +87,34 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
     """
     weights, inputs = scheme.weights, scheme.inputs
     if weights is None or scheme.outputs is not None or scheme.cache is not None:
-        what = "schemes of weights and inputs, not of outputs or the KV cache"
-        raise _lacks(scheme, what, "w8a8 or w4a16")
-    whole = isinstance(weights, Absmax | Zeropoint)
+        allowed = "schemes of weights and inputs, not of outputs or the KV cache"
+        raise _lacks(scheme, allowed, "w8a8 or w4a16")
+    integers = isinstance(weights, Absmax | Zeropoint)
     if isinstance(weights, MxE2M1 | NvE2M1):
         form = _four_bit_floats(scheme, weights, inputs)
     elif inputs is None:
-        if not whole or weights.bits not in (4, 8) or weights.per != "channel":
-            what = "weight-only schemes of 4 or 8 bits per channel or group"
-            raise _lacks(scheme, what, "w4a16")
+        if not integers or weights.bits not in (4, 8) or weights.per != "channel":
+            allowed = "weight-only schemes of 4 or 8 bits per channel or group"
+            raise _lacks(scheme, allowed, "w4a16")
         if not weights.symmetric:
             # Its package 0.20 packs zero points when it writes and expects them unpacked when it
             # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            like = _spelled(scheme, Absmax(bits=weights.bits, per="channel", group=weights.group))
+            like = _expression(
+                scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
+            )
             raise _lacks(scheme, "weights without a zero point, such as absmax", repr(like))
         form = "pack-quantized"
     else:
         kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
         if not kinds or weights.bits != 8 or inputs.bits != 8 or weights.group or inputs.group:
-            what = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
-            raise _lacks(scheme, what, "w8a8 or fp8")
+            allowed = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
+            raise _lacks(scheme, allowed, "w8a8 or fp8")
         if inputs.per == "tensor" and scheme.scales == "dynamic":
-            what = "per-tensor input scales that are static"
-            raise _lacks(scheme, what, f"{scheme.expression!r} --scales static")
+            allowed = "per-tensor input scales that are static"
+            raise _lacks(scheme, allowed, f"{scheme.expression!r} --scales static")
         if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
             raise _lacks(scheme, "dynamic input scales without clipping", "w8a8")
-        form = "int-quantized" if whole else "float-quantized"
+        form = "int-quantized" if integers else "float-quantized"
     group: dict[str, Any] = {
         "weights": _arguments(weights, dynamic=False),
         "input_activations": None,
@@ -194,25 +196,25 @@ def save_compressed(
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
     # A layer may stand in several places, each of which has its own tensors in a file.
-    found = quantized_layers(model, remove_duplicate=False)
-    schemes = {name: layer.scheme for name, layer in found.items()}
+    places = quantized_layers(model, remove_duplicate=False)
+    schemes = {name: layer.scheme for name, layer in places.items()}
     for own in dict.fromkeys(schemes.values()) or [scheme]:
         _config_group(own)  # which refuses a scheme before anything else is looked at
-    stock = _stock(model, found)
+    stock = _stock(model, places)
     layers = {
         name: layer for name, layer in stock.layers.items() if isinstance(layer, QuantizedLinear)
     }
-    ours = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    decoder_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
     schemes = {name: layer.scheme for name, layer in layers.items()}
-    there, read = _checked(schemes, stock, ours)
+    there, read = _checked(schemes, stock, decoder_tokenizer)
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
     config, tensors = stock.config, _tensors(stock, layers, there, dtype)
     table = compressed_config(_targets(schemes, there))
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
     # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
-    whole = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
-    table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(whole)]
+    unsplit = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
+    table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(unsplit)]
     if stock.turned:
         table[FIELD], matrices = described(stock.turned, _inner_rotation(model).to(dtype))
         table["quantization_status"] = STATUS
@@ -238,9 +240,11 @@ def _shorten(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
     length of the old one.
     """
     text: Any = config.get_text_config(decoder=True)
-    whole = getattr(text, "max_position_embeddings", None) or 0
+    model_context = getattr(text, "max_position_embeddings", None) or 0
     tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
-    if 0 < context < whole and all(table.num_embeddings != whole for table in tables):
+    if 0 < context < model_context and all(
+        table.num_embeddings != model_context for table in tables
+    ):
         text.max_position_embeddings = context
 
 
@@ -293,8 +297,8 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
     """
     name = weights.name_of_format.lower()
     if inputs is not None and type(inputs) is not type(weights):
-        what = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
-        raise _lacks(scheme, what, name)
+        allowed = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
+        raise _lacks(scheme, allowed, name)
     if isinstance(inputs, NvE2M1) and inputs.adaptive:
         again = "\"nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')\""
         raise _lacks(scheme, "NVFP4 inputs whose largest number of a group is 6", again)
@@ -311,7 +315,7 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
 
 def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
     strategy = "tensor_group" if grid.two_scales else "group" if grid.group else grid.per
-    found = {
+    arguments = {
         "num_bits": grid.bits,
         "type": "int" if isinstance(grid, Absmax | Zeropoint) else "float",
         "symmetric": grid.symmetric,
@@ -320,7 +324,7 @@ def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
         "dynamic": dynamic,
     }
     kind = _scale_type(grid)
-    return found | ({"scale_dtype": str(kind)} if kind else {})
+    return arguments | ({"scale_dtype": str(kind)} if kind else {})
 
 
 def _scale_type(grid: Grid) -> torch.dtype | None:
@@ -365,12 +369,12 @@ def _tensors(
     for name, layer in layers.items():
         places = there.places.get(name, [name])
         rows = layer.out_features // len(places)
-        for part, whole in _stored(layer).items():
-            for number, place in enumerate(places):
-                piece = whole if len(places) == 1 else whole[number * rows :][:rows].clone()
+        for part, stacked in _stored(layer).items():
+            for number, file_name in enumerate(places):
+                piece = stacked if len(places) == 1 else stacked[number * rows :][:rows].clone()
                 if part == "weight_shape":
                     piece = torch.tensor([rows, layer.in_features])
-                tensors[f"{place}.{part}"] = like(layer.integers, piece)
+                tensors[f"{file_name}.{part}"] = like(layer.integers, piece)
     return {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
 
 
@@ -382,7 +386,7 @@ def _targets(schemes: Mapping[str, Scheme], there: _There) -> dict[Scheme, list[
     if len(targets) == 1:
         # vLLM's output head is of no class named Linear, so that only its own name finds it.
         return {
-            each: [name for name in names if "." not in name] for each, names in targets.items()
+            scheme: [name for name in names if "." not in name] for scheme, names in targets.items()
         }
     for scheme, names in targets.items():
         alone = [name for name in names if name not in there.experts]
@@ -424,7 +428,7 @@ def _checked(
                 f"hold by itself, and {name} of a {kind} is neither: {_OTHERWISE}"
             )
         widths[name] = shape[1]
-    for name in (each.removesuffix(".weight") for each in stock.tensors):
+    for name in (tensor_name.removesuffix(".weight") for tensor_name in stock.tensors):
         if name in there.experts:
             raise WakefulError(
                 f"{name} stays in full precision by itself, and {NAME} has one form for all "
@@ -438,7 +442,7 @@ def _checked(
         if isinstance(grid, Absmax):  # others have groups of one length
             fits = math.gcd(*widths.values())
             fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
-            finer = f"use --scheme {_spelled(scheme, replace(grid, group=fits))!r}, or "
+            finer = f"use --scheme {_expression(scheme, replace(grid, group=fits))!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
             f"{grid.group}, and {NAME} has no shorter group: {finer}{_OTHERWISE}"
@@ -451,13 +455,13 @@ def _checked(
     return there, read
 
 
-def _spelled(scheme: Scheme, weights: Grid) -> str:
+def _expression(scheme: Scheme, weights: Grid) -> str:
     """Return the expression of a scheme with another grid of weights."""
-    made = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
-    return made.with_scales(scheme.scales).expression
+    other = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
+    return other.with_scales(scheme.scales).expression
 
 
-def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
+def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
     """Return a model as its stock architecture has it, with the layers `found` quantized."""
     parameters = dict[str, Tensor](model.named_parameters(remove_duplicate=False))
     parameters |= _divided(model)
@@ -475,9 +479,11 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             if not isinstance(tensor, nn.Parameter)
         }  # fmt: skip
         stays = {
-            name: tensor for name, tensor in stored.items() if name.rpartition(".")[0] not in found
+            name: tensor
+            for name, tensor in stored.items()
+            if name.rpartition(".")[0] not in quantized
         }
-        return _Stock(config, stays, dict(found))
+        return _Stock(config, stays, dict(quantized))
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
@@ -492,24 +498,24 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     for link in family.links(plain):
-        theirs = family.stored(link.hf_name)
+        hf_name = family.stored(link.hf_name)
         owners = [part.rpartition(".")[0] for part in link.own_names]
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
-            if theirs.endswith(".bias"):
+            if hf_name.endswith(".bias"):
                 raise WakefulError(
-                    f"{theirs} is a bias of a layer whose inputs are rotated, which vLLM lacks: "
+                    f"{hf_name} is a bias of a layer whose inputs are rotated, which vLLM lacks: "
                     f"{_OTHERWISE}, or cure without --rotate_inner"
                 )
-            turned.append(theirs.rpartition(".")[0])
-        if not any(owner in found for owner in owners):
-            tensors[theirs] = link.join([parameters[part].detach() for part in link.own_names])
+            turned.append(hf_name.rpartition(".")[0])
+        if not any(owner in quantized for owner in owners):
+            tensors[hf_name] = link.join([parameters[part].detach() for part in link.own_names])
         elif len(owners) > 1:
             raise WakefulError(
-                f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
+                f"{NAME} has one grid a matrix, and {hf_name} of a {kind} holds several of ours: "
                 f"{_OTHERWISE}"
             )
         else:
-            layers[theirs.rpartition(".")[0]] = found[owners[0]]
+            layers[hf_name.rpartition(".")[0]] = quantized[owners[0]]
     return _Stock(config, tensors, layers, turned)
 
 
@@ -524,16 +530,16 @@ def _added(model: nn.Module) -> dict[str, float]:
 
     A norm's output is linear in its weight w, n (w + c), so two weights tell c.
     """
-    found: dict[str, float] = {}
+    offsets: dict[str, float] = {}
     for name in readers_of_norms(model):
         norm = copy.deepcopy(model.get_submodule(name)).float()
         weight = norm.get_parameter("weight").requires_grad_(False)
         if getattr(norm, "bias", None) is not None:
             norm.get_parameter("bias").requires_grad_(False).zero_()
         x = torch.linspace(1, 2, len(weight), device=weight.device)[None, None]
-        none, one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
-        found[f"{name}.weight"] = round(float(none / (one - none)), 3)
-    return found
+        without, with_one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
+        offsets[f"{name}.weight"] = round(float(without / (with_one - without)), 3)
+    return offsets
 
 
 def _there(config: PreTrainedConfig) -> _There:
@@ -559,13 +565,13 @@ def _there(config: PreTrainedConfig) -> _There:
             names, numbered[name] = names + parts, numbers
         # Numbers in the place of weights tell where Transformers writes each.
         written = revert_weight_conversion(skeleton, numbered).items()
-        alone = {int(each): place for place, each in written if each.numel() == 1}
+        alone = {int(index): place for place, index in written if index.numel() == 1}
         experts = {names[number] for number in alone} - numbered.keys()
         for number in sorted(alone):
             places.setdefault(names[number], []).append(alone[number])
-        for name, found in [*places.items()]:
+        for name, file_names in [*places.items()]:
             layer = name.removesuffix(".weight")
-            places[layer] = [each.removesuffix(".weight") for each in found]
+            places[layer] = [index.removesuffix(".weight") for index in file_names]
     routers = routers_of(skeleton)
     routing = [places[name][0] for name, module in modules.items() if id(module) in routers]
     return _There(linears, places, experts, routing)
@@ -581,21 +587,21 @@ def _divided(model: nn.Module) -> dict[str, Tensor]:
     if not divided:
         return {}
     added = _added(model) if as_decoder(model) is None else {}
-    found: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
     for norm, readers in readers_of_norms(model).items():
         here = [divided.pop(reader) for reader in readers if reader in divided]
         if not here:
             continue
-        if len(here) < len(readers) or any(not torch.equal(each, here[0]) for each in here):
+        if len(here) < len(readers) or any(not torch.equal(divisor, here[0]) for divisor in here):
             raise _differ(readers)
         for part in ("weight", "bias"):
             stored = getattr(model.get_submodule(norm), part, None)
             if stored is not None:
                 more = added.get(f"{norm}.{part}", 0.0)
                 scale = (stored.detach().float() + more) / here[0] - more
-                found[f"{norm}.{part}"] = scale.to(stored.dtype)
+                scales[f"{norm}.{part}"] = scale.to(stored.dtype)
     _refuse_divided(divided)
-    return found
+    return scales
 
 
 def _differ(readers: Collection[str]) -> WakefulError:
@@ -616,27 +622,27 @@ def _refuse_divided(layers: Collection[str]) -> None:
 def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
     grid = layer.grid
-    found = {} if layer.bias is None else {"bias": layer.bias}
+    tensors = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
-        found["weight_packed"] = layer.integers
-        found["weight_scale"] = layer.scale.view(_scale_type(grid) or grid.scale_type)
-        for name, given in (("weight", layer.outer), ("input", layer.input_scale)):
-            if given is not None:
-                found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
-        return found
+        tensors["weight_packed"] = layer.integers
+        tensors["weight_scale"] = layer.scale.view(_scale_type(grid) or grid.scale_type)
+        for name, outer in (("weight", layer.outer), ("input", layer.input_scale)):
+            if outer is not None:
+                tensors[f"{name}_global_scale"] = outer.reshape(1).reciprocal()
+        return tensors
     codes, scale = layer.operands.integers, layer.operands.scales.scale
     if grid.scale_type.itemsize > 1:
         scale = layer.scale
-    found["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
+    tensors["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
-        found["weight"] = codes.view(kind)
+        tensors["weight"] = codes.view(kind)
         if layer.input_scale is not None:
-            found["input_scale"] = layer.input_scale.reshape(1)
+            tensors["input_scale"] = layer.input_scale.reshape(1)
     else:
-        found["weight_packed"] = packed(codes, grid.bits)
-        found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
-    return found
+        tensors["weight_packed"] = packed(codes, grid.bits)
+        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+    return tensors
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
@@ -644,19 +650,19 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
     2^(bits − 1) is added to each.
     """
-    return torch.cat([_words(part, bits) for part in by_rows(codes)])
+    return torch.cat([_packed_words(part, bits) for part in by_rows(codes)])
 
 
-def _words(codes: Tensor, bits: int) -> Tensor:
-    each = 32 // bits
-    words = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % each))
-    shifts = torch.arange(each, device=codes.device) * bits
-    whole = (words.unflatten(1, (-1, each)) << shifts).sum(-1)
-    return torch.where(whole >= 2**31, whole - 2**32, whole).to(torch.int32)
+def _packed_words(codes: Tensor, bits: int) -> Tensor:
+    per_word = 32 // bits
+    padded = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % per_word))
+    shifts = torch.arange(per_word, device=codes.device) * bits
+    packed = (padded.unflatten(1, (-1, per_word)) << shifts).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-def _lacks(scheme: Scheme, what: str, instead: str) -> WakefulError:
+def _lacks(scheme: Scheme, allowed: str, instead: str) -> WakefulError:
     return WakefulError(
-        f"{scheme} cannot be saved as {NAME}, which stores only {what}; use --scheme {instead}, or "
-        f"{_OTHERWISE}"
+        f"{scheme} cannot be saved as {NAME}, which stores only {allowed}; use --scheme "
+        f"{instead}, or {_OTHERWISE}"
     )

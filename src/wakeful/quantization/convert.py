@@ -63,17 +63,19 @@ def quantize_module(
             is unchanged.
     """
     scheme = parse_scheme(scheme)
-    by_pattern = {pattern: parse_scheme(each) for pattern, each in (others or {}).items()}
-    asked = [scheme, *by_pattern.values()]
-    for each in asked:
-        _check_arithmetic(each, arithmetic)
-    wanting = next((each for each in asked if each.calibrated), None)
+    by_pattern = {
+        pattern: parse_scheme(part_scheme) for pattern, part_scheme in (others or {}).items()
+    }
+    schemes = [scheme, *by_pattern.values()]
+    for part_scheme in schemes:
+        _check_arithmetic(part_scheme, arithmetic)
+    wanting = next((part_scheme for part_scheme in schemes if part_scheme.calibrated), None)
     if (wanting is not None) != bool(calibration):
-        what = f"{scheme} has dynamic scales: calibration text would be ignored"
+        problem = f"{scheme} has dynamic scales: calibration text would be ignored"
         if wanting is not None:
-            what = f"{wanting.method} needs" if wanting.method else "static scales need"
-            what += " calibration text"
-        raise WakefulError(what)
+            problem = f"{wanting.method} needs" if wanting.method else "static scales need"
+            problem += " calibration text"
+        raise WakefulError(problem)
     refuse_adapters(model)
     if scheme.cache is not None:
         check_cache(model)
@@ -86,16 +88,16 @@ def quantize_module(
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
     with evaluating(model):
-        for each, part in by_scheme(layers, scheme, by_pattern).items():
+        for part_scheme, part in by_scheme(layers, scheme, by_pattern).items():
             exchange = Exchange(
-                model, part, each, arithmetic, calibration, replaced,
+                model, part, part_scheme, arithmetic, calibration, replaced,
                 lambda: passed(len(replaced), len(layers)),
             )  # fmt: skip
             exchange.run()
-    made = with_cache(exchanged(model, replaced), scheme)
+    small = with_cache(exchanged(model, replaced), scheme)
     if scheme.caches_by_text:
-        calibrate_cache(made, calibration)
-    return made
+        calibrate_cache(small, calibration)
+    return small
 
 
 def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
@@ -104,14 +106,14 @@ def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     """
     if isinstance(model, Decoder):
         return folded(model)
-    return unfused(model, lambda name: not any(fnmatchcase(name, each) for each in skip))
+    return unfused(model, lambda name: not any(fnmatchcase(name, pattern) for pattern in skip))
 
 
 def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
     """Return a model of the same function that has linear layers of these names."""
     if isinstance(model, Decoder):
         return folded(model)
-    return unfused(model, lambda name: any(each.startswith(f"{name}.") for each in layers))
+    return unfused(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
 
 
 def by_scheme(
@@ -125,12 +127,14 @@ def by_scheme(
     parts: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
     for name, layer in layers.items():
-        patterns = [each for each in others if fnmatchcase(name, each)]
+        patterns = [layer_scheme for layer_scheme in others if fnmatchcase(name, layer_scheme)]
         used.update(patterns)
-        each = others[patterns[0]] if patterns else scheme
-        if each.weights is None or (patterns and each.cache is not None):
-            raise WakefulError(f"{each} for {patterns[0]}: a layer has weights, and no cache")
-        parts.setdefault(each, {})[name] = layer
+        layer_scheme = others[patterns[0]] if patterns else scheme
+        if layer_scheme.weights is None or (patterns and layer_scheme.cache is not None):
+            raise WakefulError(
+                f"{layer_scheme} for {patterns[0]}: a layer has weights, and no cache"
+            )
+        parts.setdefault(layer_scheme, {})[name] = layer
     unused = [pattern for pattern in others if pattern not in used]
     if unused:
         raise WakefulError(f"no layer that is left to quantize matches {unused[0]}")
@@ -141,13 +145,13 @@ def _check_all(layers: Mapping[str, nn.Module]) -> None:
     """Raise `WakefulError` with the names of all layers that cannot be quantized."""
     refused = [name for name, layer in layers.items() if not is_finite(matrix(layer)[0])]
     if refused:
-        others, what, leave = len(refused) - 1, "", "leave it as it is"
-        if others:
-            what = f" ({others} other layer{'s' * (others > 1)} cannot either)"
+        more, count, leave = len(refused) - 1, "", "leave it as it is"
+        if more:
+            count = f" ({more} other layer{'s' * (more > 1)} cannot either)"
             leave = "leave them as they are"
         raise WakefulError(
-            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{what}; {leave} "
-            f"with --skip {' '.join(refused)}"
+            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{count}; "
+            f"{leave} with --skip {' '.join(refused)}"
         )
 
 
@@ -171,9 +175,9 @@ def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
 
 def scheme_of(model: nn.Module) -> Scheme | None:
     """Return a model's scheme, of its cache or else of most layers; None if it is not quantized."""
-    caches = [each.scheme for each in model.modules() if isinstance(each, QuantizedCache)]
-    found = Counter(caches[:1] or [each.scheme for each in quantized_layers(model).values()])
-    return found.most_common(1)[0][0] if found else None
+    caches = [module.scheme for module in model.modules() if isinstance(module, QuantizedCache)]
+    schemes = Counter(caches[:1] or [module.scheme for module in quantized_layers(model).values()])
+    return schemes.most_common(1)[0][0] if schemes else None
 
 
 def quantized_layers(
@@ -203,7 +207,7 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     used, around = set[str](), set[str]()
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
-        matrices = any(each.ndim > 1 for each in module.parameters(recurse=False))
+        matrices = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
         (used if matrices else around).update(patterns)
         if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
@@ -272,6 +276,6 @@ def _refuse_matrices(name: str, module: nn.Module) -> None:
 
 def exchanged(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
     """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
-    made = with_modules(model, replaced)
+    copied = with_modules(model, replaced)
     padded = any(layer.sees_padding for layer in replaced.values())
-    return by_sequence(made) if padded and not isinstance(made, Decoder) else made
+    return by_sequence(copied) if padded and not isinstance(copied, Decoder) else copied

@@ -80,15 +80,15 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
     that is all zero, the kurtosis of such an input.
     """
     rows = damage.measurement.layers
-    found = rows.filter(scheme=scheme, metric="relative_error", position=position)
-    found = found.select("module", "layer", "kind", "value", "standard_error")
+    errors = rows.filter(scheme=scheme, metric="relative_error", position=position)
+    errors = errors.select("module", "layer", "kind", "value", "standard_error")
     for metric in ("kurtosis", "max_over_mean"):
         for part in ("first", "rest"):
             shape = rows.filter(metric=f"input_{metric}", position=part)
             shape = shape.select("module", pl.col("value").alias(f"{metric}_{part}"))
-            found = found.join(shape, on="module", how="left", maintain_order="left")
+            errors = errors.join(shape, on="module", how="left", maintain_order="left")
     figures = pl.selectors.float()
-    return found.with_columns(pl.when(figures.is_finite()).then(figures))
+    return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
 def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.DataFrame:
@@ -132,8 +132,8 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
     """Return one scheme's figures."""
     measurement, scheme = damage.measurement, damage.schemes[name]
     errors = layer_errors(damage, name)
-    found = errors.sort("value", descending=True, nulls_last=True).to_dicts()
-    worst = found[0] if found else dict.fromkeys(errors.columns)  # of a cache alone, no layer is
+    rows = errors.sort("value", descending=True, nulls_last=True).to_dicts()
+    worst = rows[0] if rows else dict.fromkeys(errors.columns)  # of a cache alone, no layer is
     return {
         "scheme": name,
         "definition": scheme.definition,
@@ -159,13 +159,13 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
 
 def follows(errors: pl.DataFrame, shape: str) -> float | None:
     """Return Spearman's ρ between `value` and a column; None for fewer than three rows."""
-    known = _known(errors, shape)
-    if len(known) < 3:
+    finite_rows = _finite_rows(errors, shape)
+    if len(finite_rows) < 3:
         return None
-    return finite(known.select(pl.corr("value", shape, method="spearman")).item())
+    return finite(finite_rows.select(pl.corr("value", shape, method="spearman")).item())
 
 
-def _known(errors: pl.DataFrame, shape: str) -> pl.DataFrame:
+def _finite_rows(errors: pl.DataFrame, shape: str) -> pl.DataFrame:
     return errors.filter(pl.col("value").is_finite() & pl.col(shape).is_finite())
 
 
@@ -212,17 +212,19 @@ def predicts(damages: Sequence[Damage]) -> str:
     return f"{text} {more}"
 
 
-def _sentence(what: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
+def _sentence(predictor: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
     groups: dict[str, list[str]] = {"predicts": [], "weakly predicts": [], "does not predict": []}
     for name, frame in frames.items():
         rho = follows(frame, "kurtosis_rest")
         if rho is not None:
-            known = len(_known(frame, "kurtosis_rest"))
-            groups[_strength(rho, known)].append(f"{name} (ρ = {rho:+.2f})")
-    told = [f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names]
-    if not told:
-        return f"{what} and {damage} cannot be correlated."
-    return f"{what} {'; it '.join(told)}.".replace("-", "−")
+            count = len(_finite_rows(frame, "kurtosis_rest"))
+            groups[_strength(rho, count)].append(f"{name} (ρ = {rho:+.2f})")
+    clauses = [
+        f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names
+    ]
+    if not clauses:
+        return f"{predictor} and {damage} cannot be correlated."
+    return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")
 
 
 def _strength(rho: float, count: int) -> str:
@@ -235,7 +237,7 @@ def _strength(rho: float, count: int) -> str:
 def findings(damage: Damage) -> list[Finding]:
     """Return the verdict on each scheme."""
     return [
-        Finding(name, *_judged(damage, name), describe(scheme))
+        Finding(name, *_grade_and_words(damage, name), describe(scheme))
         for name, scheme in damage.schemes.items()
     ]
 
@@ -253,7 +255,7 @@ def grade(damage: Damage, name: str) -> Level:
     return "good" if loss <= HARMLESS else "bad" if loss >= SEVERE else "mixed"
 
 
-def _judged(damage: Damage, name: str) -> tuple[Level, str]:
+def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
     """Return the grade and the words of a scheme's finding."""
     figures, level = scheme_figures(damage, name), grade(damage, name)
     loss, after = figures["loss_increase"], figures["perplexity"]
@@ -286,18 +288,18 @@ def describe(scheme: Scheme) -> str:
     parts = [(part, grid) for part, grid in scheme.activations]
     if scheme.weights is not None:
         parts.insert(0, ("weights", scheme.weights))
-    told = [grid.words.format(part) for part, grid in parts]
-    told = [each.replace("per channel", "per output channel") for each in told]
+    parts_in_words = [grid.words.format(part) for part, grid in parts]
+    parts_in_words = [part.replace("per channel", "per output channel") for part in parts_in_words]
     if scheme.cache is not None:
         head = " and head" if scheme.cache.per != "tensor" else ""
-        told.append(scheme.cache.words.format("keys and values") + head)
+        parts_in_words.append(scheme.cache.words.format("keys and values") + head)
     if scheme.method is not None:
-        told.append(f"by {scheme.method}")
+        parts_in_words.append(f"by {scheme.method}")
     rest = "activations in full precision"
     if scheme.activations:
         rest = f"{scheme.scales} activation scales"
     emulated = ", emulated" if scheme.emulated or scheme.cache else ""
-    return f"{', '.join(told)}; {rest}{emulated}."
+    return f"{', '.join(parts_in_words)}; {rest}{emulated}."
 
 
 def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:

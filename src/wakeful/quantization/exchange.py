@@ -13,7 +13,7 @@ from wakeful.quantization.linear import QuantizedLinear, divisor_of, matrix, qua
 from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quantization.observing import observe
 from wakeful.quantization.schemes import Scheme
-from wakeful.quantization.schemes.methods import Seen
+from wakeful.quantization.schemes.methods import InputStatistics
 from wakeful.quantization.weighing import TokenWeights, token_weights
 
 
@@ -33,7 +33,7 @@ class Exchange:
     """By the ids of the layers in full precision."""
     passed: Callable[[], None]
     """Called after every layer."""
-    seen: dict[str, Seen] = field(default_factory=dict)
+    statistics: dict[str, InputStatistics] = field(default_factory=dict)
     """Statistics of the text at the layers that are quantized now."""
     beside: dict[str, list[str]] = field(default_factory=dict)
     """The layers that share a scale with each, where they do."""
@@ -51,7 +51,7 @@ class Exchange:
         grid, method = scheme.weights, scheme.rounding
         joined = grid is not None and grid.two_scales and grid.per == "tensor"
         self.beside = {
-            name: each for each in (readers_of_tensors(model) if joined else []) for name in each
+            name: names for names in (readers_of_tensors(model) if joined else []) for name in names
         }
         weights, parts = None, iter([layers])
         weighs = method.weighs_tokens and not method.sequential and fit(layers)
@@ -63,26 +63,26 @@ class Exchange:
         if method.norms:
             fed = {name for readers in readers_of_norms(model).values() for name in readers}
         for part in parts:
-            self.seen = self._looked(part, weights, weighs=weighs)
-            for name, shown in self.seen.items():
-                shown.of_norm = fed is None or name in fed
-            made = {name: self.make(name) for name in part}
+            self.statistics = self._observe(part, weights, weighs=weighs)
+            for name, layer_statistics in self.statistics.items():
+                layer_statistics.of_norm = fed is None or name in fed
+            forms = {name: self.make(name) for name in part}
             if method.sequential:
-                put(model, made)
+                put(model, forms)
 
     def make(self, name: str) -> QuantizedLinear:
         """Return a layer's quantized form."""
         layer = self.layers[name]
         largest = self._largest(self.beside[name]) if name in self.beside else None
-        made = quantized(layer, self.scheme, self.arithmetic, self.seen.get(name), largest)
-        self.replaced[id(layer)] = made
+        form = quantized(layer, self.scheme, self.arithmetic, self.statistics.get(name), largest)
+        self.replaced[id(layer)] = form
         self.passed()
-        return made
+        return form
 
-    def _looked(
+    def _observe(
         self, part: Mapping[str, nn.Module], weights: TokenWeights | None = None,
         *, weighs: bool = False,
-    ) -> dict[str, Seen]:  # fmt: skip
+    ) -> dict[str, InputStatistics]:  # fmt: skip
         """Return what the text shows of some layers, where that is asked for."""
         method, static = self.scheme.rounding, self.scheme.scales == "static"
         if not static and self.scheme.method is None:
@@ -94,10 +94,10 @@ class Exchange:
 
     def _largest(self, names: Sequence[str]) -> Tensor:
         """Return the largest |W| of layers that share a scale, (1, 1)."""
-        found: list[Tensor] = []
+        peaks: list[Tensor] = []
         for name in names:
             if name in self.layers:
                 weight = matrix(self.layers[name])[0].detach().float()
-                divisor = divisor_of(self.scheme, self.seen.get(name))
-                found.append((weight if divisor is None else weight * divisor).abs().max())
-        return torch.stack(found).max().reshape(1, 1)
+                divisor = divisor_of(self.scheme, self.statistics.get(name))
+                peaks.append((weight if divisor is None else weight * divisor).abs().max())
+        return torch.stack(peaks).max().reshape(1, 1)

@@ -16,7 +16,7 @@ from wakeful.quantization.layerwise import fit, portions
 from wakeful.quantization.linear import QuantizedLinear, matrix, quantized_forms
 from wakeful.quantization.observing import observe
 from wakeful.quantization.schemes import Absmax, Scheme
-from wakeful.quantization.schemes.methods import Gptq, Readers, Seen
+from wakeful.quantization.schemes.methods import Gptq, InputStatistics, Readers
 from wakeful.quantization.weighing import token_weights
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -72,16 +72,16 @@ def quantize_formats(
         weighed = any(scheme.rounding.weighs_tokens for scheme in calibrated)
         weights = token_weights(model, layers, text) if weighed and not together else None
         for part in portions(model, layers, text) if calibrated else [dict(layers)]:
-            seen = {}
+            statistics = {}
             if calibrated:
-                seen = observe(
+                statistics = observe(
                     model, part, text, products=True,
                     weights=weights, weighs=weighed and together,
                 )  # fmt: skip
             for layer_name, layer in part.items():
-                fitting = {name: each for name, each in schemes.items() if fits(layer, each)}
+                fitting = {name: schemes[name] for name in schemes if fits(layer, schemes[name])}
                 forms = quantized_forms(
-                    layer, list(fitting.values()), arithmetic, seen.get(layer_name)
+                    layer, list(fitting.values()), arithmetic, statistics.get(layer_name)
                 )
                 for name, form in zip(fitting, forms, strict=True):
                     formats[name][layer_name] = form
@@ -102,12 +102,12 @@ def rounding_seconds(layers: Mapping[str, nn.Module], schemes: Mapping[str, Sche
     for height, width in sorted(shapes, key=lambda shape: shape[0] * shape[1] ** 2):
         if spent < _SECONDS_TO_MEASURE:
             layer = by_shape[height, width]
-            begun = time.perf_counter()
+            start = time.perf_counter()
             top = matrix(layer)[0].new_ones(width)
-            seen = Seen(top, 0.0, top.diag(), Readers(top))
+            statistics = InputStatistics(top, 0.0, top.diag(), Readers(top))
             fitting = [scheme for scheme in schemes.values() if fits(layer, scheme)]
-            quantized_forms(layer, fitting, "integer", seen)
-            seconds = time.perf_counter() - begun
+            quantized_forms(layer, fitting, "integer", statistics)
+            seconds = time.perf_counter() - start
             spent, rate = spent + seconds, seconds / (height * width**2)
         total += shapes[height, width] * rate * height * width**2
     return total

@@ -66,16 +66,21 @@ def output_gradients(
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
         torch.autograd.grad(loss, starts, allow_unused=True)
 
-    tables = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
+    tables = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)
+    }
     # Heads normalize and turn what their matrix gave.
-    norms = {name: each.norm for name, each in layers.items() if isinstance(each, Heads)}
+    norms = {name: module.norm for name, module in layers.items() if isinstance(module, Heads)}
     widths = {name: matrix(layers[name])[0].shape[0] for name in norms}
-    others = {name: each for name, each in layers.items() if name not in norms}
+    plain_layers = {name: module for name, module in layers.items() if name not in norms}
     first = first_target(model)
     with (
         hooked(tables, after=begin),
         hooked(norms, before=lambda name, args: follow(name, args[0], widths[name])),
-        hooked(others, after=lambda name, _, y: follow(name, stream_of(y), stream_of(y).shape[-1])),
+        hooked(
+            plain_layers,
+            after=lambda name, _, y: follow(name, stream_of(y), stream_of(y).shape[-1]),
+        ),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):

@@ -12,34 +12,34 @@ from wakeful.quantization.sensitivity import LayerCost
 _FIGURES = ("alone", "together", "kl")
 
 
-def cost_frame(found: Sequence[LayerCost]) -> pl.DataFrame:
+def cost_frame(costs: Sequence[LayerCost]) -> pl.DataFrame:
     """Return one row per layer, the dearest first: figures in nats per token, bytes, kurtosis."""
     rows: list[dict[str, Any]] = []
-    for each in found:
-        row: dict[str, Any] = {"module": each.name}
+    for cost in costs:
+        row: dict[str, Any] = {"module": cost.name}
         for name in _FIGURES:
-            row |= named(name, getattr(each, name))
-        rows.append(row | {"kurtosis": finite(each.kurtosis), "bytes": each.size})
+            row |= named(name, getattr(cost, name))
+        rows.append(row | {"kurtosis": finite(cost.kurtosis), "bytes": cost.size})
     return pl.DataFrame(rows)
 
 
-def cost_sentences(found: Sequence[LayerCost], count: int) -> list[str]:
+def cost_sentences(costs: Sequence[LayerCost], count: int) -> list[str]:
     """Return which layer costs most, what the sum of all is, and what kurtosis says of it.
 
     Costs are means over `count` sequences.
     """
-    first = found[0]
-    total = sum(each.alone[0] for each in found)
-    frame = cost_frame(found)
-    told = [
+    first = costs[0]
+    total = sum(cost.alone[0] for cost in costs)
+    frame = cost_frame(costs)
+    sentences = [
         f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats per token; "
-        f"the sum of all {len(found)} layers' costs alone is {total:+.3f}"
+        f"the sum of all {len(costs)} layers' costs alone is {total:+.3f}"
     ]
-    for name, words in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
+    for name, effect in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
         rho = follows(frame.with_columns(value=name), "kurtosis")
         if rho is not None:
-            told.append(
-                f"The kurtosis of a layer's inputs and the {words}: Spearman's ρ = {rho:+.2f} over "
-                f"{len(found)} layers"
+            sentences.append(
+                f"The kurtosis of a layer's inputs and the {effect}: Spearman's ρ = {rho:+.2f} "
+                f"over {len(costs)} layers"
             )
-    return [each.replace("-", "−") for each in told]
+    return [cost.replace("-", "−") for cost in sentences]

@@ -100,8 +100,8 @@ class _Walk:
         replaced = self.blocks[:number] if onward else self.blocks
         own = {block: vars(block).get("forward") for block in replaced}
         try:
-            for each, block in enumerate(replaced):
-                block.forward = self._step(each, number, block.forward)
+            for index, block in enumerate(replaced):
+                block.forward = self._step(index, number, block.forward)
             yield
         finally:
             for block, forward in own.items():
@@ -113,11 +113,11 @@ class _Walk:
         """Let the next block read what this one gave."""
         self.before, self.after = self.after, [None] * len(self.before)
 
-    def _step(self, each: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _step(self, index: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            if each == 0:
+            if index == 0:
                 self.now = (self.now + 1) % len(self.before)
-            if each < number:
+            if index < number:
                 return self.before[self.now]
             self.after[self.now] = forward(*args, **kwargs)
             raise Enough

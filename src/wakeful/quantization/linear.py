@@ -16,7 +16,7 @@ from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import like
 from wakeful.quantization.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quantization.schemes import Scales, Scheme
-from wakeful.quantization.schemes.methods import Seen
+from wakeful.quantization.schemes.methods import InputStatistics
 
 _PACKED_BITS = 4
 """Up to this many bits, two numbers share a byte."""
@@ -25,14 +25,14 @@ _PACKED_BITS = 4
 class KeepsBuffers(nn.Module):
     """A module some of whose buffers stay as they are whatever the model is converted to."""
 
-    kept: ClassVar[tuple[str, ...]]
+    fixed_buffers: ClassVar[tuple[str, ...]]
     holds_quantized_values: ClassVar[bool] = True
     """Tells rooms below this one that a model is quantized."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
         before = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name in self.kept:
+        for name in self.fixed_buffers:
             buffer, now = before[name], self._buffers[name]
             if buffer is not None and now is not None:
                 self._buffers[name] = buffer.to(now.device)
@@ -50,7 +50,7 @@ class QuantizedLinear(KeepsBuffers):
     converted to. The arithmetic is float32; the output has the dtype of the input.
     """
 
-    kept = ("scale", "outer", "input_scale", "output_scale", "divisor")
+    fixed_buffers = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
     def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
         """Take the place of a linear layer, to be filled with whole numbers."""
@@ -64,14 +64,14 @@ class QuantizedLinear(KeepsBuffers):
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
-        one = shared = (out_features if grid.per == "channel" else 1, 1)
+        scale_shape = shared = (out_features if grid.per == "channel" else 1, 1)
         if grid.group:
-            one = (out_features, -(-in_features // grid.group))
+            scale_shape = (out_features, -(-in_features // grid.group))
         static = scheme.scales == "static"
         for name, value in {
             "integers": torch.zeros(out_features, columns, dtype=kind),
-            "scale": grid.encode_scale(torch.ones(one)),
-            "zero": None if grid.symmetric else torch.zeros(one, dtype=torch.int32),
+            "scale": grid.encode_scale(torch.ones(scale_shape)),
+            "zero": None if grid.symmetric else torch.zeros(scale_shape, dtype=torch.int32),
             "outer": torch.ones(shared) if grid.two_scales else None,
             "bias": None if bias is None else torch.zeros(out_features, dtype=weight.dtype),
             "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
@@ -94,7 +94,7 @@ class QuantizedLinear(KeepsBuffers):
     def fit(
         self,
         layer: nn.Module,
-        seen: Seen | None,
+        statistics: InputStatistics | None,
         largest: Tensor | None = None,
     ) -> None:
         """Take over a full-precision layer's matrix (N, K) and bias, by what calibration showed.
@@ -104,15 +104,15 @@ class QuantizedLinear(KeepsBuffers):
         weight, grid, method = matrix(layer)[0], self.grid, self.scheme.rounding
         if largest is not None:
             grid = grid.under(grid.shared_scale(largest))
-        assert seen is not None or not method.divides
-        self.divisor = divisor_of(self.scheme, seen)
+        assert statistics is not None or not method.divides
+        self.divisor = divisor_of(self.scheme, statistics)
         if self.divisor is not None:
             weight = weight.float() * self.divisor
-        products = None if seen is None else seen.products
+        products = None if statistics is None else statistics.products
         self.fill(layer, *method.round(weight, grid, products))
         if self.scheme.scales == "static":
-            assert seen is not None
-            self._calibrate(seen)
+            assert statistics is not None
+            self._calibrate(statistics)
 
     def fill(self, layer: nn.Module, integers: Tensor, scales: Scales) -> None:
         """Take over the codes (N, K) and scales that a layer's matrix was rounded to, and its bias.
@@ -126,12 +126,14 @@ class QuantizedLinear(KeepsBuffers):
         if bias is not None:
             self.bias = bias.detach().clone()
 
-    def _calibrate(self, seen: Seen) -> None:
+    def _calibrate(self, statistics: InputStatistics) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
-        channels = seen.channels if self.divisor is None else seen.channels / self.divisor
+        channels = (
+            statistics.channels if self.divisor is None else statistics.channels / self.divisor
+        )
         for name, grid, largest in (
             ("input_scale", self.scheme.inputs, float(channels.max())),
-            ("output_scale", self.scheme.outputs, seen.outputs),
+            ("output_scale", self.scheme.outputs, statistics.outputs),
         ):
             if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
@@ -160,7 +162,7 @@ class QuantizedLinear(KeepsBuffers):
         A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
         does not depend on those beside it, nor does it in an x (B · L, K) inside of `by_sequence`.
         """
-        rows, scales, each = self._read(x)
+        rows, scales, sequences = self._read(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
@@ -170,7 +172,7 @@ class QuantizedLinear(KeepsBuffers):
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.fake_quantize(y, outputs.scales_of(y, each, self.output_scale))
+            y = outputs.fake_quantize(y, outputs.scales_of(y, sequences, self.output_scale))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _read(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
@@ -178,9 +180,13 @@ class QuantizedLinear(KeepsBuffers):
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
             rows = rows / self.divisor
-        each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
+        sequences = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
         grid = self.scheme.inputs
-        return rows, None if grid is None else grid.scales_of(rows, each, self.input_scale), each
+        return (
+            rows,
+            None if grid is None else grid.scales_of(rows, sequences, self.input_scale),
+            sequences,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -216,8 +222,8 @@ def by_sequence(model: nn.Module) -> nn.Module:
 
 
 def _begin(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    tokens = next((each for each in given if isinstance(each, Tensor)), None)
+    candidates = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens = next((value for value in candidates if isinstance(value, Tensor)), None)
     if tokens is not None and tokens.ndim == (3 if tokens.is_floating_point() else 2):
         _batch.shape = (tokens.shape[0], tokens.shape[1])
 
@@ -250,20 +256,23 @@ def quantized(
     layer: nn.Module,
     scheme: Scheme,
     arithmetic: Arithmetic,
-    seen: Seen | None = None,
+    statistics: InputStatistics | None = None,
     largest: Tensor | None = None,
 ) -> QuantizedLinear:
     """Return the quantized form of a linear layer whose weights are finite, by what calibration
     showed of it; `largest` is as in `QuantizedLinear.fit`.
     """
     result = empty(layer, scheme, arithmetic)
-    result.fit(layer, seen, largest)
+    result.fit(layer, statistics, largest)
     return result
 
 
 @torch.no_grad()
 def quantized_forms(
-    layer: nn.Module, schemes: Sequence[Scheme], arithmetic: Arithmetic, seen: Seen | None = None
+    layer: nn.Module,
+    schemes: Sequence[Scheme],
+    arithmetic: Arithmetic,
+    statistics: InputStatistics | None = None,
 ) -> list[QuantizedLinear]:
     """Return a layer's forms in several formats of weights alone; a method rounds all of its own
     together.
@@ -273,7 +282,10 @@ def quantized_forms(
     for form in forms:
         by_method.setdefault(str(form.scheme.method), []).append(form)
     for part in by_method.values():
-        products, grids = None if seen is None else seen.products, [form.grid for form in part]
+        products, grids = (
+            None if statistics is None else statistics.products,
+            [form.grid for form in part],
+        )
         rounded = part[0].scheme.rounding.round_all(matrix(layer)[0], grids, products)
         for form, (integers, scales) in zip(part, rounded, strict=True):
             form.fill(layer, integers, scales)
@@ -287,11 +299,13 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantized
     return QuantizedLinear(layer, scheme, arithmetic)
 
 
-def divisor_of(scheme: Scheme, seen: Seen | None) -> Tensor | None:
+def divisor_of(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:
     """Return what a layer's inputs are divided by, (K,); None is 1."""
     method, grid = scheme.rounding, scheme.weights
-    if seen is None or grid is None or not method.divides:
+    if statistics is None or grid is None or not method.divides:
         return None
-    if method.norms and not seen.of_norm:
-        return torch.ones_like(seen.channels)
-    return method.divisor(seen, grid).clone()  # which layers of one input share: a file would too
+    if method.norms and not statistics.of_norm:
+        return torch.ones_like(statistics.channels)
+    return method.divisor(
+        statistics, grid
+    ).clone()  # which layers of one input share: a file would too

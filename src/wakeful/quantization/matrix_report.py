@@ -86,7 +86,7 @@ def matrix_report(
     `sources` are what the models were asked for as, and `options` how, for a command to type;
     `heads` says which models' output heads are quantized.
     """
-    names = [each.measurement.name for each in damages]
+    names = [result.measurement.name for result in damages]
     named = sources if len(sources) == len(damages) else names
     steps = [
         replace(step, text=f"{damage.measurement.name}: {step.text}")
@@ -139,14 +139,14 @@ def _damage_table(damages: Sequence[Damage]) -> Table:
             f"perplexity {before}, {megabytes(full['bytes'])}",
             f"kurtosis {kurtosis[0]} first, {kurtosis[1]} rest",
         ])]  # fmt: skip
-        for each in full["schemes"]:
-            shown = with_intervals(each, full["sequences"])
-            row.append(Cell(f"{shown['loss_increase']} nats", under=[
-                GRADES[grade(damage, each["scheme"])],
-                f"perplexity {shown['perplexity']}",
-                f"KL {shown['kl']}",
-                f"{megabytes(each['bytes'])}, {each['bytes_ratio']:.0%}",
-                f"{each['quantize_seconds']:.1f} + {each['read_seconds']:.1f} s",
+        for figures in full["schemes"]:
+            estimates = with_intervals(figures, full["sequences"])
+            row.append(Cell(f"{estimates['loss_increase']} nats", under=[
+                GRADES[grade(damage, figures["scheme"])],
+                f"perplexity {estimates['perplexity']}",
+                f"KL {estimates['kl']}",
+                f"{megabytes(figures['bytes'])}, {figures['bytes_ratio']:.0%}",
+                f"{figures['quantize_seconds']:.1f} + {figures['read_seconds']:.1f} s",
             ]))  # fmt: skip
         rows.append(row)
     schemes = list(damages[0].schemes)

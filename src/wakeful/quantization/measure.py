@@ -98,8 +98,8 @@ class Measurement:
 class _Rows:
     """Values of one sequence at a time, to become means with errors."""
 
-    def __init__(self, found: dict[str, tuple[int | None, str]]) -> None:
-        self.places = found
+    def __init__(self, places: dict[str, tuple[int | None, str]]) -> None:
+        self.places = places
         self.values: dict[tuple[str, str, str, str], list[float]] = {}
 
     def put(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
@@ -135,9 +135,9 @@ def measure_damage(
     check_causal(name, model)
     # Where projections beside the embeddings are multiplied into them, or experts come apart, the
     # layers that were quantized are those of another form of the model.
-    layers = {name for other in quantized.values() for name in quantized_layers(other)}
-    whole = isinstance(model, Decoder) and not model.embedding.plainer
-    plain = model if whole else prepared_as(model, layers)
+    layers = {name for small in quantized.values() for name in quantized_layers(small)}
+    unchanged = isinstance(model, Decoder) and not model.embedding.plainer
+    plain = model if unchanged else prepared_as(model, layers)
     # Modules exist once under one name, even if they are called from several places.
     names = places(plain)
     names |= {name: (n, "block") for n, name in enumerate(named_blocks(model))}
@@ -154,16 +154,16 @@ def measure_damage(
             rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
         counts.append(len(targets))
         full.nll.append(nll(reference, targets))
-        for scheme, other in quantized.items():
+        for scheme, small in quantized.items():
             before = time.perf_counter()
-            with _hiddens(other) as found:
-                logits, _ = predicted(other, tokens)
+            with _hiddens(small) as hidden:
+                logits, _ = predicted(small, tokens)
             wait_for(tokens.device)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
             totals[scheme].divergence.append(divergence(reference, logits))
             for label, h in states.items():
-                rows.put(scheme, label, "block_error", relative_errors(found[label], h))
+                rows.put(scheme, label, "block_error", relative_errors(hidden[label], h))
         progress(done)
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(
@@ -187,10 +187,10 @@ def predicted(
     return logits_of(model, tokens)[:, start - 1 : -1].flatten(0, 1), tokens[:, start:].flatten()
 
 
-def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
+def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
     """Return ‖found − true‖_F / ‖true‖_F by position; 0 where both are all zero."""
     true = true.float()
-    error = (found.float() - true).square().sum(1, dtype=torch.float64)
+    error = (values.float() - true).square().sum(1, dtype=torch.float64)
     size = true.square().sum(1, dtype=torch.float64)
     parts = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
     sums = {position: (error[part].sum(), size[part].sum()) for position, part in parts.items()}
@@ -206,7 +206,7 @@ def _mean_kurtosis(h: Tensor) -> float:
 
 
 def _mean_peak(x: Tensor) -> float:
-    """Return max |x| / mean |x| over a token's channels, the mean over tokens that are not zero."""
+    """Return max |x| / mean |x| over channels, the mean over tokens that are not zero."""
     size = x.abs().float()
     mean = size.mean(1)
     return float((size.amax(1) / mean)[mean > 0].mean())
@@ -215,17 +215,17 @@ def _mean_peak(x: Tensor) -> float:
 @contextmanager
 def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
     """Compare every layer with its quantized forms on what it gets in the full-precision model."""
-    forms = {scheme: quantized_layers(other) for scheme, other in quantized.items()}
+    forms = {scheme: quantized_layers(small) for scheme, small in quantized.items()}
     named = dict(model.named_modules())
-    seen = sorted({name for layers in forms.values() for name in layers})
+    names = sorted({name for layers in forms.values() for name in layers})
 
     def see(name: str, args: tuple[Any, ...]) -> None:
         layer = named[name]
         x = args[0].reshape(-1, args[0].shape[-1])
         routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
         label = name.rpartition(".")[0] if routed else name
-        shown = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
-        for metric, of in shown.items():
+        metrics = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
+        for metric, of in metrics.items():
             rows.put("", label, metric, {"rest": of(x)} if routed else _by_position(x, of))
         y = plain_linear(layer, x)
         for scheme, layers in forms.items():
@@ -235,33 +235,33 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
                     errors = {"rest": errors["all"], "all": errors["all"]}
                 rows.put(scheme, label, "relative_error", errors)
 
-    with hooked({name: named[name] for name in seen}, before=see):
+    with hooked({name: named[name] for name in names}, before=see):
         yield
 
 
 @contextmanager
 def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Give the output (L, D) of every block of one forward pass, by the block's name."""
-    found: dict[str, Tensor] = {}
+    hidden: dict[str, Tensor] = {}
 
     def see(label: str, _args: tuple[Any, ...], output: object) -> None:
-        found[label] = stream_of(output)[0]
+        hidden[label] = stream_of(output)[0]
 
     with hooked(named_blocks(model), after=see):
-        yield found
+        yield hidden
 
 
 def nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
     """Return Σ over positions of −ln p(target)."""
-    each = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    return float(each.sum(dtype=torch.float64))
+    losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return float(losses.sum(dtype=torch.float64))
 
 
-def divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float:
+def divergence(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
     """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
     total = 0.0
-    for rows, others in zip(full.split(_ROWS), other.split(_ROWS), strict=True):
-        p, q = rows.float().log_softmax(-1), others.float().log_softmax(-1)
+    for rows, quantized_rows in zip(full.split(_ROWS), quantized.split(_ROWS), strict=True):
+        p, q = rows.float().log_softmax(-1), quantized_rows.float().log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
     return total
 
@@ -283,12 +283,12 @@ def losses_and_divergences(
 
 @torch.no_grad()
 def divergences(
-    model: nn.Module, others: Sequence[nn.Module], text: Sequence[Int[Tensor, "1 L"]]
+    model: nn.Module, quantized: Sequence[nn.Module], text: Sequence[Int[Tensor, "1 L"]]
 ) -> list[list[float]]:
     """Return KL(model ‖ other) of each other model on each sequence, in nats per token."""
-    kl: list[list[float]] = [[] for _ in others]
+    kl: list[list[float]] = [[] for _ in quantized]
     for tokens in text:
         full = predicted(model, tokens)[0]
-        for values, other in zip(kl, others, strict=True):
-            values.append(divergence(full, predicted(other, tokens)[0]) / len(full))
+        for values, small in zip(kl, quantized, strict=True):
+            values.append(divergence(full, predicted(small, tokens)[0]) / len(full))
     return kl

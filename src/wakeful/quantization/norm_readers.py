@@ -25,35 +25,35 @@ def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
     something else reads too (the residual stream after a post-norm, a router of experts) is left
     out: what is divided there would be missing elsewhere.
     """
-    found, expected = _read(model, ())
+    readers, expected = _read(model, ())
 
     def alone(norms: Collection[str]) -> bool:
         return torch.equal(_read(model, norms)[1], expected)
 
-    return found if alone(found) else {name: found[name] for name in found if alone([name])}
+    return readers if alone(readers) else {name: readers[name] for name in readers if alone([name])}
 
 
 def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str]], Tensor]:
     """Return the readers of every norm, and the logits of a few tokens.
 
-    Every other channel of what the norms in `larger` put out is doubled, and halved where a linear
-    layer reads it: that changes no bit unless something else reads it.
+    Every other output channel of the norms in `larger` is doubled, and halved where a linear layer
+    reads it: that changes no bit unless something else reads it.
     """
-    made: dict[int, tuple[Tensor, str]] = {}
-    found: dict[str, list[str]] = {}
+    outputs: dict[int, tuple[Tensor, str]] = {}
+    readers_by_norm: dict[str, list[str]] = {}
 
     def leave(name: str, _args: tuple[Any, ...], output: object) -> object:
         if not isinstance(output, Tensor):
             return output
         output = output * _twos(output) if name in larger else output
-        made[id(output)] = (output, name)  # kept, so that nothing else gets its id
+        outputs[id(output)] = (output, name)  # kept, so that nothing else gets its id
         return output
 
     def read(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        _, norm = made.get(id(args[0]), (None, None)) if args else (None, None)
+        _, norm = outputs.get(id(args[0]), (None, None)) if args else (None, None)
         if norm is None:
             return args
-        found.setdefault(norm, []).append(name)
+        readers_by_norm.setdefault(norm, []).append(name)
         return (args[0] / _twos(args[0]), *args[1:]) if norm in larger else args
 
     readers = _linear(model)
@@ -62,21 +62,21 @@ def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str
         if name not in readers and getattr(getattr(module, "weight", None), "ndim", 0) == 1
     }  # fmt: skip
     with hooked(readers, before=read), hooked(norms, after=leave):
-        return found, _few_logits(model)
+        return readers_by_norm, _few_logits(model)
 
 
 @torch.no_grad()
 def readers_of_tensors(model: nn.Module) -> list[list[str]]:
     """Return the linear layers by the tensor that they read, also one that is no norm's output."""
-    found: dict[int, tuple[Tensor, list[str]]] = {}
+    readers: dict[int, tuple[Tensor, list[str]]] = {}
 
     def read(name: str, args: tuple[Any, ...]) -> None:
         if args:  # the tensor is kept, so that nothing else gets its id
-            found.setdefault(id(args[0]), (args[0], []))[1].append(name)
+            readers.setdefault(id(args[0]), (args[0], []))[1].append(name)
 
     with hooked(_linear(model), before=read):
         _few_logits(model)
-    return [names for _, names in found.values()]
+    return [names for _, names in readers.values()]
 
 
 def _linear(model: nn.Module) -> dict[str, nn.Module]:

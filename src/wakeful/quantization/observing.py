@@ -18,7 +18,7 @@ from wakeful.probes.running import logits_of
 from wakeful.quantization.gradients import output_gradients
 from wakeful.quantization.layerwise import Enough
 from wakeful.quantization.linear import matrix
-from wakeful.quantization.schemes.methods import Readers, Seen
+from wakeful.quantization.schemes.methods import InputStatistics, Readers
 from wakeful.quantization.weighing import TokenWeights, mean_square
 
 _EXPERT = re.compile(r"(?P<place>.+)\.experts\.(?:\w+\.)?(?P<number>\d+)(?:\..+)?")
@@ -35,7 +35,7 @@ def observe(
     weights: TokenWeights | None = None,
     weighs: bool = False,
     outputs: bool = False,
-) -> dict[str, Seen]:
+) -> dict[str, InputStatistics]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
     Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
@@ -43,39 +43,43 @@ def observe(
     it `weighs` them; `outputs` asks for the largest outputs, which multiplies every layer a second
     time.
     """
-    found: dict[str, Seen] = {}
-    known: dict[str, Mapping[int, Tensor]] = {}  # the weights of a sequence, by the call
-    held: dict[tuple[str, int], tuple[Tensor, Seen]] = {}  # inputs that wait for theirs
+    layer_statistics: dict[str, InputStatistics] = {}
+    sequence_weights: dict[str, Mapping[int, Tensor]] = {}  # the weights of a sequence, by the call
+    held: dict[tuple[str, int], tuple[Tensor, InputStatistics]] = {}  # inputs that wait for theirs
     calls = Counter[str]()
-    read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
+    read: list[
+        tuple[weakref.ref[Tensor], InputStatistics]
+    ] = []  # of this forward pass, as long as they live
 
     def see(name: str, args: tuple[Any, ...], _output: object) -> None:
         layer, x = layers[name], args[0]
-        shared = next((seen for each, seen in read if each() is x), None)
-        seen = found.get(name)
-        if seen is None:
-            seen = _unseen(layer, shared, products=products, own=weighs or weights is not None)
+        shared = next((statistics for tensor, statistics in read if tensor() is x), None)
+        statistics = layer_statistics.get(name)
+        if statistics is None:
+            statistics = _new_statistics(
+                layer, shared, products=products, own=weighs or weights is not None
+            )
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         turn = calls[name]
         calls[name] += 1
         if weighs:
-            held[name, turn] = rows, seen
-        elif weights is not None and turn in known[name]:
-            weigh(rows, seen, known[name][turn])
-        if shared is None or shared.channels is not seen.channels:
-            torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
-            if seen.products is not None and not weighs and weights is None:
-                seen.products += rows.T @ rows
+            held[name, turn] = rows, statistics
+        elif weights is not None and turn in sequence_weights[name]:
+            weigh(rows, statistics, sequence_weights[name][turn])
+        if shared is None or shared.channels is not statistics.channels:
+            torch.maximum(statistics.channels, rows.abs().amax(0), out=statistics.channels)
+            if statistics.products is not None and not weighs and weights is None:
+                statistics.products += rows.T @ rows
         if outputs:
-            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
-        found[name] = seen
+            statistics.outputs = max(statistics.outputs, float(plain_linear(layer, x).abs().max()))
+        layer_statistics[name] = statistics
         read[:] = [entry for entry in read if entry[0]() is not None]
         if shared is None:
-            read.append((weakref.ref(x), seen))
+            read.append((weakref.ref(x), statistics))
 
-    def weigh(rows: Tensor, seen: Seen, weighed: Tensor) -> None:
-        if seen.products is not None:
-            seen.products += rows.T @ (rows * weighed.unsqueeze(1))
+    def weigh(rows: Tensor, layer_statistics: InputStatistics, weighed: Tensor) -> None:
+        if layer_statistics.products is not None:
+            layer_statistics.products += rows.T @ (rows * weighed.unsqueeze(1))
 
     def weigh_held(name: str, turn: int, gradient: Tensor) -> None:
         weigh(*held.pop((name, turn)), mean_square(gradient))
@@ -88,19 +92,26 @@ def observe(
         for number, tokens in enumerate(calibration):
             for notes in (read, held, calls):
                 notes.clear()
-            known.update({name: each[number] for name, each in (weights or {}).items()})
+            sequence_weights.update(
+                {
+                    name: weights_of_sequences[number]
+                    for name, weights_of_sequences in (weights or {}).items()
+                }
+            )
             with suppress(Enough):
                 reads(tokens)
-    unread = [name for name in layers if name not in found]
+    unread = [name for name in layers if name not in layer_statistics]
     if unread:
         raise WakefulError(
             f"calibration text never reaches {numbered(unread)}: give more "
             "--calibration_sequences, or leave them out with --skip"
         )
-    return found
+    return layer_statistics
 
 
-def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool) -> Seen:
+def _new_statistics(
+    layer: nn.Module, shared: InputStatistics | None, *, products: bool, own: bool
+) -> InputStatistics:
     """Return what a layer's first input is noted in: in the notes of another that read it too.
 
     The tensors are then the same objects, but for products that are its `own`.
@@ -108,12 +119,12 @@ def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool)
     top = matrix(layer)[0].detach().float().abs().amax(0)
     gram = top.new_zeros(len(top), len(top)) if products and (own or shared is None) else None
     if shared is None:
-        found = Seen(torch.zeros_like(top), 0.0, gram, Readers(top))
+        statistics = InputStatistics(torch.zeros_like(top), 0.0, gram, Readers(top))
     else:
         torch.maximum(shared.readers.weights, top, out=shared.readers.weights)
         gram = shared.products if gram is None else gram
-        found = replace(shared, outputs=0.0, products=gram)
-    return found
+        statistics = replace(shared, outputs=0.0, products=gram)
+    return statistics
 
 
 def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
@@ -132,5 +143,5 @@ def numbered(names: Sequence[str]) -> str:
             alone.append(name)
         elif expert["number"] not in experts.setdefault(expert["place"], []):
             experts[expert["place"]].append(expert["number"])
-    said = [f"experts {', '.join(each)} of {place}" for place, each in experts.items()]
-    return "; ".join(alone + said)
+    phrases = [f"experts {', '.join(numbers)} of {parent}" for parent, numbers in experts.items()]
+    return "; ".join(alone + phrases)

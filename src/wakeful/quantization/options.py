@@ -20,7 +20,8 @@ class QuantizeOptions(ReadingOptions):
     """A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
     per="channel")). None: fine, moderate, coarse, w4."""
     scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
-    """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
+    """Activation scales: of the current tensor, or calibrated once; with both, each that can be is
+    measured."""
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: HowMuch[int] = 16
@@ -64,7 +65,7 @@ class QuantizeOptions(ReadingOptions):
 
     @property
     def chooses(self) -> bool:
-        """True where each layer's format is to be chosen."""
+        """True where the tool chooses each layer's format."""
         return bool(self.bits or self.bytes or self.loss)
 
     def __post_init__(self) -> None:
@@ -74,8 +75,8 @@ class QuantizeOptions(ReadingOptions):
                 f"calibration_sequences = {self.calibration_sequences}: give one or more for each "
                 f"of {len(self.calibration_text)} texts"
             )
-        for each in self.others:
-            if not all(each.partition("=")):
-                raise WakefulError(f"others = {each!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
+        for pair in self.others:
+            if not all(pair.partition("=")):
+                raise WakefulError(f"others = {pair!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")

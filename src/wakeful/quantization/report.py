@@ -81,12 +81,12 @@ def before_and_after(damage: Damage, scheme: str = "") -> Iterator[str]:
 
 def with_intervals(figures: Mapping[str, Any], count: int) -> dict[str, str]:
     """Return a scheme's estimates over `count` sequences as they are shown."""
-    told = {
+    estimates = {
         key: with_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
         for key, sign in (("loss_increase", "+"), ("kl", ""))
     }
     increase = with_error(figures["increase"], None, "+")
-    return told | {"perplexity": perplexity_words(figures, count), "increase": increase}
+    return estimates | {"perplexity": perplexity_words(figures, count), "increase": increase}
 
 
 def perplexity_words(figures: Mapping[str, Any], count: int) -> str:
@@ -155,20 +155,20 @@ def _errors(damage: Damage, position: str = "rest", *, blocks: bool = False) -> 
     frames = []
     for name in damage.schemes:
         if blocks:
-            found = block_values(damage, "block_error", name, position)
+            values = block_values(damage, "block_error", name, position)
         else:
             square = pl.col("value").pow(2).mean().sqrt()
-            found = _over_blocks(layer_errors(damage, name, position), "value", square)
-        frames.append(found.select("layer", "value", scheme=pl.lit(name)))
+            values = _over_blocks(layer_errors(damage, name, position), "value", square)
+        frames.append(values.select("layer", "value", scheme=pl.lit(name)))
     frame = pl.concat(frames).filter(pl.col("value") > 0)
     of = "blocks' outputs" if blocks else "layers"
     span = _span(damage, "relative_error", "block_error")
     y = _log(f"relative error of {of}", "~p", domain=span, clamp=True)
-    drawn = charts.lines(
+    lines = charts.lines(
         frame, "scheme", [*damage.schemes], charts.LAYERS, y, ["scheme:N", "layer:Q", _ERROR],
         points=True, outliers=True,
     )  # fmt: skip
-    return charts.wide(drawn, 240)
+    return charts.wide(lines, 240)
 
 
 def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
@@ -178,11 +178,11 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
     frames = []
     errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
     for position in _POSITIONS:
-        found = block_values(damage, "kurtosis", "", position)
+        values = block_values(damage, "kurtosis", "", position)
         if not blocks:
             column = f"kurtosis_{position}"
-            found = _over_blocks(errors, column, pl.col(column).mean())
-        frames.append(found.select("layer", "value", position=pl.lit(position)))
+            values = _over_blocks(errors, column, pl.col(column).mean())
+        frames.append(values.select("layer", "value", position=pl.lit(position)))
     frame = pl.concat(frames).filter(pl.col("value") > 0)
     of = "blocks' outputs" if blocks else "layers' inputs"
     span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
@@ -203,15 +203,17 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
 
 def _over_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
     """Return one row a block: the mean of a column of its layers."""
-    known = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
-    return known.group_by("layer").agg(value=mean).sort("layer")
+    finite_rows = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
+    return finite_rows.group_by("layer").agg(value=mean).sort("layer")
 
 
-def _span(damage: Damage, metric: str, other: str, *more: float) -> tuple[float, float]:
+def _span(damage: Damage, metric: str, second_metric: str, *more: float) -> tuple[float, float]:
     """Return the edges of a logarithmic axis for all values of two metrics, and `more`."""
-    values = damage.measurement.layers.filter(pl.col("metric").is_in([metric, other]))["value"]
-    known = [*values.filter(values.is_finite() & (values > 0)), *more]
-    return (min(known), max(known)) if known else (0.1, 1.0)
+    values = damage.measurement.layers.filter(pl.col("metric").is_in([metric, second_metric]))[
+        "value"
+    ]
+    positive = [*values.filter(values.is_finite() & (values > 0)), *more]
+    return (min(positive), max(positive)) if positive else (0.1, 1.0)
 
 
 _ERROR = charts.tip("value", ".3~%", title="relative error")
@@ -224,11 +226,11 @@ def _log(title: str, style: str, **scale: Any) -> alt.Y:
 
 def headline(damage: Damage) -> str:
     """Return in a sentence which schemes harm the model, and how much."""
-    said: dict[str, list[str]] = {}
+    names_by_grade: dict[str, list[str]] = {}
     for finding in findings(damage):
-        said.setdefault(GRADES[finding.level], []).append(finding.title)
-    told = "; ".join(f"{level}: {listed(names)}" for level, names in said.items())
-    return f"{damage.measurement.name} quantized: {told}."
+        names_by_grade.setdefault(GRADES[finding.level], []).append(finding.title)
+    grades = "; ".join(f"{level}: {listed(names)}" for level, names in names_by_grade.items())
+    return f"{damage.measurement.name} quantized: {grades}."
 
 
 _SAVED = "w8a8"
@@ -243,45 +245,45 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
 
     `options` are what else was asked for: the command asks for it again.
     """
-    levels = {each.title: each.level for each in findings(damage)}
+    levels = {finding.title: finding.level for finding in findings(damage)}
     again = partial(_command, source, options or QuantizeOptions())
     harmless = [name for name, level in levels.items() if level == "good"]
-    kept = [name for name in harmless if name in damage.savable]
-    if kept:
-        best = min(kept, key=lambda name: damage.bytes[name])
+    savable = [name for name in harmless if name in damage.savable]
+    if savable:
+        best = min(savable, key=lambda name: damage.bytes[name])
         scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
         command = again([scheme.expression], save=folder)  # static says so
         return Step("save the smallest harmless one", command)
     if harmless:
-        words = "no folder holds what is harmless here"
+        reason = "no folder holds what is harmless here"
         if _SAVED in damage.savable and NAMED[_SAVED] not in damage.schemes.values():
-            words, command = f"{words}: measure what one does", again([_SAVED], others=())
+            reason, command = f"{reason}: measure what one does", again([_SAVED], others=())
         else:
-            words, asked = (
-                f"{words}: see how good the model is",
+            reason, schemes = (
+                f"{reason}: see how good the model is",
                 f"wakeful evaluate {shlex.quote(source)}",
             )
-            command = " ".join(filter(None, [asked, options.text_flags if options else ""]))
-        return Step(words, command)
+            command = " ".join(filter(None, [schemes, options.text_flags if options else ""]))
+        return Step(reason, command)
     if "unsure" in levels.values():
-        asked = [each.expression for each in damage.schemes.values()]
+        schemes = [finding.expression for finding in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
-        command = again(asked, costs=True, num_sequences=more)
+        command = again(schemes, costs=True, num_sequences=more)
         return Step("too little text to tell: measure on more", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     lead = f"{best} costs {'least' if len(levels) > 1 else 'too much'}"
     scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
     spread = layer_errors(damage, best)["kurtosis_rest"].median()
-    words, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
-    finer = [each for each in finer if each not in damage.schemes.values()]
+    reason, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
+    finer = [finding for finding in finer if finding not in damage.schemes.values()]
     if finer:
-        return Step(f"{lead}{words}", again(map(str, finer)))
-    if words:
-        asked = f"{cure} --for {shlex.quote(scheme.expression)}"
-        return Step(f"{lead}: see which cure it wants", asked)
-    told = f"{lead}, and rounds activations: rotate their outliers away first"
-    return Step(told, f"{cure} --rotate hadamard")
+        return Step(f"{lead}{reason}", again(map(str, finer)))
+    if reason:
+        schemes = f"{cure} --for {shlex.quote(scheme.expression)}"
+        return Step(f"{lead}: see which cure it wants", schemes)
+    advice = f"{lead}, and rounds activations: rotate their outliers away first"
+    return Step(advice, f"{cure} --rotate hadamard")
 
 
 def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
@@ -297,8 +299,8 @@ def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
     if any(grid.group or grid.emulated for _, grid in scheme.activations):
         return ", and rounds activations", []
     if scheme.activations:
-        told = ", and its inputs have few outliers: give each token a scale"
-        return (told, [NAMED["fine"]]) if few else ("", [])
+        advice = ", and its inputs have few outliers: give each token a scale"
+        return (advice, [NAMED["fine"]]) if few else ("", [])
     finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
     if not 0 < scheme.weights.group <= _SMALL and scheme.weights.per == "channel":
         small = copy.copy(scheme.weights)
@@ -318,8 +320,8 @@ def _command(
     """
     alone = {} if costs else {"sensitivity": False}
     # In double quotes, an expression stays readable in a shell's single ones.
-    asked = tuple(dict.fromkeys(each.replace("'", '"') for each in schemes))
-    again = {"scheme": asked, "scales": ("dynamic",), "save": ""}
+    expressions = tuple(dict.fromkeys(expression.replace("'", '"') for expression in schemes))
+    again = {"scheme": expressions, "scales": ("dynamic",), "save": ""}
     return command_of("quantize", replace(options, **(again | alone | changes)), source)
 
 
@@ -331,11 +333,11 @@ def after_saving(source: str, folder: str, context: int, *, reading: str = "") -
     """
     model, small = shlex.quote(source), shlex.quote(folder)
     prompt = min(512, longest_prompt(context))
-    words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    comparison, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
     return [
         Step("serve it", f"vllm serve {small}"),
-        Step(f"compare it with the original{words}", f"{evaluate}{speed}"),
+        Step(f"compare it with the original{comparison}", f"{evaluate}{speed}"),
         generation_step(folder, context),
     ]
 
@@ -457,14 +459,14 @@ def _costs(costs: Sequence[LayerCost], count: int) -> Section:
     """Return the dearest layers, and in sentences what they say."""
     rows = [
         [
-            each.name,
-            *(with_interval(*x, count, "+") for x in (each.alone, each.together, each.kl)),
-            f"{each.kurtosis:.3g}", f"{each.size:,}",
+            cost.name,
+            *(with_interval(*x, count, "+") for x in (cost.alone, cost.together, cost.kl)),
+            f"{cost.kurtosis:.3g}", f"{cost.size:,}",
         ]
-        for each in costs[:_DEAREST]
+        for cost in costs[:_DEAREST]
     ]  # fmt: skip
     columns = ["layer", "alone, nats", "together, nats", "KL", "kurtosis", "bytes"]
-    parts: list[Part] = [Text(each) for each in cost_sentences(costs, count)]
+    parts: list[Part] = [Text(cost) for cost in cost_sentences(costs, count)]
     return Section("What layers cost", [*parts, Table(columns, rows, "Dearest layers")], brief=True)
 
 
@@ -476,19 +478,19 @@ PREDICTS = (
 
 def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
     rows: list[Sequence[Cell | str]] = []
-    for each in full["schemes"]:
-        told, module = with_intervals(each, full["sequences"]), each["worst_layer"]
+    for figures in full["schemes"]:
+        estimates, module = with_intervals(figures, full["sequences"]), figures["worst_layer"]
         rows.append([
-            each["scheme"],
-            GRADES[grade(damage, each["scheme"])],
-            told["loss_increase"],
-            told["kl"],
-            Cell(told["perplexity"], under=[told["increase"]]),
-            number(each["layer_error_median"], "{:.2%}"),
-            Cell(number(each["layer_error_worst"], "{:.2%}"),
+            figures["scheme"],
+            GRADES[grade(damage, figures["scheme"])],
+            estimates["loss_increase"],
+            estimates["kl"],
+            Cell(estimates["perplexity"], under=[estimates["increase"]]),
+            number(figures["layer_error_median"], "{:.2%}"),
+            Cell(number(figures["layer_error_worst"], "{:.2%}"),
                  under=[module.removeprefix("model.")] if module else []),
-            Cell(megabytes(each["bytes"]), f"{each['bytes_ratio']:.0%}"),
-            Cell(f"{each['quantize_seconds']:.1f}", f"+ {each['read_seconds']:.1f}"),
+            Cell(megabytes(figures["bytes"]), f"{figures['bytes_ratio']:.0%}"),
+            Cell(f"{figures['quantize_seconds']:.1f}", f"+ {figures['read_seconds']:.1f}"),
         ])  # fmt: skip
     before = perplexity_words(full, full["sequences"])
     first = ["full precision", "–", "–", "–", before, "–", "–", megabytes(full["bytes"]), "–"]
@@ -510,15 +512,15 @@ def _layers(damage: Damage, name: str) -> Iterator[Part]:
     worst = worst_table(damage, name)
     chart = Chart(f"Relative error of every layer under {name}", partial(_layer_map, damage, name))
     errors = layer_errors(damage, name)["value"]
-    for other in damage.schemes:
-        if other == name:
+    for earlier in damage.schemes:
+        if earlier == name:
             first = name == next(iter(damage.schemes))
             yield from (Text(name, "heading"), chart)
             yield Fold(f"Worst layers of {name}", [worst], open=first)
             return
-        same = layer_errors(damage, other)["value"]
+        same = layer_errors(damage, earlier)["value"]
         if len(same) == len(errors) and ((same / errors).log().abs().median() or 0) < _ALIKE:  # pyright: ignore
-            yield Fold(f"{name}: nearly the same errors as {other}", [chart, worst])
+            yield Fold(f"{name}: nearly the same errors as {earlier}", [chart, worst])
             return
 
 

@@ -87,10 +87,10 @@ class Quantization(Measured):
         measured.
         """
         if self.damage is None:
-            told = [f"{scheme}: {self._layers}; not measured: no text was given"
+            lines = [f"{scheme}: {self._layers}; not measured: no text was given"
                     for scheme in self.models]  # fmt: skip
-            return Report(f"Quantization of {self.source}", told, [], [])
-        context = min((each.context for each in self.models.values()), default=LENGTH)
+            return Report(f"Quantization of {self.source}", lines, [], [])
+        context = min((model.context for model in self.models.values()), default=LENGTH)
         return quantization_report(
             self.damage, method=self.method, saved=self.saved, source=self.source,
             options=self.options, context=context, costs=self.costs, smallest=self.smallest,
@@ -115,8 +115,8 @@ class Quantization(Measured):
             WakefulError: the format has no place for the scheme, or there are several.
         """
         model, path = self.model, Path(folder)
-        ours = as_decoder(model.module) is not None  # whose tokenizer may be of a run
-        tokenizer = model.own_tokenizer if ours else model.save_tokenizer
+        is_decoder = as_decoder(model.module) is not None  # whose tokenizer may be of a run
+        tokenizer = model.own_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
             model.module, path, tokenizer, card=self._card(), stored=model.stored,
             context=model.context,
@@ -130,8 +130,8 @@ class Quantization(Measured):
         done = [f"Quantized by {scheme.definition}{scales}", self._layers]
         figures = () if self.damage is None else before_and_after(self.damage)
         if self.smallest is not None:
-            words = format_words(self.smallest) + tuning_words(self.smallest)
-            done = [proof_words(self._measured), words]
+            formats = format_words(self.smallest) + tuning_words(self.smallest)
+            done = [proof_words(self._measured), formats]
             figures = before_and_after(self._measured, MIXED)
         return quantized_card(
             self.model.name, self.source, command_of("quantize", self.options, self.source),
@@ -168,38 +168,38 @@ class QuantizationMatrix(Measured):
     @property
     def frame(self) -> pl.DataFrame:
         """The rows of `Quantization.frame` of all models, one after another."""
-        return pl.concat(one.frame for one in self.each.values())
+        return pl.concat(result.frame for result in self.each.values())
 
     @property
     def summary(self) -> dict[str, Any]:
         """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
-        found = {
-            "models": [one.summary for one in self.each.values()],
+        figures = {
+            "models": [result.summary for result in self.each.values()],
             "correlations": correlations(self._damages),
             "kurtosis_predicts": predicts(self._damages),
         }
-        return json.loads(json.dumps(found))
+        return json.loads(json.dumps(figures))
 
     @property
     def report(self) -> Report:
         """Damage of each scheme to each model, and whether kurtosis predicts it."""
-        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
+        keys = list(dict.fromkeys(key for result in self.each.values() for key in result.method))
         method = {
-            key: same_or_each({n: one.method[key] for n, one in self.each.items()
-                               if key in one.method})
+            key: same_or_each({n: result.method[key] for n, result in self.each.items()
+                               if key in result.method})
             for key in keys
         }  # fmt: skip
         return matrix_report(
             self._damages, method=method, heads=self._heads,
-            sources=[one.source for one in self.each.values()],
+            sources=[result.source for result in self.each.values()],
             options=next(iter(self.each.values())).options,
         )  # fmt: skip
 
     @property
     def _heads(self) -> str:
         """Sentence on the models whose output heads are quantized; empty where all are alike."""
-        quantized = [name for name, one in self.each.items() if one.head]
-        rest = [name for name, one in self.each.items() if not one.head]
+        quantized = [name for name, result in self.each.items() if result.head]
+        rest = [name for name, result in self.each.items() if not result.head]
         if not quantized or not rest:
             return ""
         return (
@@ -215,9 +215,10 @@ class QuantizationMatrix(Measured):
             folder, "quantize", next(iter(self.each.values())).machine,
             {"quantization.parquet": self.frame,
              "sequences.parquet": pl.concat(map(scheme_rows, damages))},
-            models=[one.source for one in self.each.values()], schemes=list(damages[0].schemes),
+            models=[result.source for result in self.each.values()],
+            schemes=list(damages[0].schemes),
         )  # fmt: skip
 
     @property
     def _damages(self) -> list[Damage]:
-        return [one._measured for one in self.each.values()]
+        return [result._measured for result in self.each.values()]

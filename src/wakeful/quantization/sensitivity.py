@@ -63,57 +63,61 @@ def costs(
     try:
         put(small, full)
         own = [predicted(small, tokens)[0] for tokens in sequences]
-        before = losses_and_divergences(small, sequences)[0]
-        alone = _each(small, layers, sequences, own, progress)
+        full_losses = losses_and_divergences(small, sequences)[0]
+        alone = _read_exchanged(small, layers, sequences, own, progress)
         put(small, layers)
-        whole = losses_and_divergences(small, sequences)[0]
-        rest = _each(small, full, sequences, (), lambda done: progress(len(alone) + done))
+        quantized_losses = losses_and_divergences(small, sequences)[0]
+        rest = _read_exchanged(small, full, sequences, (), lambda done: progress(len(alone) + done))
     finally:
         put(small, layers)
-    found: list[LayerCost] = []
+    layer_costs: list[LayerCost] = []
     for name, (losses, kl) in alone.items():
-        figures = {"alone": losses - before, "together": whole - rest[name][0], "kl": kl}
-        estimates = {which: mean_and_error(each.tolist()) for which, each in figures.items()}
+        figures = {
+            "alone": losses - full_losses,
+            "together": quantized_losses - rest[name][0],
+            "kl": kl,
+        }
+        estimates = {which: mean_and_error(values.tolist()) for which, values in figures.items()}
         size = size_of(layers[name])
-        found.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
-    return sorted(found, key=lambda each: -each.alone[0])
+        layer_costs.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
+    return sorted(layer_costs, key=lambda values: -values.alone[0])
 
 
 def size_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's numbers, scales and biases."""
-    return sum(each.nbytes for each in [*layer.parameters(), *layer.buffers()])
+    return sum(tensor.nbytes for tensor in [*layer.parameters(), *layer.buffers()])
 
 
-def _each(
+def _read_exchanged(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     sequences: Sequence[Tensor],
     own: Sequence[Tensor],
-    told: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return `losses_and_divergences` with each of the layers alone exchanged."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    results: dict[str, tuple[Tensor, Tensor]] = {}
     for name in chain.from_iterable(onward(model, layers, sequences)):
         before = model.get_submodule(name)
         put(model, {name: layers[name]})
-        found[name] = losses_and_divergences(model, sequences, own)
+        results[name] = losses_and_divergences(model, sequences, own)
         put(model, {name: before})
-        told(len(found))
-    return found
+        on_progress(len(results))
+    return results
 
 
 def _kurtosis(
     model: nn.Module, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor]
 ) -> dict[str, float]:
     """Return the mean kurtosis of each layer's inputs, without the first token of a sequence."""
-    found: dict[str, list[float]] = {name: [] for name in layers}
+    kurtoses: dict[str, list[float]] = {name: [] for name in layers}
 
     def see(name: str, args: tuple[Any, ...]) -> None:
         rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
         if len(rows):  # an expert may read one token
-            found[name].append(float(exact.kurtosis(rows).mean()))
+            kurtoses[name].append(float(exact.kurtosis(rows).mean()))
 
     with hooked(layers, before=see):
         for tokens in sequences:
             logits_of(model, tokens)
-    return {name: sum(values) / max(1, len(values)) for name, values in found.items()}
+    return {name: sum(values) / max(1, len(values)) for name, values in kurtoses.items()}

@@ -83,9 +83,9 @@ class Smallest:
     @property
     def schemes(self) -> dict[str, Scheme]:
         """The scheme of each, or of most of its layers."""
-        most = scheme_of(self.module)
-        assert most is not None
-        return {MIXED: most} | {name: VLLM[name] for name in self.uniform}
+        commonest = scheme_of(self.module)
+        assert commonest is not None
+        return {MIXED: commonest} | {name: VLLM[name] for name in self.uniform}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -254,7 +254,8 @@ class SmallestSearch:
         if uniform.chosen == allocation.chosen:
             return allocation
         modules = [
-            self._module(candidates, candidates.by_layer(each)) for each in (allocation, uniform)
+            self._module(candidates, candidates.by_layer(candidate))
+            for candidate in (allocation, uniform)
         ]
         chosen_kl, uniform_kl = map(sum, divergences(self.model, modules, self.choosing_text))
         return uniform if uniform_kl < chosen_kl else allocation
@@ -306,7 +307,7 @@ def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             "2 or more"
         )
     choosing = [*text[3::4]] or [text[-1]]
-    rounding = [tokens for tokens in text if not any(tokens is other for other in choosing)]
+    rounding = [tokens for tokens in text if not any(tokens is choice for choice in choosing)]
     return rounding, choosing
 
 

@@ -26,9 +26,9 @@ def proof(damage: Damage) -> dict[str, Any]:
     over sequences that chose nothing, and the verdict.
     """
     against, count = reference(damage), len(damage.measurement.counts)
-    found: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
+    result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
     if against is None:
-        return found
+        return result
     value, error = damage.measurement.loss_increase(MIXED, against)
     verdict = "not better than uniform"
     far = reach(error, count)
@@ -36,25 +36,25 @@ def proof(damage: Damage) -> dict[str, Any]:
         verdict = "better than uniform"
     elif value - far > 0:
         verdict = "worse than uniform"
-    return found | {"verdict": verdict, **named("difference", (value, error))}
+    return result | {"verdict": verdict, **named("difference", (value, error))}
 
 
 def proof_words(damage: Damage) -> str:
     """Return the proof in a sentence."""
-    found, count = proof(damage), len(damage.measurement.counts)
-    against = found["against"]
+    result, count = proof(damage), len(damage.measurement.counts)
+    against = result["against"]
     rise = with_interval(*damage.measurement.loss_increase(MIXED), count, "+")
     if against is None:
         return f"The chosen formats raise the loss by {rise} nats per token."
-    other = with_interval(*damage.measurement.loss_increase(against), count, "+")
-    gap = with_interval(found["difference"], found["difference_standard_error"], count, "+")
-    said = (
-        f"{found['verdict'].capitalize()}: the chosen formats raise the loss by {rise} nats per "
-        f"token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {other} in "
+    reference_rise = with_interval(*damage.measurement.loss_increase(against), count, "+")
+    gap = with_interval(result["difference"], result["difference_standard_error"], count, "+")
+    sentence = (
+        f"{result['verdict'].capitalize()}: the chosen formats raise the loss by {rise} nats per "
+        f"token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {reference_rise} in "
         f"{damage.bytes[against] / 1e6:,.1f} MB; paired, {gap} (± its 95% interval, on {count} "
         "sequences that chose nothing)."
     )
-    return said.replace("-", "−")
+    return sentence.replace("-", "−")
 
 
 def format_words(smallest: Smallest) -> str:
@@ -72,11 +72,13 @@ def tuning_words(smallest: Smallest) -> str:
     if tuning is None:
         return ""
     before, after = (with_error(value) for value, _ in (tuning.before, tuning.after))
-    kept = "and they stay" if tuning.kept else "which its interval does not tell from chance: the "
-    kept += "" if tuning.kept else "untrained ones stay"
+    outcome = (
+        "and they stay" if tuning.kept else "which its interval does not tell from chance: the "
+    )
+    outcome += "" if tuning.kept else "untrained ones stay"
     return (
         f". Scales trained for {tuning.steps} steps, codes fixed: KL on text that trained nothing "
-        f"{before} to {after} nats per token, {kept}"
+        f"{before} to {after} nats per token, {outcome}"
     )
 
 
@@ -132,11 +134,11 @@ def _curve(damage: Damage, smallest: Smallest) -> charts.Drawing:
         far = reach(error, count)
         rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": value,
                      "low": value - far, "high": value + far})  # fmt: skip
-    most = 1.1 * max(row["MB"] for row in rows)
+    rightmost = 1.1 * max(row["MB"] for row in rows)
     line = pl.DataFrame(
         [{"MB": (size + smallest.other_bytes) / 1e6, "loss": cost}
          for size, cost in smallest.curve]
-    ).filter(pl.col("MB") <= most)  # fmt: skip
+    ).filter(pl.col("MB") <= rightmost)  # fmt: skip
     x = alt.X("MB:Q", title="MB of weights", scale=alt.Scale(zero=False))
     y = alt.Y("loss:Q", title="loss increase, nats per token")
     frontier = alt.Chart(charts.rounded(line)).mark_line().encode(x=x, y=y)

@@ -110,7 +110,7 @@ def quantize(
     texts = options.calibration_text
     if texts and not calibrates:
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
-    with session("quantize", options, models, tokenizer, display) as opened:
+    with session("quantize", options, models, tokenizer, display) as tool_session:
         _check(options, measured_schemes, len(models))
         length = options.length or LENGTH
         counts = _Counts(
@@ -125,7 +125,14 @@ def quantize(
         calibration = [evaluation_data(text, length * (counts.calibration + counts.tuning))
                        for text in texts]  # fmt: skip
         quantizer = _Quantizer(
-            opened.models(), options, measured_schemes, others, words, counts, calibration, opened
+            tool_session.models(),
+            options,
+            measured_schemes,
+            others,
+            words,
+            counts,
+            calibration,
+            tool_session,
         )
         if several:
             return _matrix(quantizer.next, models or [""], options)
@@ -195,20 +202,20 @@ class _Quantizer:
             raise WakefulError(
                 f"{loaded.name} is quantized already: name the model that it was made from"
             )
-        whole = prepared(loaded.module, options.skip)
+        plain = prepared(loaded.module, options.skip)
         layers: dict[str, nn.Module] = {}
         if any(scheme.weights is not None for scheme in schemes):
-            layers = linear_layers(whole, options.skip)
+            layers = linear_layers(plain, options.skip)
         if options.bits:  # they are of the layers, and the head is counted apart
-            head = _head(whole)
+            head = _head(plain)
             layers = {name: layer for name, layer in layers.items() if layer is not head}
         if any(scheme.cache is not None for scheme in schemes):
             check_cache(loaded.module)
         if options.save:
-            check_compressed(whole, self._schemes_of(layers), layers, _written(loaded))
+            check_compressed(plain, self._schemes_of(layers), layers, _written(loaded))
         length = options.length_for(loaded.context)
-        words = choose_data(loaded, options, self.words)
-        tokens = self._tokens(loaded, words, length)
+        source_text = choose_data(loaded, options, self.words)
+        tokens = self._tokens(loaded, source_text, length)
         self._note_duration(loaded, layers, length)
         measured = tokens[: self.counts.measured]
         calibration = tokens[self.counts.measured :][: self.counts.calibration]
@@ -216,21 +223,21 @@ class _Quantizer:
         seconds: dict[str, float] = {}
         named = {str(scheme): scheme for scheme in schemes}
         smallest, layer_costs = None, list[LayerCost]()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         if options.chooses:
             tuning = tokens[self.counts.measured + self.counts.calibration :]
-            smallest = self._smallest(loaded, whole, layers, calibration, tuning)
+            smallest = self._smallest(loaded, plain, layers, calibration, tuning)
             wait_for(loaded.device)
             named = smallest.schemes
             forms = {name: _form(loaded, name, module, name)
                      for name, module in smallest.modules.items()}  # fmt: skip
-            seconds = dict.fromkeys(forms, time.perf_counter() - begun)
+            seconds = dict.fromkeys(forms, time.perf_counter() - start)
         else:
             for name, scheme in named.items():
                 forms[name] = self._quantized(loaded, name, scheme, calibration)
                 wait_for(loaded.device)
-                seconds[name] = time.perf_counter() - begun
-                begun = time.perf_counter()
+                seconds[name] = time.perf_counter() - start
+                start = time.perf_counter()
         if options.sensitivity:
             small = next(iter(forms.values())).module
             label, count = f"{loaded.name}: layers, alone and together", 2 * len(layers)
@@ -241,8 +248,8 @@ class _Quantizer:
         damage = None
         if measured:
             damage = _damage(loaded, forms, named, seconds, measured, self.session.show)
-            damage = replace(damage, savable=self._savable(loaded, whole, layers))
-        machine, head, text = self.session.machine, _head(whole), words.name or options.source
+            damage = replace(damage, savable=self._savable(loaded, plain, layers))
+        machine, head, text = self.session.machine, _head(plain), source_text.name or options.source
         method = _method(
             loaded, options, text, len(layers), length, self.counts.calibration, machine
         )
@@ -257,14 +264,14 @@ class _Quantizer:
         )  # fmt: skip
 
     def _smallest(
-        self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module],
+        self, loaded: Model, plain: nn.Module, layers: Mapping[str, nn.Module],
         calibration: Sequence[Tensor], tuning: Sequence[Tensor],
     ) -> Smallest:  # fmt: skip
         """Return the smallest model within the budget."""
         options, count = self.options, self.session.show.count
         search = SmallestSearch(
-            whole, layers, Budget(options.bits, options.bytes, options.loss),
-            *split_text(calibration), all_bytes=state_bytes(whole, loaded.stored),
+            plain, layers, Budget(options.bits, options.bytes, options.loss),
+            *split_text(calibration), all_bytes=state_bytes(plain, loaded.stored),
             stored=loaded.written_in, arithmetic=options.arithmetic, tune=options.tune,
             tuning_text=tuning,
             tuning_state=Path(options.tuning_state) if options.tuning_state else None,
@@ -283,36 +290,36 @@ class _Quantizer:
         return {name: scheme for scheme, part in parts.items() for name in part}
 
     def _savable(
-        self, loaded: Model, whole: nn.Module, layers: Mapping[str, nn.Module]
+        self, loaded: Model, plain: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[str, ...]:
         """Return the schemes under which the model can be saved: those asked for, and w8a8."""
         schemes = {} if self.others else {str(scheme): scheme for scheme in self.schemes}
         return tuple(
             name for name, scheme in {**schemes, "w8a8": NAMED["w8a8"]}.items()
-            if layers and can_compress(whole, scheme, layers, lambda: _written(loaded))
+            if layers and can_compress(plain, scheme, layers, lambda: _written(loaded))
         )  # fmt: skip
 
-    def _tokens(self, loaded: Model, words: EvaluationData, length: int) -> list[Tensor]:
+    def _tokens(self, loaded: Model, measured_text: EvaluationData, length: int) -> list[Tensor]:
         """Return sequences to measure, then those to calibrate on, then those to tune on."""
         bos, counts, texts = loaded.begins(self.options.bos), self.counts, self.calibration
         following = counts.calibration + counts.tuning
 
-        def read(words: EvaluationData, number: int) -> list[list[int]]:
+        def read(measured_text: EvaluationData, number: int) -> list[list[int]]:
             if not number:
                 return []
-            return words.sequences(loaded, length=length, num_sequences=number, bos=bos)
+            return measured_text.sequences(loaded, length=length, num_sequences=number, bos=bos)
 
         if not texts:
-            sequences = read(words, counts.measured + following)
+            sequences = read(measured_text, counts.measured + following)
         else:
             shares = [
-                [len(range(place, number, len(texts))) for place in range(len(texts))]
+                [len(range(index, number, len(texts))) for index in range(len(texts))]
                 for number in (counts.calibration, counts.tuning)
             ]
             parts = [read(text, sum(both)) for text, *both in zip(texts, *shares, strict=True)]
             calibration = [part[:number] for part, number in zip(parts, shares[0], strict=True)]
             tuning = [part[number:] for part, number in zip(parts, shares[0], strict=True)]
-            sequences = read(words, counts.measured)
+            sequences = read(measured_text, counts.measured)
             if any(tokens in sequences for part in parts for tokens in part):
                 raise WakefulError(
                     "calibration_text begins with the sequences that are measured: name another "
@@ -353,7 +360,7 @@ class _Quantizer:
     ) -> Model:
         self.session.show.note(f"quantizing {loaded.name}: {name}")
         others = self.others
-        calibrates = any(each.calibrated for each in (scheme, *others.values()))
+        calibrates = any(layer_scheme.calibrated for layer_scheme in (scheme, *others.values()))
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.options.arithmetic,
             calibration=calibration if calibrates else (),
@@ -392,49 +399,49 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     Raises:
         WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
     """
-    found: list[Scheme] = []
+    schemes: list[Scheme] = []
     for name in names:
         scheme = parse_scheme(name, imports=True)
         for kind in scales if scheme.scales == "dynamic" else ("static",):
             if kind == "static" and "dynamic" in scales and not scheme.can_be_static:
                 continue
-            each = scheme.with_scales(kind)
-            if each in found:
-                raise WakefulError(f"scheme {each} is named twice")
-            found.append(each)
-    return found
+            variant = scheme.with_scales(kind)
+            if variant in schemes:
+                raise WakefulError(f"scheme {variant} is named twice")
+            schemes.append(variant)
+    return schemes
 
 
-def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
-    if wanted.chooses and models > 1:
+def _check(options: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
+    if options.chooses and models > 1:
         raise WakefulError(f"--bits, --bytes and --loss are of one model, and {models} are named")
-    if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
+    if options.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
         raise WakefulError(
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
             "--scheme w4a16"
         )
-    if wanted.skip and all(each.weights is None for each in schemes):
+    if options.skip and all(scheme.weights is None for scheme in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
             f"--skip"
         )
-    if not wanted.save:
+    if not options.save:
         return
     if models > 1:
         raise WakefulError(f"--save writes one model, and {models} are named")
-    if len(schemes) > 1 and not wanted.chooses:
+    if len(schemes) > 1 and not options.chooses:
         raise WakefulError(
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
     compressed_config({schemes[0]: ()})
-    one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
-    if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
+    saved, out = Path(options.save).resolve(), Path(options.out).resolve()
+    if options.out and (saved.is_relative_to(out) or out.is_relative_to(saved)):
         raise WakefulError(
-            f"--save {wanted.save} and --out {wanted.out} are one folder or one inside the other: "
-            "name two"
+            f"--save {options.save} and --out {options.out} are one folder or one inside the "
+            "other: name two"
         )
-    refuse_existing(Path(wanted.save))
+    refuse_existing(Path(options.save))
 
 
 def _damage(
@@ -474,17 +481,17 @@ def _bytes_before(loaded: Model) -> int:
 
 def _method(
     loaded: Model,
-    wanted: QuantizeOptions,
+    options: QuantizeOptions,
     text: str,
     layers: int,
     length: int,
     calibration: int,
     machine: Environment,
 ) -> dict[str, str]:
-    texts = " and ".join(wanted.calibration_text)
+    texts = " and ".join(options.calibration_text)
     where = f"sequences from the beginning of {texts}" if texts else "further sequences"
-    skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
-    others = f"; of a scheme of their own: {', '.join(wanted.others)}" if wanted.others else ""
+    skipped = f", and what matches {', '.join(options.skip)}" if options.skip else ""
+    others = f"; of a scheme of their own: {', '.join(options.others)}" if options.others else ""
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",
         "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
@@ -492,9 +499,9 @@ def _method(
         + others
         if layers
         else "none: keys and values are rounded as attention reads them",
-        "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "
+        "Text": f"{text}, {options.num_sequences} sequences of {length} tokens from its "
         "beginning, the same for every scheme",
-        "BOS": describe_bos(loaded, wanted.bos),
+        "BOS": describe_bos(loaded, options.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
         f"model in {dtype_of(loaded)}",
         "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
@@ -512,6 +519,6 @@ def _method(
             if calibration
             else {}
         ),
-        "Arithmetic": f"{wanted.arithmetic}; grids in float32; emulated schemes in float32",
+        "Arithmetic": f"{options.arithmetic}; grids in float32; emulated schemes in float32",
         "Machine": str(machine),
     }

@@ -100,7 +100,7 @@ def tune_scales(
     with evaluating(small), _trained(layers, first, logarithms):
         for step in range(begin, steps):
             places = range(step * size, (step + 1) * size)
-            tokens = torch.cat([text[place % len(text)] for place in places])
+            tokens = torch.cat([text[number % len(text)] for number in places])
             _learn(model, small, tokens, list(logarithms.values()))
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.step()
@@ -154,7 +154,7 @@ def _tuned(
 
 
 class _Scaled(torch.autograd.Function):
-    """x Ŵᵀ, with the gradients of x and of θ; Ŵ is dequantized anew for them."""
+    """x Ŵᵀ, with the gradients of x and of θ; Ŵ is dequantized again for them."""
 
     @staticmethod
     def forward(

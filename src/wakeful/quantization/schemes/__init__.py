@@ -113,15 +113,15 @@ class Scheme(FieldVariant):
     @property
     def definition(self) -> str:
         """The expression that spells out each grid, without the kind of scales."""
-        names = (each.name for each in fields(Scheme) if each.name != "scales")
+        names = (field.name for field in fields(Scheme) if field.name != "scales")
         return Scheme(**{name: getattr(self, name) for name in names}).expression
 
     def with_scales(self, scales: ScaleKind) -> "Scheme":
         """Return the same scheme with `dynamic` or `static` activation scales."""
-        made = copy.copy(self)
-        made.scales = scales
-        made.__post_init__()
-        return made
+        copied = copy.copy(self)
+        copied.scales = scales
+        copied.__post_init__()
+        return copied
 
     def __str__(self) -> str:
         dynamic = self.with_scales("dynamic")
@@ -130,11 +130,11 @@ class Scheme(FieldVariant):
         name = own if own in NAMED else next(named, own)
         return name if self.scales == "dynamic" else f"{name} {self.scales}"
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, value: object) -> bool:
         return (
-            isinstance(other, Scheme)
-            and self.scales == other.scales
-            and self.definition == other.definition
+            isinstance(value, Scheme)
+            and self.scales == value.scales
+            and self.definition == value.definition
         )
 
     def __hash__(self) -> int:
@@ -285,7 +285,7 @@ NAMED: dict[str, Scheme] = {
 
 
 def parse_scheme(
-    given: str | Scheme, scales: ScaleKind | None = None, *, imports: bool = False
+    expression: str | Scheme, scales: ScaleKind | None = None, *, imports: bool = False
 ) -> Scheme:
     """Return a scheme, given itself or as an expression, with these scales in place of its own.
 
@@ -296,9 +296,11 @@ def parse_scheme(
     Raises:
         WakefulError: the expression does not parse, or what it says makes no scheme.
     """
-    made = given
-    if isinstance(given, str):
-        made = build("quantization.schemes", given, imports=imports)
-    if not isinstance(made, Scheme):
-        raise WakefulError(f"{given} is a grid; a scheme says of what: scheme(weights={given})")
-    return made if scales is None else made.with_scales(scales)
+    scheme = expression
+    if isinstance(expression, str):
+        scheme = build("quantization.schemes", expression, imports=imports)
+    if not isinstance(scheme, Scheme):
+        raise WakefulError(
+            f"{expression} is a grid; a scheme says of what: scheme(weights={expression})"
+        )
+    return scheme if scales is None else scheme.with_scales(scales)

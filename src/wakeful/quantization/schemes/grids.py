@@ -43,8 +43,8 @@ class Scales:
         if not self.group:
             return step, self.zero
         step, zero = (
-            None if each is None else each.repeat_interleave(self.group, 1)[:, :width]
-            for each in (step, self.zero)
+            None if tensor is None else tensor.repeat_interleave(self.group, 1)[:, :width]
+            for tensor in (step, self.zero)
         )
         assert step is not None
         return step, zero
@@ -52,9 +52,9 @@ class Scales:
     def of_rows(self, rows: slice) -> "Scales":
         """Return the scales of some rows of x."""
         parts = {
-            name: each[rows]
-            for name, each in vars(self).items()
-            if isinstance(each, Tensor) and len(each) > 1
+            name: tensor[rows]
+            for name, tensor in vars(self).items()
+            if isinstance(tensor, Tensor) and len(tensor) > 1
         }
         return replace(self, **parts)
 
@@ -62,9 +62,9 @@ class Scales:
         """Return the scales of one channel of x, (M, 1)."""
         if not self.group:
             return self
-        place = slice(channel // self.group, channel // self.group + 1)
-        zero = None if self.zero is None else self.zero[:, place]
-        return Scales(self.scale[:, place], zero, self.outer)
+        column = slice(channel // self.group, channel // self.group + 1)
+        zero = None if self.zero is None else self.zero[:, column]
+        return Scales(self.scale[:, column], zero, self.outer)
 
 
 class Grid(FieldVariant, ABC):
@@ -152,13 +152,13 @@ class Grid(FieldVariant, ABC):
             short = -x.shape[1] % self.group
             if short:
                 x = torch.cat((x, x[:, -1:].expand(-1, short)), dim=1)
-            found = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
+            extremes = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
         elif self.per != "tensor":
-            found = x.aminmax(dim=1, keepdim=True)
+            extremes = x.aminmax(dim=1, keepdim=True)
         else:
             x = x if x.numel() else x.new_zeros(1, 1)  # of no token
-            found = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
-        return found.min, found.max
+            extremes = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
+        return extremes.min, extremes.max
 
     def scales_between(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
@@ -181,9 +181,9 @@ class Grid(FieldVariant, ABC):
 
     def under(self, outer: Tensor | None) -> "Grid":
         """Return this grid with what `per` shares given."""
-        made = copy.copy(self)
-        made.outer = outer
-        return made
+        copied = copy.copy(self)
+        copied.outer = outer
+        return copied
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
@@ -237,8 +237,8 @@ class Grid(FieldVariant, ABC):
         """Return x̂ of x: numbers that lie on the grid; a NaN stays one."""
         return self.values(self.levels(x, scales).to(dtype), scales)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and str(self) == str(other)
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Grid) and str(self) == str(value)
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -404,9 +404,9 @@ class MxE2M1(_E2M1):
             exponent = exponent + (fraction >= 0.875)
         elif self.exponent == "ceil":
             exponent = exponent + (fraction > 0.75)  # 6 of 8
-        one = torch.ones_like(size)
-        scale = torch.ldexp(one, (exponent - 3).clamp(-126, 127))
-        return Scales(torch.where(size > 0, scale, one))
+        ones = torch.ones_like(size)
+        scale = torch.ldexp(ones, (exponent - 3).clamp(-126, 127))
+        return Scales(torch.where(size > 0, scale, ones))
 
 
 class NvE2M1(_E2M1):
@@ -452,7 +452,7 @@ class NvE2M1(_E2M1):
         x = x.float()
         four = replace(six, scale=_rounded_e4m3(_largest(*self.bounds(x)) / 4.0 / six.outer))
         away, closer = (
-            self.shared_sum((x - self.fake_quantize(x, each)).square()) for each in (six, four)
+            self.shared_sum((x - self.fake_quantize(x, scales)).square()) for scales in (six, four)
         )
         return replace(six, scale=torch.where(closer < away, four.scale, six.scale))
 

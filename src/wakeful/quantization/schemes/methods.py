@@ -23,7 +23,7 @@ _COLUMNS = 128
 
 
 @dataclass
-class Seen:
+class InputStatistics:
     """Statistics of calibration text at a layer with K inputs."""
 
     channels: Tensor
@@ -78,7 +78,7 @@ class Method(FieldVariant, ABC):
         """True where inputs are divided."""
         return type(self).divisor is not Method.divisor
 
-    def divisor(self, seen: Seen, grid: Grid) -> Float[Tensor, "K"]:
+    def divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
         """Return what to divide inputs and multiply weights by, of a method that divides."""
         raise NotImplementedError
 
@@ -97,13 +97,13 @@ class Method(FieldVariant, ABC):
             rows = whole(part)
             scales = grid.scales_of(rows)
             parts.append((grid.quantize(rows, scales), scales))
-        integers, found = zip(*parts, strict=True)
+        integers, scales_of_parts = zip(*parts, strict=True)
         joined = {
-            name: torch.cat([getattr(each, name) for each in found])
+            name: torch.cat([getattr(scale, name) for scale in scales_of_parts])
             for name in ("scale", "zero", "outer")
-            if getattr(found[0], name) is not None
+            if getattr(scales_of_parts[0], name) is not None
         }
-        return torch.cat(integers), replace(found[0], **joined)
+        return torch.cat(integers), replace(scales_of_parts[0], **joined)
 
     def round_all(
         self,
@@ -193,7 +193,7 @@ class Gptq(Method):
             last = min(first + step, width)
             block, errors = w[first:last], []
             for column in range(first, last):
-                here, place = column - first, places[column]
+                here, channel = column - first, places[column]
                 if grid.group and not self.act_order and column % group == 0:
                     rest = block[here : here + group].T
                     fresh = grid.refit(rest, scales)
@@ -201,12 +201,12 @@ class Gptq(Method):
                         fresh = shrunk(grid, rest, fresh, importance[column : column + group])
                     _put(scales, column // group, fresh)
                 numbers = block[here].unsqueeze(1)
-                scale = scales.at(place)
+                scale = scales.at(channel)
                 code = grid.quantize(numbers, scale)
                 error = (numbers - grid.dequantize(code, scale)).squeeze(1)
                 error /= factor[column, column]
                 block[here + 1 :].addr_(factor[column, column + 1 : last], error, alpha=-1)
-                codes[place] = code.squeeze(1)
+                codes[channel] = code.squeeze(1)
                 errors.append(error)
             w[last:].addmm_(factor[first:last, last:].T, torch.stack(errors), alpha=-1)
         return codes.T.contiguous(), scales
@@ -239,8 +239,8 @@ class Smooth(Method):
         if not 0 <= self.alpha <= 1:
             raise WakefulError(f"smooth: alpha must be from 0 to 1, got {self.alpha}")
 
-    def divisor(self, seen: Seen, grid: Grid) -> Float[Tensor, "K"]:
-        inputs, weights = seen.channels.float(), seen.readers.weights.float()
+    def divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
+        inputs, weights = statistics.channels.float(), statistics.readers.weights.float()
         s = inputs**self.alpha / weights ** (1 - self.alpha)
         return torch.where((inputs > 0) & (weights > 0), s, torch.ones_like(s))
 
@@ -256,14 +256,14 @@ def shrunk(
         difference = grid.fake_quantize(weight, scales).sub_(weight)
         return grid.shared_sum(difference.square_().mul_(importance))
 
-    best, least = scales, error(scales)
+    best, least_error = scales, error(scales)
     # From 1 on: the largest number may become 6 there where it became 4 in `scales`.
     for share in torch.linspace(1, 0.5, 26).tolist():
         low, high = (share * bound for bound in bounds)
         narrower = grid.scales_between(low, high, scales.outer)
         new_error = error(narrower)
-        better = new_error < least
-        least = torch.where(better, new_error, least)
+        better = new_error < least_error
+        least_error = torch.where(better, new_error, least_error)
         zero = None
         if narrower.zero is not None and best.zero is not None:
             zero = torch.where(better, narrower.zero, best.zero)
