@@ -86,7 +86,7 @@ def test_rules_of_mxfp4s_exponents(exponent: Any, found: list[int]) -> None:
         x[:, 5] = -torch.ldexp(largest, torch.tensor(power))
         grid = MxE2M1(per="channel", exponent=exponent)
         assert (grid.scales_of(x).scale[:, 0] * 4 * 2.0**-power).tolist() == found
-    assert ("exponents by" in grid.words) == (exponent != "even")
+    assert ("exponents by" in grid.description) == (exponent != "even")
 
 
 def test_the_default_exponents_are_those_of_compressed_tensors() -> None:

@@ -16,6 +16,7 @@ from wakeful.probes.running import logits_of
 from wakeful.quantization import quantized_layers
 from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.formats import VLLM, rounding_seconds
 from wakeful.quantization.smallest import FULL, Budget, SmallestSearch, split_text
 from wakeful.quantization.tuning import tune_scales
 
@@ -65,6 +66,17 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
     assert costs == sorted(costs, reverse=True)
 
 
+def test_the_time_of_rounding_counts_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("wakeful.quantization.formats.time.perf_counter", lambda: next(clock))
+    layers = linear_layers(llama())  # of four shapes, each of which takes a second here
+    assert rounding_seconds(layers, VLLM) == len(layers)
+    monkeypatch.setattr("wakeful.quantization.formats._SECONDS_TO_MEASURE", 1.0)
+    smallest = 32 * 64**2
+    sizes = [layer.weight.shape[0] * layer.weight.shape[1] ** 2 for layer in layers.values()]
+    assert rounding_seconds(layers, VLLM) == pytest.approx(sum(sizes) / smallest)
+
+
 @pytest.mark.slow
 def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
     tried = search(loss=0.01)
@@ -93,7 +105,7 @@ def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() 
     others = [logits_of(module, TEXT[0]) for module in found.uniform.values()]
     text = TEXT[:3]
     tuning = tune_scales(tried.model, found.module, text, text, steps=40, rate=5e-3)
-    assert tuning.kept
+    assert tuning.improved
     assert tuning.after[0] < 0.9 * tuning.before[0]
     assert quantized_layers(found.module) == layers
     for name, layer in layers.items():
@@ -105,7 +117,7 @@ def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() 
         assert torch.equal(logits_of(module, TEXT[0]), logits)
     after = {name: layer.scale.clone() for name, layer in layers.items()}
     worse = tune_scales(tried.model, found.module, TEXT[:1], TEXT[3:7], steps=3, rate=1.0)
-    assert not worse.kept
+    assert not worse.improved
     assert all(torch.equal(layer.scale, after[name]) for name, layer in layers.items())
 
 

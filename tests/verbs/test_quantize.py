@@ -413,7 +413,7 @@ def test_a_matrix_says_whose_output_head_is_quantized(
     assert said in (tmp_path / "out/report.html").read_text("utf-8")
     alike = wakeful.quantize(models, "fine", **given, skip=("*head",))
     assert not any("output head" in sentence for sentence in alike.verdicts)
-    assert [len(one.layers) for one in alike.each.values()] == [14, 14]
+    assert [len(one.layers) for one in alike.results.values()] == [14, 14]
 
 
 def test_layers_are_those_of_the_model_as_it_is_quantized(text: Path, tmp_path: Path) -> None:

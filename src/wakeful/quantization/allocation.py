@@ -48,7 +48,7 @@ class Frontier:
         self.most = sum(max(choice.bytes for choice in group) for group in groups)
         # Only what a group takes beyond its smallest choice is to be divided.
         extra = [
-            [choice.bytes - min(other.bytes for other in group) for choice in group]
+            [choice.bytes - min(alternative.bytes for alternative in group) for choice in group]
             for group in groups
         ]
         unit = math.gcd(*(value for values in extra for value in values)) or 1

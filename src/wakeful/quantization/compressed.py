@@ -457,8 +457,8 @@ def _checked(
 
 def _expression(scheme: Scheme, weights: Grid) -> str:
     """Return the expression of a scheme with another grid of weights."""
-    other = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
-    return other.with_scales(scheme.scales).expression
+    regridded = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
+    return regridded.with_scales(scheme.scales).expression
 
 
 def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
@@ -565,7 +565,7 @@ def _there(config: PreTrainedConfig) -> _There:
             names, numbered[name] = names + parts, numbers
         # Numbers in the place of weights tell where Transformers writes each.
         written = revert_weight_conversion(skeleton, numbered).items()
-        alone = {int(index): place for place, index in written if index.numel() == 1}
+        alone = {int(index): file_name for file_name, index in written if index.numel() == 1}
         experts = {names[number] for number in alone} - numbered.keys()
         for number in sorted(alone):
             places.setdefault(names[number], []).append(alone[number])

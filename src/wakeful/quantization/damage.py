@@ -288,18 +288,18 @@ def describe(scheme: Scheme) -> str:
     parts = [(part, grid) for part, grid in scheme.activations]
     if scheme.weights is not None:
         parts.insert(0, ("weights", scheme.weights))
-    parts_in_words = [grid.words.format(part) for part, grid in parts]
-    parts_in_words = [part.replace("per channel", "per output channel") for part in parts_in_words]
+    descriptions = [grid.description.format(part) for part, grid in parts]
+    descriptions = [part.replace("per channel", "per output channel") for part in descriptions]
     if scheme.cache is not None:
         head = " and head" if scheme.cache.per != "tensor" else ""
-        parts_in_words.append(scheme.cache.words.format("keys and values") + head)
+        descriptions.append(scheme.cache.description.format("keys and values") + head)
     if scheme.method is not None:
-        parts_in_words.append(f"by {scheme.method}")
+        descriptions.append(f"by {scheme.method}")
     rest = "activations in full precision"
     if scheme.activations:
         rest = f"{scheme.scales} activation scales"
     emulated = ", emulated" if scheme.emulated or scheme.cache else ""
-    return f"{', '.join(parts_in_words)}; {rest}{emulated}."
+    return f"{', '.join(descriptions)}; {rest}{emulated}."
 
 
 def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:

@@ -162,19 +162,19 @@ class Quantization(Measured):
 class QuantizationMatrix(Measured):
     """Damage of several schemes to several models, without the quantized models."""
 
-    each: Mapping[str, Quantization]
+    results: Mapping[str, Quantization]
     """Every model's own result, by its name, without models."""
 
     @property
     def frame(self) -> pl.DataFrame:
         """The rows of `Quantization.frame` of all models, one after another."""
-        return pl.concat(result.frame for result in self.each.values())
+        return pl.concat(result.frame for result in self.results.values())
 
     @property
     def summary(self) -> dict[str, Any]:
         """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
         figures = {
-            "models": [result.summary for result in self.each.values()],
+            "models": [result.summary for result in self.results.values()],
             "correlations": correlations(self._damages),
             "kurtosis_predicts": predicts(self._damages),
         }
@@ -183,23 +183,23 @@ class QuantizationMatrix(Measured):
     @property
     def report(self) -> Report:
         """Damage of each scheme to each model, and whether kurtosis predicts it."""
-        keys = list(dict.fromkeys(key for result in self.each.values() for key in result.method))
+        keys = list(dict.fromkeys(key for result in self.results.values() for key in result.method))
         method = {
-            key: same_or_each({n: result.method[key] for n, result in self.each.items()
+            key: same_or_each({n: result.method[key] for n, result in self.results.items()
                                if key in result.method})
             for key in keys
         }  # fmt: skip
         return matrix_report(
             self._damages, method=method, heads=self._heads,
-            sources=[result.source for result in self.each.values()],
-            options=next(iter(self.each.values())).options,
+            sources=[result.source for result in self.results.values()],
+            options=next(iter(self.results.values())).options,
         )  # fmt: skip
 
     @property
     def _heads(self) -> str:
         """Sentence on the models whose output heads are quantized; empty where all are alike."""
-        quantized = [name for name, result in self.each.items() if result.head]
-        rest = [name for name, result in self.each.items() if not result.head]
+        quantized = [name for name, result in self.results.items() if result.head]
+        rest = [name for name, result in self.results.items() if not result.head]
         if not quantized or not rest:
             return ""
         return (
@@ -212,13 +212,13 @@ class QuantizationMatrix(Measured):
         """Write the damage of all models with its page to a new folder; return it."""
         damages = self._damages
         return self.write_run(
-            folder, "quantize", next(iter(self.each.values())).machine,
+            folder, "quantize", next(iter(self.results.values())).machine,
             {"quantization.parquet": self.frame,
              "sequences.parquet": pl.concat(map(scheme_rows, damages))},
-            models=[result.source for result in self.each.values()],
+            models=[result.source for result in self.results.values()],
             schemes=list(damages[0].schemes),
         )  # fmt: skip
 
     @property
     def _damages(self) -> list[Damage]:
-        return [result._measured for result in self.each.values()]
+        return [result._measured for result in self.results.values()]

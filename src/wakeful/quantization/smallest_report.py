@@ -72,10 +72,9 @@ def tuning_words(smallest: Smallest) -> str:
     if tuning is None:
         return ""
     before, after = (with_error(value) for value, _ in (tuning.before, tuning.after))
-    outcome = (
-        "and they stay" if tuning.kept else "which its interval does not tell from chance: the "
-    )
-    outcome += "" if tuning.kept else "untrained ones stay"
+    outcome = "and they stay"
+    if not tuning.improved:
+        outcome = "which its interval does not tell from chance: the untrained ones stay"
     return (
         f". Scales trained for {tuning.steps} steps, codes fixed: KL on text that trained nothing "
         f"{before} to {after} nats per token, {outcome}"
@@ -108,7 +107,7 @@ def smallest_summary(smallest: Smallest, damage: Damage) -> dict[str, Any]:
 def _tuning(tuning: Tuning | None) -> dict[str, Any] | None:
     if tuning is None:
         return None
-    return {"steps": tuning.steps, "kept": tuning.kept, **named("kl_before", tuning.before),
+    return {"steps": tuning.steps, "kept": tuning.improved, **named("kl_before", tuning.before),
             **named("kl_after", tuning.after)}  # fmt: skip
 
 

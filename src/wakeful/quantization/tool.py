@@ -119,9 +119,9 @@ def quantize(
             options.tune * sequences_per_step(length),
         )
         following = 0 if texts else counts.calibration + counts.tuning
-        words = as_evaluation_data("")
+        data = as_evaluation_data("")
         if counts.measured + following:
-            words = evaluation_data(options.source, length * (counts.measured + following))
+            data = evaluation_data(options.source, length * (counts.measured + following))
         calibration = [evaluation_data(text, length * (counts.calibration + counts.tuning))
                        for text in texts]  # fmt: skip
         quantizer = _Quantizer(
@@ -129,7 +129,7 @@ def quantize(
             options,
             measured_schemes,
             others,
-            words,
+            data,
             counts,
             calibration,
             tool_session,
@@ -153,7 +153,7 @@ def _matrix(
     results: dict[str, Quantization] = {}
 
     def save_results() -> QuantizationMatrix:
-        matrix = QuantizationMatrix(each=results, figures=options.figures)
+        matrix = QuantizationMatrix(results=results, figures=options.figures)
         if options.out and results:
             matrix.save(options.out)
         return matrix
@@ -189,7 +189,7 @@ class _Quantizer:
     schemes: Sequence[Scheme]
     others: Mapping[str, Scheme]
     """The schemes of layers that have one of their own, by pattern."""
-    words: EvaluationData
+    data: EvaluationData
     counts: _Counts
     calibration: Sequence[EvaluationData]
     """Texts to calibrate on; none where these sequences follow the measured ones."""
@@ -214,7 +214,7 @@ class _Quantizer:
         if options.save:
             check_compressed(plain, self._schemes_of(layers), layers, _written(loaded))
         length = options.length_for(loaded.context)
-        source_text = choose_data(loaded, options, self.words)
+        source_text = choose_data(loaded, options, self.data)
         tokens = self._tokens(loaded, source_text, length)
         self._note_duration(loaded, layers, length)
         measured = tokens[: self.counts.measured]

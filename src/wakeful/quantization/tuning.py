@@ -55,7 +55,7 @@ class Tuning:
     before: Estimate
     """KL from the model in full precision, nats per token."""
     after: Estimate
-    kept: bool
+    improved: bool
     """True where the tuned scales stay: KL falls by more than its 95% interval, paired."""
 
 
@@ -113,11 +113,11 @@ def tune_scales(
         layer.scale = _tuned(layer, first[name], logarithms[name].detach())
     (after,) = divergences(model, [small], check)
     gain, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
-    kept = gain - reach(error, len(check)) > 0
-    if not kept:
+    improved = gain - reach(error, len(check)) > 0
+    if not improved:
         for name, layer in layers.items():
             layer.scale = first[name]
-    return Tuning(steps, mean_and_error(before), mean_and_error(after), kept)
+    return Tuning(steps, mean_and_error(before), mean_and_error(after), improved)
 
 
 def _learn(

@@ -113,7 +113,7 @@ class Grid(FieldVariant, ABC):
         return 2 ** (self.bits - 1) - 1
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Say what it is: "4-bit {} per channel in groups of 128", where {} is what it is of."""
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
@@ -129,17 +129,17 @@ class Grid(FieldVariant, ABC):
         """
         return Scales(_step(_largest(smallest, largest), self.high))
 
-    def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
+    def scales_of(self, x: Tensor, sequences: int = 1, outer: Tensor | None = None) -> Scales:
         """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
 
         Of several equally long `sequences` each has its own per tensor, repeated for its rows. What
-        `per` shares may be `given`.
+        `per` shares may be given as `outer`.
         """
         x = x.float()
-        if given is not None and not self.group:
-            return Scales(given)
+        if outer is not None and not self.group:
+            return Scales(outer)
         if self.group or self.per != "tensor" or sequences == 1 or not x.numel():
-            return self.scales_between(*self.bounds(x), given, sequences)
+            return self.scales_between(*self.bounds(x), outer, sequences)
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
         rows = x.shape[0] // sequences
         return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
@@ -187,7 +187,7 @@ class Grid(FieldVariant, ABC):
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
-        return self.scales_of(x, given=scales.outer)
+        return self.scales_of(x, outer=scales.outer)
 
     def levels(self, x: Tensor, scales: Scales) -> Tensor:
         """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
@@ -275,9 +275,9 @@ class Absmax(Grid):
         return getattr(torch, self.scale)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         clipped = "" if self.clip == 1 else f", clipped at {self.clip:g} of the largest"
-        return super().words + clipped
+        return super().description + clipped
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         step = _step(self.clip * _largest(smallest, largest), self.high)
@@ -394,8 +394,8 @@ class MxE2M1(_E2M1):
         return torch.float8_e8m0fnu
 
     @property
-    def words(self) -> str:
-        return super().words + f", exponents by {self.exponent}" * (self.exponent != "even")
+    def description(self) -> str:
+        return super().description + f", exponents by {self.exponent}" * (self.exponent != "even")
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         size = _largest(smallest, largest)
@@ -434,19 +434,19 @@ class NvE2M1(_E2M1):
         return torch.float8_e4m3fn
 
     @property
-    def words(self) -> str:
-        return super().words + ", the largest 6 or 4" * self.adaptive
+    def description(self) -> str:
+        return super().description + ", the largest 6 or 4" * self.adaptive
 
     def shared_scale(self, largest: Tensor) -> Tensor:
         return _step(largest, self.largest * (256.0 if self.adaptive else E4M3.largest))
 
-    def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
+    def scales_of(self, x: Tensor, sequences: int = 1, outer: Tensor | None = None) -> Scales:
         """Return the scales by which a group's largest number becomes 6, or 4 where that is better
         and the grid is `adaptive`.
 
         Every group of x is whole but the last of a row.
         """
-        six = super().scales_of(x, sequences, given)
+        six = super().scales_of(x, sequences, outer)
         if not self.adaptive or six.outer is None:
             return six
         x = x.float()
