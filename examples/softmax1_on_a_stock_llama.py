@@ -4,7 +4,9 @@
 
 Two models start from the same random weights and train on the same batches, one with softmax and
 one with softmax-1, whose weights may sum to less than one: p_i = e^{x_i} / (1 + Σ_j e^{x_j}).
-Without arguments both are tiny and read Python's standard library.
+save_pretrained writes "wakeful_softmax1" into config.json: Transformers then loads the folder with
+softmax-1 after `import wakeful.hf`, and refuses it otherwise; `wakeful export` makes it a Granite
+SWA, which needs nothing of ours. Without arguments both models are tiny and read Python's library.
 """
 
 import torch

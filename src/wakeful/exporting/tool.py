@@ -20,6 +20,7 @@ from wakeful.exporting.options import (
 from wakeful.hf.checkpoint_reader import read_config
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
+from wakeful.hf.softmax1 import softmax1_choice
 from wakeful.hf.weights_out import export_decoder as write
 from wakeful.hf.weights_out import refuse_existing, written_as
 from wakeful.inheritance import inherit_blocks, named_layers, numbered
@@ -78,8 +79,11 @@ def export(
                 "copied: leave it out, or export the result with it"
             )
         check_rules(options, *COPIED_RULES)
-        kind = read_config(stock).model_type
-        card = shortened_card(folder.name, name_of(model), command, kind, layers)
+        config = read_config(stock)
+        card = shortened_card(
+            folder.name, name_of(model), command, config.model_type, layers,
+            softmax1=softmax1_choice(config) is not None,
+        )  # fmt: skip
         return drop_layers(stock, layers, folder, card=card)
     if isinstance(model, str | Path):
         # A folder's tensors are cast as they are written, where what does not fit is refused.

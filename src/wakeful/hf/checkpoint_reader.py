@@ -41,6 +41,7 @@ from transformers.utils import cached_file, logging
 from wakeful.errors import WakefulError, warn
 from wakeful.guard import guarded
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
+from wakeful.hf.softmax1 import softmax1_choice
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
 from wakeful.model.evaluating import name_outputs
 from wakeful.paged import as_stored
@@ -337,11 +338,15 @@ def _unpack(model: PreTrainedModel) -> None:
             module.weight.data = module.weight.data.to(model.dtype)
 
 
-def attention_of(config: PreTrainedConfig) -> str | None:
+def attention_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     """Return the attention function that a model needs, None where Transformers' choice is right.
 
-    Up to 5.19 it takes SDPA for Gemma 2, which leaves the cap of the logits out.
+    That is softmax-1 where the configuration names it; no other name in a file is followed. Up to
+    5.19 Transformers takes SDPA for Gemma 2, which leaves the cap of the logits out.
     """
+    softmax1 = softmax1_choice(config)
+    if softmax1 is not None:
+        return softmax1
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return None if capped is None else "eager"
 

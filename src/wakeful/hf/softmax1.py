@@ -8,18 +8,30 @@ eq. 1), in training and in generation, with the kernels of `wakeful.model.attend
 learned sinks of its own (gpt-oss stores them as `sinks` and hands them over as `s_aux`) keeps them:
 they are softmax-1's with e^s in place of 1, and the model is then the one that was trained.
 
+`save_pretrained` writes the name into config.json, so that the folder is not read as another model:
+Transformers and wakeful load it with softmax-1, and Transformers without `import wakeful.hf`
+refuses the name.
+
 Shapes: B batch, L queries, S keys, H query heads, G key/value heads, d head width.
 """
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_with_sink
 from wakeful.tracing import is_readable
-from wakeful.variants.implementations import SOFTMAX1
+from wakeful.variants.implementations import SOFTMAX1, implementation_in
 
 NAME = SOFTMAX1
 """Value of `attn_implementation`."""
@@ -34,16 +46,50 @@ _UNSUPPORTED = {
 }
 _HIDDEN = -1e9
 """An additive mask at or below this hides a pair; float16 has no such number, so its least does."""
+_FIELD = "attn_implementation"
+"""Field of config.json that Transformers reads, and never writes itself."""
 
 
 def register() -> None:
-    """Add `NAME` to Transformers' public registries of attention and mask functions.
+    """Add `NAME` to Transformers' public registries of attention and mask functions, and have
+    configurations that name it write it.
 
     No model changes until it is asked for by name. `import wakeful.hf` calls this, so that the name
     is known wherever it could be written; calling it again changes nothing.
     """
     AttentionInterface.register(NAME, softmax1_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    to_dict = PreTrainedConfig.to_dict
+    if not hasattr(to_dict, "writes_softmax1"):  # Transformers has no registry for this
+        PreTrainedConfig.to_dict = _writing_softmax1(to_dict)
+
+
+def _writing_softmax1(to_dict: Any) -> Any:
+    """Return a `PreTrainedConfig.to_dict` whose table has `_FIELD` where softmax-1 is chosen."""
+
+    @functools.wraps(to_dict)
+    def writing(config: PreTrainedConfig) -> dict[str, Any]:
+        table, choice = to_dict(config), softmax1_choice(config)
+        return table if choice is None else table | {_FIELD: choice}
+
+    writing.writes_softmax1 = True  # pyright: ignore[reportAttributeAccessIssue]
+    return writing
+
+
+def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+    """Return the `attn_implementation` that asks for softmax-1 where a configuration has it.
+
+    That is `NAME`, a table of the parts that have it ("" is the whole), or None.
+    """
+    parts: dict[str, Any] = {}
+    for key in config.sub_configs:
+        part = getattr(config, key, None)
+        choice = softmax1_choice(part) if isinstance(part, PreTrainedConfig) else None
+        if choice is not None:
+            parts[key] = choice
+    if implementation_in(config) == NAME:
+        return {"": NAME} | parts if config.sub_configs else NAME
+    return parts or None
 
 
 def check_softmax1(model: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from wakeful.reports.lineage import adapters, bridged, objective
 from wakeful.runs.records import Bridged, Evaluation, Step, Summary, Validated, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import markdown, visible
+from wakeful.variants.implementations import SOFTMAX1, implementation_of
 
 
 def model_card(
@@ -44,6 +45,7 @@ def model_card(
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
     total = sum(parameter.numel() for parameter in model.module.parameters())
     code = "its code lies beside its weights" if own else f"the stock architecture {markdown(kind)}"
+    softmax1 = decoder is None and implementation_of(module) == SOFTMAX1
     return _card(
         model.name, [kind], origin,
         f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
@@ -53,7 +55,7 @@ def model_card(
             *(_training_lines(run, model, source) if run is not None else []),
             *_format_figures(figures),
         ],
-        [*_commands(run), command], trusted=own,
+        [*_commands(run), command], trusted=own, softmax1=softmax1,
     )  # fmt: skip
 
 
@@ -91,21 +93,24 @@ def quantized_card(
     return _card(name, ["quantized", "compressed-tensors"], source, about, sections, [command])
 
 
-def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
+def shortened_card(
+    name: str, source: str, command: str, kind: str, layers: Sequence[int], *, softmax1: bool
+) -> str:
     """Return the card of a model of Transformers' `kind` with only these layers of `source`."""
     kept_layers = f"its layers {format_layers(layers)} (from 0), as they were stored"
     lineage = _format_origin(source, [kept_layers, "nothing was trained"])
     about = f"{len(layers)} layers; the stock architecture {markdown(kind)}."
-    return _card(name, [kind], source, about, lineage, [command])
+    return _card(name, [kind], source, about, lineage, [command], softmax1=softmax1)
 
 
 def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
-    commands: Sequence[str], *, trusted: bool = False,
+    commands: Sequence[str], *, trusted: bool = False, softmax1: bool = False,
 ) -> str:  # fmt: skip
     """Return a card: metadata for the hub, a heading, code that loads the model, lineage, commands.
 
-    With `trusted` that code passes `trust_remote_code=True`.
+    With `trusted` that code passes `trust_remote_code=True`; with `softmax1` it imports
+    `wakeful.hf`, without which Transformers does not know the model's attention.
     """
     data = ModelCardData(
         library_name="transformers",
@@ -117,7 +122,8 @@ def _card(
     return "\n".join([
         f"---\n{data.to_yaml()}\n---\n\n# {markdown(name)}\n",
         f"{about}\n",
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        "```python\n" + "import wakeful.hf  # has the model's attention, softmax-1\n" * softmax1 +
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
         f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
         "## Lineage\n",

@@ -1,6 +1,6 @@
 """Names of a Transformers model's attention: theirs, ours, and those put before it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,7 +23,12 @@ def implementation_of(model: "PreTrainedModel") -> str | None:
 
     Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
     """
-    name = model.config.get_text_config(decoder=True)._attn_implementation
+    return implementation_in(model.config.get_text_config(decoder=True))
+
+
+def implementation_in(config: Any) -> str | None:
+    """Return the attention implementation that one configuration names, the inner one as above."""
+    name = getattr(config, "_attn_implementation", None)  # absent while one is being made
     if name and name.startswith(_BEFORE):
         return name.removeprefix(_BEFORE).rpartition("_")[0]
     return name
