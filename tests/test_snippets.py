@@ -87,7 +87,7 @@ STAND_INS = {
     ("docs/huggingface.md", 4): 'inputs = {"input_ids": tokens}; rows = torch.tensor([0])',
     ("docs/metrics.md", 1): LLAMA + "ids = torch.tensor([[1, 2, 3]])",
     ("docs/orthoadam.md", 0): LLAMA,
-    ("docs/orthoadam.md", 2): TRAINER,
+    ("docs/orthoadam.md", 3): TRAINER,
     ("docs/quantization.md", 1): DECODER + "model = decoder; import torch\n"
     "tokens = torch.tensor([[1, 2, 3]])",
 }

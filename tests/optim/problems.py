@@ -10,8 +10,7 @@ from wakeful.optim import Learned, OrthoAdam, Rotation, rotation_of
 from wakeful.optim.rotations.base import generator_for
 from wakeful.variants import variants
 
-AXES = {"columns": 0, "free": ()}
-"""`rows` has the default, its input axis."""
+AXES = {"rows": 1, "columns": 0, "free": ()}
 ROTATIONS = tuple(variants("optim.rotations"))
 SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), Learned)]
 KERNELS = ("chunked", "foreach")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from helpers import assert_rotated_along
 from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError, WakefulWarning
 from wakeful.model.decoder import Decoder
-from wakeful.optim import OrthoAdam
+from wakeful.optim import OrthoAdam, decay_groups
 from wakeful.optim.axes import plain_name
 from wakeful.variants.families import FAMILIES
 from wakeful.variants.roles import Role
@@ -61,6 +63,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
         hf.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=F, num_layers=2, num_heads=2, **IDS)
     ),
 }  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
 ALIASES = {"gemma": "llama", "phi3": "llama", "starcoder2": "llama"}
 
 
@@ -196,6 +199,221 @@ def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
     below |= {"device", "digests", "plugins"}
     assert rooms <= {"optim", *below}
     assert "transformers" not in loaded
+
+
+# Other frameworks: the names and shapes of their parameters, (out, in)
+
+KV = 8
+FRAMEWORKS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
+    "torchtitan": ("torchtitan", {
+        "tok_embeddings.weight": (V, D),
+        "layers.0.attention.qkv_linear.wq.weight": (D, D),
+        "layers.0.attention.qkv_linear.wk.weight": (KV, D),
+        "layers.0.attention.qkv_linear.wv.weight": (KV, D),
+        "layers.0.attention.wo.weight": (D, D),
+        "layers.0.feed_forward.w1.weight": (F, D),
+        "layers.0.feed_forward.w2.weight": (D, F),
+        "layers.0.feed_forward.w3.weight": (F, D),
+        "layers.1.attention.qkv_linear.wqkv.weight": (D + 2 * KV, D),
+        "layers.1.attention.wkv_a.weight": (KV, D),
+        "layers.1.attention.wq_a.weight": (KV, D),
+        "layers.1.moe.router.gate.weight": (4, D),
+        "layers.1.moe.shared_experts.w1.weight": (F, D),
+        "layers.1.moe.shared_experts.w2.weight": (D, F),
+        "layers.1.moe.shared_experts.w3.weight": (F, D),
+        "lm_head.weight": (V, D),
+    }),
+    "Llama's own code, torchtitan before": ("torchtitan", {
+        "tok_embeddings.weight": (V, D),
+        "layers.0.attention.wq.weight": (D, D),
+        "layers.0.attention.wk.weight": (KV, D),
+        "layers.0.attention.wv.weight": (KV, D),
+        "layers.0.attention.wo.weight": (D, D),
+        "layers.0.feed_forward.w1.weight": (F, D),
+        "layers.0.feed_forward.w2.weight": (D, F),
+        "layers.0.feed_forward.w3.weight": (F, D),
+        "output.weight": (V, D),
+    }),
+    "litgpt": ("litgpt", {
+        "lm_head.weight": (V, D),
+        "transformer.wte.weight": (V, D),
+        "transformer.h.0.attn.qkv.weight": (D + 2 * KV, D),
+        "transformer.h.0.attn.proj.weight": (D, D),
+        "transformer.h.0.mlp.fc_1.weight": (F, D),
+        "transformer.h.0.mlp.fc_2.weight": (F, D),
+        "transformer.h.0.mlp.proj.weight": (D, F),
+        "transformer.h.1.attn.attn.weight": (D + 2 * KV, D),
+        "transformer.h.1.attn.proj.weight": (D, D),
+        "transformer.h.1.mlp.fc.weight": (F, D),
+        "transformer.h.1.mlp.proj.weight": (D, F),
+        "transformer.h.2.attn.q_a_proj.weight": (KV, D),
+        "transformer.h.2.attn.kv_a_proj_with_mqa.weight": (KV, D),
+        "transformer.h.2.attn.proj.weight": (D, D),
+        "transformer.h.2.mlp.gate.weight": (4, D),
+        "transformer.h.2.mlp.experts.3.fc_1.weight": (F, D),
+        "transformer.h.2.mlp.experts.3.proj.weight": (D, F),
+        "transformer.h.2.mlp.shared_experts.fc_2.weight": (F, D),
+        "transformer.h.2.mlp.shared_experts.proj.weight": (D, F),
+    }),
+    "Megatron": ("megatron", {
+        "module.module.embedding.word_embeddings.weight": (V, D),
+        "module.module.embedding.position_embeddings.weight": (L, D),
+        "module.module.decoder.layers.0.self_attention.linear_qkv.weight": (D + 2 * KV, D),
+        "module.module.decoder.layers.0.self_attention.linear_proj.weight": (D, D // 2),
+        "module.module.decoder.layers.0.cross_attention.linear_q.weight": (D, D),
+        "module.module.decoder.layers.0.cross_attention.linear_kv.weight": (2 * KV, D),
+        "module.module.decoder.layers.0.cross_attention.linear_proj.weight": (D, D),
+        "module.module.decoder.layers.0.mlp.linear_fc1.weight": (F, D),
+        "module.module.decoder.layers.0.mlp.linear_fc2.weight": (D, F),
+        "module.module.decoder.layers.1.self_attention.linear_q_down_proj.weight": (KV, D),
+        "module.module.decoder.layers.1.self_attention.linear_kv_down_proj.weight": (KV, D),
+        "module.module.decoder.layers.1.mlp.router.weight": (4, D),
+        "module.module.decoder.layers.1.mlp.experts.linear_fc1.weight0": (F, D),
+        "module.module.decoder.layers.1.mlp.experts.linear_fc2.weight3": (D, F),
+        "module.module.decoder.layers.2.mlp.experts.local_experts.0.linear_fc1.weight": (F, D),
+        "module.module.decoder.layers.2.mlp.experts.local_experts.0.linear_fc2.weight": (D, F),
+        "module.module.decoder.layers.2.mlp.shared_experts.linear_fc1.weight": (F, D),
+        "module.module.decoder.layers.2.mlp.shared_experts.linear_fc2.weight": (D, F),
+        "module.module.output_layer.weight": (V, D),
+    }),
+    "OLMo-core": ("olmo_core", {
+        "embeddings.weight": (V, D),
+        "blocks.0.attention.w_q.weight": (D, D),
+        "blocks.0.attention.w_k.weight": (KV, D),
+        "blocks.0.attention.w_v.weight": (KV, D),
+        "blocks.0.attention.w_g.weight": (4, D),
+        "blocks.0.attention.w_out.weight": (D, D),
+        "blocks.0.feed_forward.w1.weight": (F, D),
+        "blocks.0.feed_forward.w2.weight": (D, F),
+        "blocks.0.feed_forward.w3.weight": (F, D),
+        "blocks.1.attention.w_qkv.weight": (3 * D, D),
+        "blocks.1.attention.w_out.weight": (D, D),
+        "blocks.1.feed_forward_moe.shared_mlp.w1.weight": (F, D),
+        "blocks.1.feed_forward_moe.shared_mlp.w2.weight": (D, F),
+        "lm_head.w_out.weight": (V, D),
+    }),
+    "nanoGPT": ("nanogpt", {
+        "transformer.wte.weight": (V, D),
+        "transformer.wpe.weight": (L, D),
+        "transformer.h.0.attn.c_attn.weight": (3 * D, D),
+        "transformer.h.0.attn.c_proj.weight": (D, D),
+        "transformer.h.0.mlp.c_fc.weight": (F, D),
+        "transformer.h.0.mlp.c_proj.weight": (D, F),
+    }),
+}  # fmt: skip
+
+
+def silent(*args: Any, **options: Any) -> OrthoAdam:
+    """Return an optimizer that was made without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return OrthoAdam(*args, **options)
+
+
+WRITERS = ("wo", "w2", "proj", "linear_proj", "linear_fc2", "w_out", "c_proj")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_other_frameworks_names_are_known(framework: str) -> None:
+    family, shapes = FRAMEWORKS[framework]
+    named = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+    plan = silent(named).plan()
+    for line in plan:
+        writes = line.name.split(".")[-2] in WRITERS and V not in line.shape
+        assert (line.axes, line.why) == ((0 if writes else 1,), f"family {family}"), line
+        assert line.shape[line.axes[0]] == D
+    for line in silent(named, sides="both").plan():
+        assert len(line.axes) == (1 if {V, L} & set(line.shape) else 2), line
+
+
+# What is not known
+
+
+class Plain(nn.Module):
+    """A block whose names no family knows."""
+
+    def __init__(self, heads: int = D) -> None:
+        super().__init__()
+        self.table = nn.Embedding(V, D)
+        self.into, self.out = nn.Linear(D, 3 * heads), nn.Linear(heads, D)
+        self.wide, self.narrow = nn.Linear(D, F), nn.Linear(F, D)
+        self.low = nn.Sequential(nn.Linear(D, 4), nn.Linear(4, D))
+        self.top = nn.Linear(D, V)
+
+
+def warned(*args: Any, **options: Any) -> tuple[dict[str, tuple[tuple[int, ...], str]], str]:
+    """Return what is rotated of each matrix and why, and what the one warning says."""
+    with pytest.warns(WakefulWarning, match="OrthoAdam does not know") as caught:
+        plan = OrthoAdam(*args, **options).plan()
+    assert len(caught) == 1
+    matrices = {line.name: (line.axes, line.why) for line in plan if len(line.shape) == 2}
+    return matrices, str(caught[0].message)
+
+
+def test_a_whole_model_is_read_by_its_widths() -> None:
+    model = Plain()
+    known = {
+        "table.weight": ((1,), "structure"), "into.weight": ((1,), "structure"),
+        "out.weight": ((1,), "input axis"), "wide.weight": ((1,), "structure"),
+        "narrow.weight": ((0,), "structure"), "low.0.weight": ((1,), "structure"),
+        "low.1.weight": ((1,), "input axis"), "top.weight": ((1,), "structure"),
+    }  # fmt: skip
+    matrices, message = warned(model)
+    assert matrices == known
+    assert "out.weight, low.*.weight." in message
+    groups = [{"params": [p for p in model.parameters() if p.dim() == 2]}]
+    groups.append({"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0})
+    assert warned(groups, module=model)[0] == known
+    assert (
+        warned(decay_groups(model.named_parameters(), weight_decay=0.1), module=model)[0] == known
+    )
+    both, _ = warned(model, sides="both")
+    assert both["narrow.weight"][0] == (0, 1)
+    assert both["top.weight"][0] == (1,)
+    del model.low
+    assert "out.weight" in warned(model)[1]
+    assert Plain(heads=2 * D).out.weight.shape == (D, 2 * D)
+    assert warned(Plain(heads=2 * D))[0]["out.weight"] == ((0,), "structure")
+
+
+def test_widths_that_disagree_tell_nothing() -> None:
+    model = Plain()
+    model.other = nn.Embedding(V, D + 1)
+    assert {why for _, why in warned(model)[0].values()} == {"input axis"}
+    net = nn.Sequential(nn.Embedding(V, D), nn.Linear(D, F))  # nothing writes
+    assert {why for _, why in warned(net)[0].values()} == {"input axis"}
+
+
+def test_one_warning_names_what_is_not_known_and_the_choice() -> None:
+    named = [(f"stem.{n}.mix.weight", nn.Parameter(torch.zeros(3, 3))) for n in range(3)]
+    _, message = warned(named)
+    assert "rotates their input axis (1): stem.*.mix.weight (3)." in message
+    _, message = warned([parameter for _, parameter in named])
+    assert "parameter 0, parameter 1, parameter 2" in message
+    _, message = warned([(str(n), nn.Parameter(torch.zeros(3, 3))) for n in range(20)])
+    assert "7 and 12 more" in message
+
+
+def test_what_is_given_or_not_rotated_needs_no_warning() -> None:
+    named = [("w", nn.Parameter(torch.zeros(3, 3))), ("b", nn.Parameter(torch.zeros(3)))]
+    assert [line.axes for line in silent(named, axes={"w": 0}).plan()] == [(0,), ()]
+    assert [line.axes for line in silent(named, axes={"w": ()}).plan()] == [(), ()]
+    assert [line.axes for line in silent(named, rotation="identity").plan()] == [(), ()]
+    assert [line.axes for line in silent(named[1:]).plan()] == [()]
+
+
+def test_a_module_names_parameters_and_refuses_those_of_others() -> None:
+    model = Plain()
+    whole = OrthoAdam(model).state_dict()["param_groups"]
+    assert OrthoAdam(model.parameters(), module=model).state_dict()["param_groups"] == whole
+    assert whole[0]["param_names"] == [name for name, _ in model.named_parameters()]
+    with pytest.raises(WakefulError, match="not one of the Plain"):
+        OrthoAdam([nn.Parameter(torch.zeros(2, 5))], module=model)
+    optimizer = OrthoAdam([model.wide.weight], module=model)
+    optimizer.add_param_group({"params": model.narrow.weight})
+    assert [(line.name, line.axes) for line in optimizer.plan()] == [
+        ("wide.weight", (1,)), ("narrow.weight", (0,))
+    ]  # fmt: skip
 
 
 # What decides

@@ -23,6 +23,9 @@ from wakeful.optim.build import BUILDERS, optimizer_of, warmup_cosine
 from wakeful.variants.families import role_outside_layers
 from wakeful.variants.roles import HEAD, TABLE, Role
 
+pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
+"""The axes of these small weights are of no concern here."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-2},
     "orthoadam": {"lr": 1e-2, "rotation": "haar"},

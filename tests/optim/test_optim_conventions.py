@@ -18,6 +18,9 @@ from wakeful.errors import WakefulError
 from wakeful.optim import OrthoAdam, build_optimizer
 from wakeful.optim.muon import MuonAdamW
 
+pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
+"""The axes of these small weights are of no concern here."""
+
 
 def build(name: str, model: Tiny, **options: Any) -> torch.optim.Optimizer:
     return build_optimizer(name, model.named_parameters(), **OPTIONS[name] | options)

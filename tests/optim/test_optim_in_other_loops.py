@@ -96,8 +96,12 @@ def test_the_trainer_resumes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_makes_it_itself_without_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_trainer_makes_it_itself_without_names(
+    whole: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     trained = model("llama")
+    options = {"lr": 1e-2, "module": trained} if whole else {"lr": 1e-2}
     data = Rows()
     before = trained(input_ids=data.tokens, labels=data.tokens).loss.item()
     arguments = Arguments(
@@ -108,7 +112,9 @@ def test_the_trainer_makes_it_itself_without_names(tmp_path: Path) -> None:
         trained,
         arguments,
         train_dataset=data,
-        optimizer_cls_and_kwargs=(OrthoAdam, {"lr": 1e-2}),
+        optimizer_cls_and_kwargs=(OrthoAdam, options),
     )
     trainer.train()
+    said = [str(entry.message) for entry in recwarn if "OrthoAdam" in str(entry.message)]
+    assert len(said) == (not whole), said
     assert trained(input_ids=data.tokens, labels=data.tokens).loss.item() < before - 0.1

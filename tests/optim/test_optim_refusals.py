@@ -12,6 +12,9 @@ from optim.problems import KERNELS, WIDTH, assert_same, ortho, train, weights
 from wakeful.errors import WakefulError
 from wakeful.optim import OrthoAdam
 
+pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
+"""The axes of these small weights are of no concern here."""
+
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -13,6 +13,9 @@ from optim.problems import AXES, ROTATIONS, WIDTH, assert_same, ortho, train, we
 from wakeful.errors import WakefulError
 from wakeful.optim import Learned, OrthoAdam, decay_groups
 
+pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
+"""The axes of these small weights are of no concern here."""
+
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()

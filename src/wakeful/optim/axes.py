@@ -1,25 +1,32 @@
 """Choice of the axes of parameters that an optimizer rotates.
 
 In this order: the caller's choice (`axes=`); the role that the parameter's module declares
-(`wakeful.variants.roles`); the family of its name (`wakeful.variants.families`); the input axis of
-a matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than two axes keep
-the identity, and so do axes that count tokens or positions.
+(`wakeful.variants.roles`); the family of its name (`wakeful.variants.families`); the widths of the
+model's layers, where the model is given (`wakeful.variants.structure`); the input axis of a matrix,
+axis 1 of a Linear's (out, in), which is a guess (`ASSUMED`). Scalars, vectors and tensors of more
+than two axes keep the identity, and so do axes that count tokens or positions.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.variants.families import roles_by_name
-from wakeful.variants.roles import role_of
+from wakeful.variants.roles import Role, role_of
+from wakeful.variants.structure import roles_by_structure
 
 AxisChoice = int | tuple[int, ...] | None
 """An axis, several, () for none, or None for "as it would be without me"."""
 Axes = Mapping[str, AxisChoice] | Mapping[Tensor, AxisChoice] | Callable[[str, Tensor], AxisChoice]
 """Choices by name or by tensor, or a function of both."""
+ASSUMED = "input axis"
+"""The reason of an axis that is rotated without being known to lie in the residual stream."""
+_LISTED = 8
+"""Names in a warning."""
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
@@ -43,7 +50,7 @@ class RotationPlan(tuple[Line, ...]):
         counts: dict[tuple[str, ...], int] = {}
         for line in self:
             axes = " and ".join(map(str, line.axes)) or "-"
-            name = re.sub(r"\.\d+(?=\.)", ".*", line.name)
+            name = _without_layer(line.name)
             row = (name, "×".join(map(str, line.shape)) or "-", axes, line.rotation, line.why)
             counts[row] = counts.get(row, 0) + 1
         rows = [("name", "number", "shape", "axis", "rotation", "why")]
@@ -57,6 +64,18 @@ class RotationPlan(tuple[Line, ...]):
     __repr__ = __str__
 
 
+def _without_layer(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return parameters' names in one line, those of similar layers once, with their number."""
+    counts = Counter(map(_without_layer, names))
+    listed = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return ", ".join(listed[:_LISTED]) + more
+
+
 def plain_name(name: str) -> str:
     """Return a name without the parts that wrappers (data parallelism, compilation, checkpointing)
     insert, so that a wrapped model keeps its rotations.
@@ -65,18 +84,24 @@ def plain_name(name: str) -> str:
 
 
 def decide(
-    parameters: Mapping[str, Tensor], axes: Axes | None = None, *, both: bool = False
+    parameters: Mapping[str, Tensor],
+    axes: Axes | None = None,
+    *,
+    both: bool = False,
+    module: nn.Module | None = None,
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return the rotated axes of each parameter, the residual stream's first, and the reason.
 
-    With `both` the other axis of a matrix is rotated too, where a role or a family says that it
-    does not count tokens or positions.
+    `module` is the model whose parameters they are, where it is known. With `both` the other axis
+    of a matrix is rotated too, where a role, a family or the structure says that it does not count
+    tokens or positions.
 
     Raises:
         WakefulError: a given axis is not one of a matrix, or of a parameter that is not there.
     """
     choose = _chooser(parameters, axes)
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
+    structure: dict[int, Role] = {} if module is None else roles_by_structure(module)
     decisions: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
         choice = choose(name, parameter)
@@ -93,8 +118,10 @@ def decide(
         if role is None and plain_name(name) in families:
             family, role = families[plain_name(name)]
             why = f"family {family}"
+        if role is None and id(parameter) in structure:
+            role, why = structure[id(parameter)], "structure"
         if role is None:
-            decisions[name] = (1,), "input axis"
+            decisions[name] = (1,), ASSUMED
         elif role.residual is None:
             decisions[name] = (), why
         else:

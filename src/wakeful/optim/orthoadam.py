@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_leaves
 
-from wakeful.errors import WakefulError
-from wakeful.optim.axes import Axes, Line, RotationPlan, decide, plain_name
+from wakeful.errors import WakefulError, warn
+from wakeful.optim.axes import ASSUMED, Axes, Line, RotationPlan, decide, list_names, plain_name
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
@@ -34,14 +34,15 @@ KERNELS = ("auto", "chunked", "foreach")
 class OrthoAdam(torch.optim.Optimizer):
     """Adam in a rotated basis, with decoupled weight decay; with `rotation="identity"` AdamW.
 
-    Use it as any torch optimizer of any model: `OrthoAdam(model.parameters(), lr=1e-3)`. Given
-    names, as `model.named_parameters()` gives them, it knows the residual stream's axis in more
-    models (see `wakeful.optim.axes`), and a checkpoint is refused where names differ; `plan()`
-    tells what was decided. Parameters may be sharded (DTensor, as FSDP2 makes them).
+    Use it as any torch optimizer of any model: `OrthoAdam(model, lr=1e-3)`, or with
+    `model.named_parameters()`, or groups with `module=model`. From names and the model it knows the
+    residual stream's axis (see `wakeful.optim.axes`), and a checkpoint is refused where names
+    differ; `plan()` tells what was decided. Where it is not known, a warning names the matrices.
+    Parameters may be sharded (DTensor, as FSDP2 makes them).
 
     Args:
-        params: parameters or named parameters, or groups of either, which may set `lr`, `betas`,
-            `eps` and `weight_decay`.
+        params: a model; or parameters or named parameters, or groups of either, which may set `lr`,
+            `betas`, `eps` and `weight_decay`.
         lr: η, at least 0.
         betas: (β₁, β₂), each in [0, 1).
         eps: ε, above 0.
@@ -55,6 +56,8 @@ class OrthoAdam(torch.optim.Optimizer):
             absence, leaves the default.
         sides: "residual" rotates the residual stream's axis; "both" the other axis of a matrix
             too, where a role or a family says that it does not count tokens or positions.
+        module: the model that groups are of: names parameters that have none, and its layers'
+            widths tell axes that names do not.
         share: one Q for all weights of a width, for memory; by default each weight has its own.
         kernel: how a step is computed (see `wakeful.optim.step`): "chunked", "foreach", or "auto",
             which is "foreach" on an accelerator and "chunked" elsewhere.
@@ -67,14 +70,15 @@ class OrthoAdam(torch.optim.Optimizer):
     only. Each moment has its parameter's shape; where axis 0 is rotated it is laid out transposed.
 
     Raises:
-        WakefulError: a value is out of range; a parameter is complex; `axes` do not fit; rotations
-            are too large for memory; in `step` a gradient is sparse, NaN or infinite; in
-            `load_state_dict` names, shapes, seeds or rotations differ. Nothing has changed then.
+        WakefulError: a value is out of range; a parameter is complex, or is not the module's;
+            `axes` do not fit; rotations are too large for memory; in `step` a gradient is sparse,
+            NaN or infinite; in `load_state_dict` names, shapes, seeds or rotations differ. Nothing
+            has changed then.
     """
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | nn.Module,
         lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -84,6 +88,7 @@ class OrthoAdam(torch.optim.Optimizer):
         seed: int = 0,
         axes: Axes | None = None,
         sides: str = "residual",
+        module: nn.Module | None = None,
         share: bool = False,
         kernel: str = "auto",
         check_finite: bool = True,
@@ -94,6 +99,9 @@ class OrthoAdam(torch.optim.Optimizer):
             raise WakefulError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
         self._recipe = RotationRecipe(rotation_of(rotation), seed, share)
         self._axes = axes
+        if isinstance(params, nn.Module):
+            module, params = params, params.named_parameters()
+        self._module = module
         self._both = sides == "both"
         self._kernel = kernel
         self._check_finite = check_finite
@@ -106,11 +114,15 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         private = ("_recipe", "_both", "_kernel", "_check_finite", "_rotated", "_open")
-        # `axes` may be a function, and has been asked
-        return {**super().__getstate__(), **{k: getattr(self, k) for k in private}, "_axes": None}
+        kept = {key: getattr(self, key) for key in private}
+        # `axes` may be a function, and both have been asked
+        return {**super().__getstate__(), **kept, "_axes": None, "_module": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; one that does not fit is refused and left out."""
+        if self._module is not None:
+            params = _with_names(param_group["params"], self._module)
+            param_group = {**param_group, "params": params}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         names = group.get("param_names")
@@ -134,7 +146,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new = [parameter for group in groups for parameter in group["params"]]
-        decisions = decide(parameters, self._axes, both=self._both)
+        decisions = decide(parameters, self._axes, both=self._both, module=self._module)
         for parameter in new if self._recipe.rotates else ():
             rotated = self._rotated[parameter]
             rotated.axes, rotated.why = decisions[rotated.name]
@@ -146,6 +158,14 @@ class OrthoAdam(torch.optim.Optimizer):
         self._recipe.check_memory(
             (parameter, self._rotated[parameter].axes) for parameter in moving
         )
+        rotated = [self._rotated[parameter] for parameter in new]
+        assumed = [parameter.name for parameter in rotated if parameter.why == ASSUMED]
+        if assumed:
+            warn(
+                "OrthoAdam does not know which axis of these matrices lies in the residual stream, "
+                f"and rotates their input axis (1): {list_names(assumed)}. Name them by axes=, or "
+                "pass the model itself, named_parameters() or module="
+            )
         for group in groups:
             group["rotations"] = [self._recipe.describe(self._rotated[p]) for p in group["params"]]
 
@@ -298,6 +318,20 @@ class OrthoAdam(torch.optim.Optimizer):
                     f"{key} of {rotated.name} has shape {tuple(state[key].shape)} in the state, "
                     f"and must have {shape}"
                 )
+
+
+def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return parameters with the names that they have in a module, or were given."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    named: list[tuple[str, Tensor]] = []
+    for entry in [params] if isinstance(params, Tensor) else params:
+        if not isinstance(entry, tuple) and entry not in names:
+            raise WakefulError(
+                f"a parameter of shape {tuple(entry.shape)} is not one of the "
+                f"{type(module).__name__} that is given as module"
+            )
+        named.append(entry if isinstance(entry, tuple) else (names[entry], entry))
+    return named
 
 
 def _check_kind(name: str, parameter: Tensor) -> None:

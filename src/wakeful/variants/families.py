@@ -1,4 +1,4 @@
-"""Names of weights in Transformers' families: which axis of each lies in the residual stream.
+"""Names of weights in families of models: which axis of each lies in the residual stream.
 
 Names and axes only, so that nothing here needs Transformers. A model's own modules know better:
 where they declare roles (`wakeful.variants.roles`), nobody asks this table.
@@ -19,6 +19,9 @@ INTERNAL = Role(decays=True)
 class Family:
     """The names of one family's matrices; each field is a regular expression.
 
+    A family of Transformers, or the models of another framework: torchtitan, litgpt, Megatron-LM,
+    OLMo-core and nanoGPT.
+
     `layer` begins the names of a layer, after the stack it is in; `reads` and `writes` go on with
     the matrices that read the residual stream and that write to it. Outside of layers, `tables`
     are embeddings of tokens and positions, `heads` give logits, and `internal` are matrices that
@@ -38,7 +41,7 @@ class Family:
     def in_layer(self, name: str) -> tuple[str, Role] | None:
         """Return the stack and the role of a layer's matrix, or None for another name."""
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
-            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight", name)
+            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
             if stack is not None:
                 axis = int(role is READS) ^ self.transposed
                 return stack[1], dataclasses.replace(role, residual=axis)
@@ -144,6 +147,39 @@ FAMILIES = (
         writes=r"(?:SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo",
         tables=r"shared|embed_tokens",
         internal=r"relative_attention_bias",
+    ),
+    Family(  # also Llama's own code
+        name="torchtitan",
+        reads=r"attention\.(?:qkv_linear\.)?w(?:q|k|v|qkv|q_a|kv_a)"
+        r"|(?:feed_forward|moe\.shared_experts)\.w[13]|moe\.router\.gate",
+        writes=r"attention\.wo|(?:feed_forward|moe\.shared_experts)\.w2",
+        tables=r"tok_embeddings",
+        heads=r"lm_head|output",
+    ),
+    Family(
+        name="litgpt",
+        layer=r"h\.\d+",
+        reads=r"attn\.(?:qkv|attn|q_a_proj|kv_a_proj_with_mqa)"
+        r"|mlp\.(?:(?:experts\.\d+\.|shared_experts\.)?fc(?:_[12])?|gate)",
+        writes=r"attn\.proj|mlp\.(?:experts\.\d+\.|shared_experts\.)?proj",
+        tables=r"wte",
+    ),
+    Family(  # experts in one tensor are numbered weights: linear_fc1.weight0
+        name="megatron",
+        reads=r"(?:self|cross)_attention\.linear_(?:qkv|q|kv|q_proj|(?:q|kv|qkv)_down_proj)"
+        r"|mlp\.(?:(?:experts\.(?:local_experts\.\d+\.)?|shared_experts\.)?linear_fc1|router)",
+        writes=r"(?:self|cross)_attention\.linear_proj"
+        r"|mlp\.(?:experts\.(?:local_experts\.\d+\.)?|shared_experts\.)?linear_fc2",
+        tables=r"(?:word|position|tokentype)_embeddings",
+        heads=r"output_layer",
+    ),
+    Family(
+        name="olmo_core",
+        layer=r"blocks\.\d+",
+        reads=r"attention\.w_(?:q|k|v|g|qkv)|(?:feed_forward|feed_forward_moe\.shared_mlp)\.w[13]",
+        writes=r"attention\.w_out|(?:feed_forward|feed_forward_moe\.shared_mlp)\.w2",
+        tables=r"embeddings",
+        heads=r"lm_head\.w_out",
     ),
 )
 
