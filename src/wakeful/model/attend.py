@@ -20,6 +20,7 @@ memory-efficient one.
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from wakeful.normalizers.base import by_query, sink_softmax
 from wakeful.tracing import differentiate, is_differentiated_again, is_transformed
 
 _aten = torch.ops.aten
+Layout = Literal["BHLd", "BLHd"]
 Weigh = Callable[[Tensor], Tensor]
 """Makes weights (…, L, L) of logits, those masked −∞."""
 
@@ -75,6 +77,50 @@ def attend(
     if keep is None and (copies > 1 or queries > 1):
         keep = _causal(q, k, prefix, copies)
     return _kernel(q, k, v, sink, keep, False, scale)
+
+
+def softmax1_attention(
+    q: Float[Tensor, "B *_ d"],
+    k: Float[Tensor, "B *_ d"],
+    v: Float[Tensor, "B *_ d"],
+    scale: float | None = None,
+    sink: Float[Tensor, "*queries H"] | None = None,
+    *,
+    layout: Layout = "BHLd",
+    causal: bool = True,
+    keep: Bool[Tensor, "#B L S"] | None = None,
+) -> Float[Tensor, "B *_ d"]:
+    """Return attention with weights e^{x_i} / (e^s + Σ_j e^{x_j}), softmax-1 where s = 0.
+
+    From Attention to Activation, eq. 1, for training loops of your own: it takes the place of
+    `scaled_dot_product_attention`, with its derivatives, and torch.compile sees through it.
+
+    Args:
+        q, k, v: heads in one dtype, of L queries and S keys; key heads serve equal groups of query
+            heads, and the queries are the last L of the S tokens.
+        scale: what the logits q · k are multiplied by; None for 1 / √d.
+        sink: s for each query head (H), or (B, L, H) for each query too, learned where it requires
+            gradients; None for 0.
+        layout: order of the axes: "BHLd", as `scaled_dot_product_attention` takes them, or "BLHd",
+            as a projection leaves them. The result has the same.
+        causal: whether a query sees no later key.
+        keep: the pairs that may see each other, in place of `causal`. A query that sees nothing
+            gets zeros.
+
+    Raises:
+        WakefulError: the layout is another, or no fused kernel serves this dtype and device.
+    """
+    if layout not in get_args(Layout):
+        raise WakefulError(f"layout={layout!r} is not one of {', '.join(get_args(Layout))}")
+    if layout == "BHLd":
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    sink = q.new_zeros(q.shape[2]) if sink is None else sink
+    if causal or keep is not None:
+        out = attend(q, k, v, scale=scale, sink=sink, keep=keep)
+    else:
+        out = attend_with_sink(*_one_dtype(q, k, v), sink, None, False, scale)
+    return out.transpose(1, 2) if layout == "BHLd" else out
 
 
 def attend_by_definition(
