@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from wakeful.errors import WakefulError
-from wakeful.model import attend
+from wakeful.standalone import softmax1
 
 GPU = torch.device("cuda:0")
 _CARRIER = torch.device("meta:1")
@@ -169,9 +168,8 @@ class _Function(TorchFunctionMode):
 
 
 def _kernels(q: Tensor, _: Tensor | None) -> Any:
-    if q.dtype == torch.float64:
-        raise WakefulError("softmax-1 of float64 on a GPU")
-    return attend._cpu_forward, attend._cpu_backward
+    assert q.dtype != torch.float64, "refused before a kernel is chosen"
+    return softmax1._cpu_forward, softmax1._cpu_backward
 
 
 @contextmanager
@@ -184,7 +182,7 @@ def stand_in_gpu() -> Iterator[torch.device]:
                 if hasattr(module, name):
                     patch.setattr(module, name, lambda *_, value=value, **__: value)
         patch.setattr(Tensor, "pin_memory", lambda self: self)  # other threads have no modes
-        patch.setattr(attend, "_stock_kernels", _kernels)
+        patch.setattr(softmax1, "_stock_kernels", _kernels)
         for name, value in _CUDA.items():
             patch.setattr(torch.cuda, name, lambda *_, value=value: value)
         mode = torch.autograd.grad_mode.inference_mode  # whose tensors take no wrapper's views

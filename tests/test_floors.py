@@ -15,7 +15,7 @@ TOOLS = (
 FLOORS = (
     (
         "errors", "version", "paths", "digests", "hub", "estimates", "finding", "layer_ranges",
-        "switches", "tracing",
+        "standalone", "switches", "tracing",
     ),
     ("variants", "terminal", "guard", "device", "paged", "scores"),
     ("config",),

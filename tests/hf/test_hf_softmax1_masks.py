@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from helpers import some_tokens
 from hf.softmax1_models import build
 from wakeful.errors import WakefulError
-from wakeful.hf.softmax1 import NAME, check_softmax1, softmax1_attention
+from wakeful.hf.softmax1 import NAME, check_softmax1, softmax1_attention_forward
 
 
 class Module(torch.nn.Module):
@@ -41,11 +41,11 @@ def test_masks_of_either_kind_say_the_same():
         torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min),
         torch.zeros(keep.shape).half().masked_fill(~keep, torch.finfo(torch.float16).min),
     ):
-        found, weights = softmax1_attention(Module(), q, k, v, mask)
+        found, weights = softmax1_attention_forward(Module(), q, k, v, mask)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         assert weights is None
     shared = keep[:1]
-    found, _ = softmax1_attention(Module(), q, k, v, shared, scaling=8**-0.5)
+    found, _ = softmax1_attention_forward(Module(), q, k, v, shared, scaling=8**-0.5)
     torch.testing.assert_close(found, plainly(q, k, v, shared), rtol=0, atol=1e-12)
 
 
@@ -62,11 +62,11 @@ def test_without_a_mask_the_rules_of_sdpa_hold():
         (3, 5, True, square[:3]),
     ]:
         q, k, v = given_heads(queries, keys)
-        found, _ = softmax1_attention(module, q, k, v, None, is_causal=causal)
+        found, _ = softmax1_attention_forward(module, q, k, v, None, is_causal=causal)
         torch.testing.assert_close(found, plainly(q, k, v, keep), rtol=0, atol=1e-12)
     module.is_causal = False
     q, k, v = given_heads(4, 4)
-    found, _ = softmax1_attention(module, q, k, v, None)
+    found, _ = softmax1_attention_forward(module, q, k, v, None)
     torch.testing.assert_close(found, plainly(q, k, v, torch.ones(4, 4)), rtol=0, atol=1e-12)
 
 
@@ -97,23 +97,23 @@ def test_what_it_cannot_do_is_refused(overrides, message):
     q, k, v = given_heads(3, 5)
     arguments = {"query": q, "key": k, "value": v, "attention_mask": None} | overrides
     with pytest.raises(WakefulError, match=message):
-        softmax1_attention(Module(), **arguments)
+        softmax1_attention_forward(Module(), **arguments)
 
 
 def test_absent_features_change_nothing():
     q, k, v = given_heads(3, 3)
-    absent, _ = softmax1_attention(
+    absent, _ = softmax1_attention_forward(
         Module(), q, k, v, None, softcap=None, s_aux=None, position_bias=None, cache=None,
         output_attentions=False, sliding_window=4, position_ids=torch.arange(3)[None],
     )  # fmt: skip
-    plain, _ = softmax1_attention(Module(), q, k, v, None)
+    plain, _ = softmax1_attention_forward(Module(), q, k, v, None)
     assert torch.equal(absent, plain)
 
 
 def test_a_window_that_no_mask_states_is_refused():
     q, k, v = given_heads(5, 5)
     with pytest.raises(WakefulError, match=r"looks back 4 of 5 keys.*needs the mask"):
-        softmax1_attention(Module(), q, k, v, None, sliding_window=4)
+        softmax1_attention_forward(Module(), q, k, v, None, sliding_window=4)
 
 
 def test_models_that_need_more_are_refused():

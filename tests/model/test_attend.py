@@ -24,8 +24,8 @@ from model.attention import (
     sink_of,
 )
 from wakeful.errors import WakefulError
-from wakeful.model import attend as attend_module
-from wakeful.model.attend import attend, causal_mask, explicit_attention, sink_attention
+from wakeful.model.attend import attend, causal_mask, check_kernel, explicit_attention
+from wakeful.standalone.softmax1 import SinkAttention
 
 
 def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, atol: float = 1e-10):
@@ -182,7 +182,7 @@ def test_the_log_sum_exp_is_kept_in_float32():
         (torch.float64, torch.float64),
     ):
         q, k, v, sink = heads(case, dtype=dtype)
-        _, lse = sink_attention(q, k, v, sink, None, True, 0.3)
+        _, lse = SinkAttention.apply(q, k, v, sink, None, True, 0.3)
         assert lse.dtype == kept
         assert lse.shape == (B, 4, 5)
     x = 0.3 * torch.einsum("blhd,bshd->bhls", q, k).masked_fill(
@@ -220,7 +220,7 @@ def test_compiling_sees_all_of_it(name, trained):
 
 def test_the_log_sum_exp_carries_no_gradient():
     q, k, v, sink = heads(CASES["grouped"])
-    assert not sink_attention(q, k, v, sink, None, True, 0.3)[1].requires_grad
+    assert not SinkAttention.apply(q, k, v, sink, None, True, 0.3)[1].requires_grad
 
 
 def test_gradcheck():
@@ -319,13 +319,11 @@ def test_what_no_kernel_can_do_is_refused():
     q, k, v, sink = heads(case)
     meta = [x.detach().to("meta") for x in (q, k, v, sink)]
     with pytest.raises(WakefulError, match=r"no fused kernel for torch\.float64 on meta"):
-        attend_module._stock_kernels(meta[0], None)
+        check_kernel(meta[0])
     # On another device's float64, whatever the mask.
-    fake = type(
-        "Fake", (), {"device": torch.device("cuda"), "dtype": torch.float64, "shape": (1, d)}
-    )
+    fake = type("Fake", (), {"device": torch.device("cuda"), "dtype": torch.float64})
     with pytest.raises(WakefulError, match=r"float64 on cuda.*float64 runs on the CPU"):
-        attend_module._stock_kernels(fake, None)
+        check_kernel(fake)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

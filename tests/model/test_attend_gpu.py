@@ -7,8 +7,8 @@ from torch.nn.attention import SDPBackend
 
 from model.attention import CASES, SINKS, Case, d, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.errors import WakefulError
-from wakeful.model import attend as attend_module
 from wakeful.model.attend import attend
+from wakeful.standalone import softmax1
 
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",
@@ -78,17 +78,17 @@ def test_on_a_gpu_the_fused_kernels_are_taken():
     wide = torch.empty(1, 4, 2, 320, device="cuda", dtype=torch.bfloat16)
     odd = torch.empty(1, 4, 2, 12, device="cuda", dtype=torch.bfloat16)
     keep = torch.ones(1, 4, 4, device="cuda", dtype=torch.bool)
-    kernels = attend_module._stock_kernels
-    leads = attend_module._cudnn_leads(q.device.index)
-    first = attend_module._cudnn_forward if leads else attend_module._flash_forward
+    kernels = softmax1._stock_kernels
+    leads = softmax1._cudnn_leads(q.device.index)
+    first = softmax1._cudnn_forward if leads else softmax1._flash_forward
     chosen = torch._fused_sdp_choice(*[q.transpose(1, 2)] * 3, None, 0.0, True)
     assert leads == (chosen == SDPBackend.CUDNN_ATTENTION.value)
     assert kernels(q, None)[0] is first
-    assert kernels(q[:, :1], None)[0] is attend_module._flash_forward
-    assert kernels(q, keep)[0] is attend_module._efficient_forward
-    assert kernels(q.float(), None)[0] is attend_module._efficient_forward
-    assert kernels(wide, None)[0] is attend_module._efficient_forward
-    assert kernels(odd, None)[0] is attend_module._efficient_forward
+    assert kernels(q[:, :1], None)[0] is softmax1._flash_forward
+    assert kernels(q, keep)[0] is softmax1._efficient_forward
+    assert kernels(q.float(), None)[0] is softmax1._efficient_forward
+    assert kernels(wide, None)[0] is softmax1._efficient_forward
+    assert kernels(odd, None)[0] is softmax1._efficient_forward
 
 
 @pytest.mark.gpu

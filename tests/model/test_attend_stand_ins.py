@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model.attention import CASES, SINKS, Case, definition, heads, keep_of, plain_keep, sink_of
-from wakeful.model import attend as attend_module
 from wakeful.model.attend import attend
+from wakeful.standalone import softmax1
 
 BLOCK = 32
 KERNELS = {
-    "cudnn": (attend_module._cudnn_forward, attend_module._cudnn_backward),
-    "flash": (attend_module._flash_forward, attend_module._flash_backward),
-    "efficient": (attend_module._efficient_forward, attend_module._efficient_backward),
+    "cudnn": (softmax1._cudnn_forward, softmax1._cudnn_backward),
+    "flash": (softmax1._flash_forward, softmax1._flash_backward),
+    "efficient": (softmax1._efficient_forward, softmax1._efficient_backward),
 }
 
 
@@ -141,8 +141,8 @@ def runs_on(kernel: str, case: Case) -> bool:
      for name, case in CASES.items() if runs_on(kernel, case)],
 )  # fmt: skip
 def test_outputs_and_gradients_are_the_definition(monkeypatch, kernel, name, width, kind):
-    monkeypatch.setattr(attend_module, "_aten", StandIns())
-    monkeypatch.setattr(attend_module, "_stock_kernels", lambda *_: KERNELS[kernel])
+    monkeypatch.setattr(softmax1, "_aten", StandIns())
+    monkeypatch.setattr(softmax1, "_stock_kernels", lambda *_: KERNELS[kernel])
     case = CASES[name]
     q, k, v, drawn = heads(case)
     q, k, v = (x[..., :width].detach().requires_grad_() for x in (q, k, v))
@@ -191,4 +191,4 @@ def test_a_gpu_takes_the_kernel_that_it_has(
         q = torch.empty(1, length, 2, width, device="cuda:0", dtype=torch.float16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
-    assert attend_module._stock_kernels(q, None) == KERNELS[kernel]
+    assert softmax1._stock_kernels(q, None) == KERNELS[kernel]

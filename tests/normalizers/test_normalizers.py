@@ -13,7 +13,8 @@ from routes.reference import ROUTES, SINKS, WEIGHTS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
-from wakeful.normalizers import Normalizer, sink_softmax
+from wakeful.normalizers import Normalizer
+from wakeful.standalone.softmax1 import sink_softmax
 from wakeful.variants import build, variants
 
 

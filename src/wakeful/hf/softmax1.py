@@ -29,7 +29,8 @@ from transformers import (
 from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
-from wakeful.model.attend import attend, attend_with_sink
+from wakeful.model.attend import attend, check_kernel
+from wakeful.standalone.softmax1 import attend_with_sink
 from wakeful.tracing import is_readable
 from wakeful.variants.implementations import SOFTMAX1, implementation_in
 
@@ -57,7 +58,7 @@ def register() -> None:
     No model changes until it is asked for by name. `import wakeful.hf` calls this, so that the name
     is known wherever it could be written; calling it again changes nothing.
     """
-    AttentionInterface.register(NAME, softmax1_attention)
+    AttentionInterface.register(NAME, softmax1_attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     to_dict = PreTrainedConfig.to_dict
     if not hasattr(to_dict, "writes_softmax1"):  # Transformers has no registry for this
@@ -112,7 +113,7 @@ def check_softmax1(model: PreTrainedModel) -> None:
         )
 
 
-def softmax1_attention(
+def softmax1_attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -154,6 +155,7 @@ def softmax1_attention(
     if causal and queries > 1:
         # A static cache that was empty: what lies past the queries is not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
+    check_kernel(q)
     return attend_with_sink(q, k, v, sink, None, False, scale), None
 
 

@@ -1,9 +1,8 @@
 """The decoder: GPT-2-like or Llama-like by the parts of its `ModelConfig`."""
 
 from wakeful.config.model import ModelConfig
-from wakeful.model.attend import softmax1_attention
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.model.initialize import initialize
 
-__all__ = ["Decoder", "ModelConfig", "generate", "initialize", "softmax1_attention"]
+__all__ = ["Decoder", "ModelConfig", "generate", "initialize"]

@@ -7,7 +7,6 @@ and query; s = −∞ is the ordinary softmax. Fused kernels compute this form: 
 
 from abc import ABC
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -64,7 +63,7 @@ class Normalizer(Variant, nn.Module, ABC):
         """Return the attention weights by their definition; masked logits are −∞.
 
         Logits are float32 or float64, whatever the model's dtype. No weight is negative.
-        `sink_softmax` is the definition of all fused weights.
+        `wakeful.standalone.softmax1.sink_softmax` is the definition of all fused weights.
         """
         raise NotImplementedError
 
@@ -77,28 +76,3 @@ class Softmax(Normalizer):
 
     def log_sink(self, x: Tensor) -> Tensor | None:
         return None
-
-
-def sink_softmax(
-    logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "*queries H"] | None
-) -> Float[Tensor, "B H L S"]:
-    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) over the last axis, by the definition.
-
-    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}), whatever m is,
-    so that no gradient goes through it. The precision is the logits'. A query whose logits are all
-    −∞ gets zero weights. The sink s is (H,) or, for each query, (B, L, H).
-    """
-    top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
-    extra = torch.zeros_like(top)
-    if sink is not None:
-        column = by_query(sink).unsqueeze(-1).to(logits.dtype)
-        top = torch.maximum(top, column.detach())
-        extra = torch.exp(column - top)
-    exponentials = torch.exp(logits - top)
-    total = extra + exponentials.sum(-1, keepdim=True)
-    return exponentials / total.masked_fill(total == 0, 1.0)
-
-
-def by_query(sink: Float[Tensor, "*queries H"]) -> Float[Tensor, "#B H #L"]:
-    """Return sinks, for each head (H,) or also for each query (B, L, H), with the heads first."""
-    return sink.transpose(1, 2) if sink.dim() == 3 else sink.view(1, -1, 1)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.normalizers.base import Normalizer, sink_softmax
+from wakeful.normalizers.base import Normalizer
+from wakeful.standalone.softmax1 import sink_softmax
 
 
 class ClippedSoftmax(Normalizer):

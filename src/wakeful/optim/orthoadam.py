@@ -23,10 +23,11 @@ from torch.utils._pytree import tree_leaves
 from wakeful.errors import WakefulError, warn
 from wakeful.optim.axes import ASSUMED, Axes, Line, RotationPlan, decide, list_names, plain_name
 from wakeful.optim.rates import Rate, check_rates
-from wakeful.optim.recipe import RotatedParameter, RotationRecipe, moment_dtype
+from wakeful.optim.recipe import RotatedParameter, RotationRecipe
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import full_tensor
 from wakeful.optim.step import ParameterStep, take_step
+from wakeful.standalone.orthoadam import moment_dtype
 
 KERNELS = ("auto", "chunked", "foreach")
 

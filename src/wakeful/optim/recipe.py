@@ -10,8 +10,9 @@ from torch import Tensor
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
-from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for
+from wakeful.optim.rotations.base import Identity, Learned, Rotation
 from wakeful.optim.sharding import fill_moment, layout_for, zeros
+from wakeful.standalone.orthoadam import generator_for, moment_dtype
 
 
 @dataclass(eq=False)
@@ -122,8 +123,3 @@ class RotationRecipe:
                     f"{needed / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
                     "rotation='hadamard', or share=True"
                 )
-
-
-def moment_dtype(parameter: Tensor) -> torch.dtype:
-    """Return float64 for a float64 parameter, else float32."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -12,6 +12,7 @@ from torch import Tensor
 from wakeful.optim.recipe import RotatedParameter
 from wakeful.optim.rotations.base import Learned
 from wakeful.optim.sharding import layout_for, local_part, write_back
+from wakeful.standalone.orthoadam import adam_step
 
 CHUNK = 2**18  # elements a chunk: with its temporaries it stays in a core's cache
 MomentRows = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -40,7 +41,7 @@ class ParameterStep:
         self.beta1, self.beta2 = group["betas"]
         self.eps = float(group["eps"])
         self.lr = float(group["lr"])
-        self.decay = 1 - self.lr * group["weight_decay"]
+        self.weight_decay = group["weight_decay"]
         self.count = 0
 
     def _view(self, tensor: Tensor) -> Tensor:
@@ -123,22 +124,12 @@ def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
     """
     weights, grads, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in zip(*parts, strict=True))
     first = jobs[0]
-    turned = [job.into(grad) for job, grad in zip(jobs, grads, strict=True)]
-    torch._foreach_lerp_(exp_avgs, turned, 1 - first.beta1)
-    torch._foreach_mul_(exp_avg_sqs, first.beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, turned, turned, 1 - first.beta2)
-    del turned
-    roots = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_mul_(roots, (1 - first.beta2**first.count) ** -0.5)
-    torch._foreach_add_(roots, first.eps)
-    steps = torch._foreach_div(exp_avgs, roots)
-    del roots
-    steps = [job.back(step) for job, step in zip(jobs, steps, strict=True)]
-    size = -first.lr / (1 - first.beta1**first.count)
-    wide = [weight.to(step.dtype) for weight, step in zip(weights, steps, strict=True)]
-    if first.decay != 1:
-        torch._foreach_mul_(wide, first.decay)
-    torch._foreach_add_(wide, steps, alpha=size)
-    for weight, updated in zip(weights, wide, strict=True):
-        if updated is not weight:
-            weight.copy_(updated)
+    adam_step(
+        weights,
+        [job.into(grad) for job, grad in zip(jobs, grads, strict=True)],
+        exp_avgs,
+        exp_avg_sqs,
+        [job.back for job in jobs],
+        lr=first.lr, betas=(first.beta1, first.beta2), eps=first.eps,
+        weight_decay=first.weight_decay, count=first.count,
+    )  # fmt: skip

@@ -32,9 +32,10 @@ from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuild_decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
-from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
+from wakeful.optim.rotations.base import Identity, Learned, Rotation, rotation_of
 from wakeful.paged import as_stored, by_rows, in_memory
 from wakeful.routes.base import ValueRoute
+from wakeful.standalone.orthoadam import generator_for
 from wakeful.variants.roles import Role, roles_of
 
 Turning = Callable[[Tensor], Tensor]

@@ -4,13 +4,13 @@ Shapes: R rows, n the rotated width.
 """
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wakeful.standalone.orthoadam import haar_matrix, random_signs
 from wakeful.variants import Variant, build
 
 
@@ -88,32 +88,6 @@ class Learned(Rotation):
 def rotation_of(rotation: str | Rotation) -> Rotation:
     """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`."""
     return rotation if isinstance(rotation, Rotation) else build("optim.rotations", rotation)
-
-
-def generator_for(seed: int, name: str, axis: int) -> torch.Generator:
-    """Return the CPU generator of one rotation, seeded by a hash of (seed, name, axis)."""
-    digest = hashlib.sha256(f"{seed}\x1f{name}\x1f{axis}".encode()).digest()
-    generator = torch.Generator(device="cpu")
-    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return generator
-
-
-def haar_matrix(width: int, generator: torch.Generator) -> Float[Tensor, "n n"]:
-    """Return a matrix of O(n) drawn from the Haar measure, in float64 on the CPU.
-
-    QR of a Gaussian matrix, each column of Q multiplied by the sign of R's diagonal: without that
-    fix the law is not Haar's (Mezzadri, How to generate random matrices, 2007, section 5).
-    """
-    size = (width, width)
-    gaussian = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
-    q, r = torch.linalg.qr(gaussian)
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-
-
-def random_signs(width: int, generator: torch.Generator) -> Float[Tensor, " n"]:
-    """Return n independent fair signs, ±1 in float64 on the CPU."""
-    fair = torch.randint(0, 2, (width,), generator=generator, device="cpu")
-    return fair.double().mul_(2).sub_(1)
 
 
 class Identity(Rotation):

@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.optim.rotations.base import Rotation, haar_matrix
+from wakeful.optim.rotations.base import Rotation
+from wakeful.standalone.orthoadam import haar_matrix
 
 
 class BlockDiagonal(Rotation):

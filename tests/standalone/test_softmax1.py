@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wakeful.errors import WakefulError
-from wakeful.model import softmax1_attention
+from wakeful.standalone.softmax1 import softmax1_attention
 
 B, H, G, D = 2, 4, 2, 6
 
@@ -72,11 +71,12 @@ def test_a_sink_of_minus_infinity_is_the_softmax() -> None:
 
 
 def test_another_layout_is_refused() -> None:
-    with pytest.raises(WakefulError, match="layout='HBLd'"):
-        softmax1_attention(*drawn(2, 2), layout="HBLd")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="layout='HBLd'"):
+        softmax1_attention(*drawn(2, 2), layout="HBLd")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_users_run_it")
 def test_compiling_breaks_no_graph() -> None:
     heads = [x.detach().float().requires_grad_() for x in drawn(7, 7)]
     compiled = torch.compile(softmax1_attention, fullgraph=True, backend="aot_eager")

@@ -1,0 +1,299 @@
+# Copyright 2026 the wakeful authors. SPDX-License-Identifier: Apache-2.0
+"""softmax-1 attention on torch's own fused kernels, with gradients, in one file.
+
+A query's weights are p_i = e^{x_i} / (e^s + Σ_j e^{x_j}), so no token has to take what a head does
+not need. s = 0 is softmax-1 (From Attention to Activation, eq. 1); s may be learned for each head.
+
+    from softmax1 import softmax1_attention
+    out = softmax1_attention(q, k, v)  # (B, H, L, d), in place of scaled_dot_product_attention
+
+The fused kernels compute the ordinary softmax; their log-sum-exp is corrected afterwards:
+
+    forward    lse' = log(e^lse + e^s)            out' = out · e^{lse − lse'}
+    backward   the stock backward kernel, given (out', lse') for (out, lse); it recomputes the
+               weights as e^{x − lse'} and uses D = Σ dO ∘ out', which is softmax-1's Jacobian
+               ds = − e^{s − lse'} · Σ dO ∘ out', summed over the queries that share s
+
+so a sink costs one more pass over the output, and no L × S matrix is made. torch.compile sees
+through all of it.
+
+Shapes: B batch, L queries, S keys, H query heads, G key/value heads (G divides H), d head width.
+Cite: Kaul et al. 2025, From Attention to Activation; wakeful, by its CITATION.cff.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LAYOUTS = ("BHLd", "BLHd")
+_aten = torch.ops.aten
+
+
+def softmax1_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+    *,
+    layout: str = "BHLd",
+    causal: bool = True,
+    keep: Tensor | None = None,
+) -> Tensor:
+    """Return attention with weights e^{x_i} / (e^s + Σ_j e^{x_j}), softmax-1 where s = 0.
+
+    Args:
+        q, k, v: heads; the L queries are the last of the S tokens. Autocast applies.
+        scale: what the logits q · k are multiplied by; None for 1 / √d.
+        sink: s for each query head (H), or (B, L, H) for each query too, learned where it requires
+            gradients; None for 0.
+        layout: axes of heads and result: "BHLd", as torch's own attention has them, or "BLHd".
+        causal: whether a query sees no later key.
+        keep: pairs (1 or B, L, S) that may see each other, in place of `causal`; a query that sees
+            nothing gets zeros.
+
+    Raises:
+        ValueError: the layout is another, or no fused kernel serves this dtype and device.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
+    if layout == "BHLd":
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k, v))
+    if not has_kernel(q):
+        raise ValueError(
+            f"softmax-1 has no fused kernel for {q.dtype} on {q.device.type}: use float32, "
+            "bfloat16 or float16 there (float64 runs on the CPU)"
+        )
+    sink = q.new_zeros(q.shape[2]) if sink is None else sink
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    causal = causal and keep is None and q.shape[1] > 1
+    if causal and q.shape[1] != k.shape[1]:
+        keep, causal = _causal_mask(q.shape[1], k.shape[1], q.device), False
+    out = attend_with_sink(q, k, v, sink, keep, causal, scale)
+    return out.transpose(1, 2) if layout == "BHLd" else out
+
+
+def sink_softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) of logits (B, H, L, S) over the last axis.
+
+    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}), whatever m is,
+    so that no gradient goes through it. The precision is the logits'. A query whose logits are all
+    −∞ gets zero weights. The sink s is (H,) or, for each query, (B, L, H); None is −∞.
+    """
+    top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+    extra = torch.zeros_like(top)
+    if sink is not None:
+        column = _by_query(sink).unsqueeze(-1).to(logits.dtype)
+        top = torch.maximum(top, column.detach())
+        extra = torch.exp(column - top)
+    exponentials = torch.exp(logits - top)
+    total = extra + exponentials.sum(-1, keepdim=True)
+    return exponentials / total.masked_fill(total == 0, 1.0)
+
+
+def attend_with_sink(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """Return attention with a sink (B, L, H, d); inside `torch.func` by the definition."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return _by_definition(q, k, v, sink, keep, causal, scale)
+    return SinkAttention.apply(q, k, v, sink, keep, causal, scale)[0]  # pyright: ignore
+
+
+def has_kernel(q: Tensor) -> bool:
+    """Return True if a fused kernel gives the log-sum-exp for this dtype and device."""
+    return q.device.type == "cpu" or (q.device.type == "cuda" and q.dtype != torch.float64)
+
+
+class SinkAttention(torch.autograd.Function):
+    """The fused kernels with a sink: out (B, L, H, d) and lse' (B, H, L), which has no gradient."""
+
+    @staticmethod
+    def forward(q, k, v, sink, keep, causal, scale):
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse = _stock_kernels(q, keep)[0](*heads, keep, causal, scale)
+        sink = _by_query(sink).to(lse.dtype)
+        if keep is not None:
+            # Kernels disagree about a query that sees nothing; its output is zero by definition.
+            blind = ~keep.any(-1).unsqueeze(1)
+            lse = lse.masked_fill(blind, -math.inf)
+            out = out.masked_fill(blind.unsqueeze(-1), 0.0)
+        total = torch.logaddexp(lse, sink)
+        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse'}, where lse' is not rounded
+        if keep is not None:
+            empty = total == -math.inf  # then the output and all e^{x − lse'} are zero
+            remainder = remainder.masked_fill(empty, 0.0)
+            total = total.masked_fill(empty, math.inf)
+        return (out * remainder.unsqueeze(-1).to(out.dtype)).transpose(1, 2), total
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.causal, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        q, k, v, sink, keep, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]  # one may make another
+            out = _by_definition(*inputs, keep, ctx.causal, ctx.scale)
+            needed = [tensor for tensor in inputs if tensor.requires_grad]
+            grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
+            return *(next(grads) if x.requires_grad else None for x in inputs), None, None, None
+        heads = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+        grad_heads = _stock_kernels(q, keep)[1](*heads, lse, keep, ctx.causal, ctx.scale)
+        grad_sink = None
+        if ctx.needs_input_grad[3]:
+            inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
+            shared = -torch.exp(_by_query(sink).to(lse.dtype) - lse) * inner
+            shared = shared.transpose(1, 2) if sink.dim() == 3 else shared.sum((0, 2))
+            grad_sink = shared.to(sink.dtype)
+        return *(x.transpose(1, 2) for x in grad_heads), grad_sink, None, None, None
+
+
+def _by_definition(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """Return the same by the definition, with the L × S matrix made, in float32 at least."""
+    if keep is None and causal:
+        keep = _causal_mask(q.shape[1], k.shape[1], q.device)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        k, v = (heads.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for heads in (k, v))
+        logits = torch.einsum("blhd,bshd->bhls", q.to(exact), k.to(exact)) * scale
+        if keep is not None:
+            logits = logits.masked_fill(~keep.unsqueeze(1), -math.inf)
+        return torch.einsum("bhls,bshd->blhd", sink_softmax(logits, sink), v.to(exact)).to(q.dtype)
+
+
+def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    return (torch.arange(keys, device=device) <= position).unsqueeze(0)
+
+
+def _by_query(sink: Tensor) -> Tensor:
+    """Return sinks (H,) or (B, L, H) with the heads first: (1, H, 1) or (B, H, L)."""
+    return sink.transpose(1, 2) if sink.dim() == 3 else sink.view(1, -1, 1)
+
+
+def _stock_kernels(q: Tensor, keep: Tensor | None):
+    """Choose the stock forward and backward kernels that share a log-sum-exp."""
+    if q.device.type == "cpu":
+        return _cpu_forward, _cpu_backward
+    width = q.shape[-1]
+    plain = q.dtype in (torch.float16, torch.bfloat16) and keep is None and width % 8 == 0
+    if plain and width <= 128 and q.shape[1] > 1 and _cudnn_leads(q.device.index):
+        return _cudnn_forward, _cudnn_backward
+    if plain and width <= 256 and _has_flash(q.device.index):
+        return _flash_forward, _flash_backward
+    return _efficient_forward, _efficient_backward
+
+
+@torch.compiler.assume_constant_result
+def _cudnn_leads(index: int | None) -> bool:
+    """Return True if torch's own attention prefers cuDNN's kernel on this GPU (Hopper, B200)."""
+    return (
+        torch.version.hip is None
+        and torch.cuda.get_device_capability(index) in ((9, 0), (10, 0))
+        and (torch.backends.cudnn.version() or 0) >= 91500
+        and torch.backends.cuda.cudnn_sdp_enabled()
+    )
+
+
+@torch.compiler.assume_constant_result
+def _has_flash(index: int | None) -> bool:
+    """Return True if torch's flash kernel runs on this GPU: Ampere or later, or AMD's."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
+    if keep is None:
+        return None
+    bias = torch.zeros(keep.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(~keep, -math.inf).unsqueeze(1)
+
+
+def _cpu_forward(q, k, v, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
+    )
+
+
+def _cpu_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
+    )
+
+
+def _cudnn_forward(q, k, v, keep, causal, scale):
+    out, lse = _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, False, scale=scale
+    )[:2]
+    return out, lse.reshape(q.shape[:3])
+
+
+def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    state = torch.zeros((), dtype=torch.int64, device=q.device)  # of a dropout that is not there
+    return _aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse.unsqueeze(-1), state, state, None, None, None, q.shape[2],
+        k.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
+
+
+def _flash_forward(q, k, v, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+
+
+def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    # Without dropout the kernel never reads its random state, but it wants the tensors.
+    state, unused = (torch.zeros(n, dtype=torch.uint64, device=q.device) for n in ((2,), ()))
+    return _aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, unused,
+        scale=scale,
+    )  # fmt: skip
+
+
+def _efficient_forward(q, k, v, keep, causal, scale):
+    width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
+    k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    q, k, v = map(_aligned, (q, k, v))
+    out, lse, _, _ = _aten._scaled_dot_product_efficient_attention(
+        q, k, v, _padded_bias(keep, q), True, 0.0, causal, scale=scale
+    )
+    # The kernel pads the log-sum-exp to whole blocks of queries.
+    return out[..., :width], lse[..., : q.shape[2]]
+
+
+def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
+    k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel never asks for its strides
+    state = torch.zeros((), dtype=torch.int64, device=q.device)
+    padded = F.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
+    grad_q, grad_k, grad_v, _ = _aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, _padded_bias(keep, q), out, padded, state, state, 0.0,
+        [True, True, True, False], causal, scale=scale,
+    )  # fmt: skip
+    grad_k, grad_v = (x.unflatten(1, (groups, repeats)).sum(2) for x in (grad_k, grad_v))
+    return grad_q[..., :width], grad_k[..., :width], grad_v[..., :width]
+
+
+def _aligned(heads: Tensor) -> Tensor:
+    """Return heads with columns of zeros up to a multiple of 8, which is what the kernel loads."""
+    missing = -heads.shape[-1] % 8
+    return F.pad(heads, (0, missing)) if missing else heads
+
+
+def _padded_bias(keep: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return the mask as a bias whose rows are aligned to 16 elements, as the kernel demands."""
+    bias = _additive(keep, q)
+    if bias is None:
+        return None
+    aligned = F.pad(bias, (0, -bias.shape[-1] % 16))[..., : bias.shape[-1]]
+    return aligned.expand(q.shape[0], q.shape[1], -1, -1)
