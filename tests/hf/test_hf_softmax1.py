@@ -192,8 +192,10 @@ def test_it_loads_by_name_and_switches_back(tmp_path):
     )
     # Weights at other addresses: matrix products may sum in another order.
     torch.testing.assert_close(loaded(tokens).logits, expected, rtol=0, atol=1e-12)
-    # The checkpoint itself does not ask for it: loaded plainly it is a softmax model again.
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    # What the caller names goes before what the checkpoint names.
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="sdpa", dtype=torch.float64
+    )
     assert plain.config._attn_implementation == "sdpa"
     plain.set_attn_implementation(NAME)
     torch.testing.assert_close(plain(tokens).logits, expected, rtol=0, atol=1e-12)
