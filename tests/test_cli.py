@@ -168,7 +168,7 @@ def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
         (["--train.stepz", "3"], "Did you mean --train.steps?"),
         (["--steps=3"], "Did you mean --train.steps?"),
         (["--num-sequences", "3"], "Did you mean --train.quantize.num_sequences?"),
-        (["--train.dtype", "float32x"], 'Choose from: "float32", "bfloat16", "float64". Did you'),
+        (["--train.dtype", "float32x"], 'Choose from: "float32", "float64", "bfloat16". Did you'),
     ):
         assert hint in fails(capsys, "train", config, *out, *wrong)
     for wrong, said in (

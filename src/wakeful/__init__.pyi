@@ -472,7 +472,7 @@ def inherit(
     eval_every: int = ...,
     seed: int = ...,
     device: str = ...,
-    dtype: Literal["float32", "bfloat16", "float64"] = ...,
+    dtype: Literal["float32", "float64", "bfloat16"] = ...,
     lr: float = ...,
 ) -> Inheritance:
     """Start a smaller model from a reference's blocks, train it, and compare it with baselines.

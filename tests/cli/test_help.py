@@ -218,6 +218,8 @@ STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": 
 def commands_of(page: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each `wakeful ...` of a page's blocks of code, as it stands and as its words."""
     text = page.read_text("utf-8").replace("\\\n", " ")
+    if page.suffix == ".md":
+        text = "\n".join(re.findall(r"^```[^`]*^```|^ {4}.*$", text, re.M))
     began = r"(?:wakeful|(?:srun )?torchrun .*? -m +wakeful) "
     for line in re.findall(rf"^(?: {{4}}|\$ )?(?:[A-Z_]+=\S+ )*{began}(.*)", text, re.M):
         words = shlex.split(re.split(r" > | && ", line)[0], comments=True)

@@ -223,7 +223,7 @@ class TrainConfig:
     """Seed of the initial weights and of the data order."""
     device: Where[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: How[Literal["float32", "bfloat16", "float64"]] = "float32"
+    dtype: How[Literal["float32", "float64", "bfloat16"]] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
     parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
     """Sharding of weights under torchrun: over all processes (fsdp), over those of a machine (hsdp)
