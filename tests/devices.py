@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from wakeful.standalone import softmax1
+from wakeful.parts import softmax1
 
 GPU = torch.device("cuda:0")
 _CARRIER = torch.device("meta:1")

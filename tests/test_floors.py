@@ -15,7 +15,7 @@ TOOLS = (
 FLOORS = (
     (
         "errors", "version", "paths", "digests", "hub", "estimates", "finding", "layer_ranges",
-        "standalone", "switches", "tracing",
+        "parts", "switches", "tracing",
     ),
     ("variants", "terminal", "guard", "device", "paged", "scores"),
     ("config",),

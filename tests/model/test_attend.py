@@ -25,7 +25,7 @@ from model.attention import (
 )
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, causal_mask, check_kernel, explicit_attention
-from wakeful.standalone.softmax1 import SinkAttention
+from wakeful.parts.softmax1 import SinkAttention
 
 
 def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, atol: float = 1e-10):

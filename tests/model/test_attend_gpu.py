@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend
 from model.attention import CASES, SINKS, Case, d, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend
-from wakeful.standalone import softmax1
+from wakeful.parts import softmax1
 
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",

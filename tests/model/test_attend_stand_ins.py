@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model.attention import CASES, SINKS, Case, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.model.attend import attend
-from wakeful.standalone import softmax1
+from wakeful.parts import softmax1
 
 BLOCK = 32
 KERNELS = {

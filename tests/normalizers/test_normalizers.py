@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.normalizers import Normalizer
-from wakeful.standalone.softmax1 import sink_softmax
+from wakeful.parts.softmax1 import sink_softmax
 from wakeful.variants import build, variants
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.optim import Learned, OrthoAdam, Rotation, rotation_of
-from wakeful.standalone.orthoadam import generator_for
+from wakeful.parts.orthoadam import generator_for
 from wakeful.variants import variants
 
 AXES = {"rows": 1, "columns": 0, "free": ()}

@@ -24,7 +24,7 @@ from optim.problems import (
     weights,
 )
 from wakeful.optim import Hadamard, OrthoAdam, decay_groups
-from wakeful.standalone.orthoadam import transform_factors
+from wakeful.parts.orthoadam import transform_factors
 
 pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
 """The axes of these small weights are of no concern here."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from optim.problems import ROTATIONS, SEEDED
 from wakeful.errors import WakefulError
 from wakeful.optim import Haar, Learned, Rotation, rotation_of
-from wakeful.standalone import orthoadam as hadamard
-from wakeful.standalone.orthoadam import generator_for, haar_matrix
+from wakeful.parts import orthoadam as hadamard
+from wakeful.parts.orthoadam import generator_for, haar_matrix
 from wakeful.variants import variants
 
 WIDTHS = (1, 2, 3, 5, 12, 96, 100, 127, 512, 768)

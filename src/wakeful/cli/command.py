@@ -40,6 +40,7 @@ USAGE_WORDS = {
     "DIR": "a folder to create, or a file NAME.gguf",
     "PRESET": "a preset to print, as a starting point for a TOML file of your own",
     "SHELL": "bash, zsh or fish",
+    "PART": "a file to print, which imports nothing but torch",
 }
 """Meanings of the words of a usage line."""
 _WIDEST = 100

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -49,6 +50,7 @@ from wakeful.quantization.options import QuantizeOptions
 from wakeful.reporting.options import ReportOptions
 from wakeful.variants.plugins import Verb, entries, verb_of
 
+PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -363,6 +365,14 @@ def completion(arguments: list[str]) -> None:
     sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
 
 
+def parts(arguments: list[str]) -> None:
+    names, _ = read("parts", arguments)
+    if len(names) != 1 or names[0] not in PARTS:
+        hint = nearest(names[0], PARTS) if names else ""
+        raise WakefulError(f"name one part: {', '.join(PARTS)}{hint}")
+    sys.stdout.write(resources.files("wakeful.parts").joinpath(f"{names[0]}.py").read_text("utf-8"))
+
+
 def presets_for(*, several: bool) -> list[str]:
     """Return the presets of one run, or those of several variants, for `compare`."""
     tables = {name: on_preset(own_table(name), name) for name in preset_names()}
@@ -561,6 +571,16 @@ VERBS: dict[str, Verb] = {
              "List what comes with wakeful, with sizes and times."),
             ("wakeful presets cpu-tiny",
              "Print one, as a starting point for a file of your own."),
+        ),
+    ),
+    "parts": Verb(
+        summary="Print softmax-1, OrthoAdam and others as one file to copy.",
+        usage="PART", options=NoOptions, run=parts, names=lambda: PARTS,
+        examples=(
+            ("wakeful parts softmax1 > softmax1.py",
+             "Take softmax-1's fused attention into training code of your own."),
+            ("wakeful parts orthoadam > orthoadam.py",
+             "Take the optimizer."),
         ),
     ),
     "completion": Verb(

@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, check_kernel
-from wakeful.standalone.softmax1 import attend_with_sink
+from wakeful.parts.softmax1 import attend_with_sink
 from wakeful.tracing import is_readable
 from wakeful.variants.implementations import SOFTMAX1, implementation_in
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError
-from wakeful.standalone.orthoadam import transform, transform_factors
+from wakeful.parts.orthoadam import transform, transform_factors
 
 FIELD = "transform_config"
 STATUS = "needs transform_config: vLLM or wakeful"

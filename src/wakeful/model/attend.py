@@ -4,7 +4,7 @@ Shapes: B batch, L queries, S keys (S ≥ L: the queries are the last L of the S
 heads, G key/value heads, d head width. Heads come as (B, L, H, d), the layout a projection leaves.
 
 The ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or an s for each head or
-for each head and query, see `wakeful.normalizers`) is `wakeful.standalone.softmax1`.
+for each head and query, see `wakeful.normalizers`) is `wakeful.parts.softmax1`.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.standalone.softmax1 import attend_with_sink, has_kernel, sink_softmax
+from wakeful.parts.softmax1 import attend_with_sink, has_kernel, sink_softmax
 
 Weigh = Callable[[Tensor], Tensor]
 """Makes weights (…, L, L) of logits, those masked −∞."""

@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from wakeful.standalone.orthoadam import transform, transform_factors
+from wakeful.parts.orthoadam import transform, transform_factors
 
 
 class WalshHadamard(nn.Module):
     """x F on the last axis, F the Walsh–Hadamard transform (⊗ Hartley) of
-    `wakeful.standalone.orthoadam`; F is symmetric and F F = I.
+    `wakeful.parts.orthoadam`; F is symmetric and F F = I.
 
     Applied to a feed-forward network's hidden channels, with W_down F instead of W_down, it keeps
     the function, and `down` reads no outlier channels. Applied to queries and keys after RoPE,

@@ -63,7 +63,7 @@ class Normalizer(Variant, nn.Module, ABC):
         """Return the attention weights by their definition; masked logits are −∞.
 
         Logits are float32 or float64, whatever the model's dtype. No weight is negative.
-        `wakeful.standalone.softmax1.sink_softmax` is the definition of all fused weights.
+        `wakeful.parts.softmax1.sink_softmax` is the definition of all fused weights.
         """
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.normalizers.base import Normalizer
-from wakeful.standalone.softmax1 import sink_softmax
+from wakeful.parts.softmax1 import sink_softmax
 
 
 class ClippedSoftmax(Normalizer):

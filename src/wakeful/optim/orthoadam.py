@@ -27,7 +27,7 @@ from wakeful.optim.recipe import RotatedParameter, RotationRecipe
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import full_tensor
 from wakeful.optim.step import ParameterStep, take_step
-from wakeful.standalone.orthoadam import moment_dtype
+from wakeful.parts.orthoadam import moment_dtype
 
 KERNELS = ("auto", "chunked", "foreach")
 
@@ -323,7 +323,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
 def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return parameters with the names that they have in a module, or were given."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[Tensor, str] = {tensor: name for name, tensor in module.named_parameters()}
     named: list[tuple[str, Tensor]] = []
     for entry in [params] if isinstance(params, Tensor) else params:
         if not isinstance(entry, tuple) and entry not in names:

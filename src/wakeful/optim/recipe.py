@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
 from wakeful.optim.rotations.base import Identity, Learned, Rotation
 from wakeful.optim.sharding import fill_moment, layout_for, zeros
-from wakeful.standalone.orthoadam import generator_for, moment_dtype
+from wakeful.parts.orthoadam import generator_for, moment_dtype
 
 
 @dataclass(eq=False)

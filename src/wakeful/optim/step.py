@@ -12,7 +12,7 @@ from torch import Tensor
 from wakeful.optim.recipe import RotatedParameter
 from wakeful.optim.rotations.base import Learned
 from wakeful.optim.sharding import layout_for, local_part, write_back
-from wakeful.standalone.orthoadam import adam_step
+from wakeful.parts.orthoadam import adam_step
 
 CHUNK = 2**18  # elements a chunk: with its temporaries it stays in a core's cache
 MomentRows = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from wakeful.standalone.softmax1 import sink_softmax
+from wakeful.parts.softmax1 import sink_softmax
 
 
 def attention_weights(

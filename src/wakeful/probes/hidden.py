@@ -6,9 +6,9 @@ Every metric is of block outputs, before the final norm; layer −1 is the embed
 import torch
 from torch import Tensor
 
+from wakeful.parts.orthoadam import haar_matrix
 from wakeful.probes import exact
 from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows, first_and_rest
-from wakeful.standalone.orthoadam import haar_matrix
 
 
 class _Shape(MeanProbe):

@@ -34,8 +34,8 @@ from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, rotation_of
 from wakeful.paged import as_stored, by_rows, in_memory
+from wakeful.parts.orthoadam import generator_for
 from wakeful.routes.base import ValueRoute
-from wakeful.standalone.orthoadam import generator_for
 from wakeful.variants.roles import Role, roles_of
 
 Turning = Callable[[Tensor], Tensor]

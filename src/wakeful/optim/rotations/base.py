@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.standalone.orthoadam import haar_matrix, random_signs
+from wakeful.parts.orthoadam import haar_matrix, random_signs
 from wakeful.variants import Variant, build
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.optim.rotations.base import Rotation
-from wakeful.standalone.orthoadam import haar_matrix
+from wakeful.parts.orthoadam import haar_matrix
 
 
 class BlockDiagonal(Rotation):

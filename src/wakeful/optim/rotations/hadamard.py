@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.optim.rotations.base import Rotation
-from wakeful.standalone.orthoadam import random_signs, transform, transform_factors
+from wakeful.parts.orthoadam import random_signs, transform, transform_factors
 
 
 class Hadamard(Rotation):

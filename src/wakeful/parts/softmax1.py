@@ -14,8 +14,7 @@ The fused kernels compute the ordinary softmax; their log-sum-exp is corrected a
                weights as e^{x − lse'} and uses D = Σ dO ∘ out', which is softmax-1's Jacobian
                ds = − e^{s − lse'} · Σ dO ∘ out', summed over the queries that share s
 
-so a sink costs one more pass over the output, and no L × S matrix is made. torch.compile sees
-through all of it.
+so a sink costs one more pass over the output and no L × S matrix; torch.compile sees it all.
 
 Shapes: B batch, L queries, S keys, H query heads, G key/value heads (G divides H), d head width.
 Cite: Kaul et al. 2025, From Attention to Activation; wakeful, by its CITATION.cff.
@@ -69,7 +68,7 @@ def softmax1_attention(
             "bfloat16 or float16 there (float64 runs on the CPU)"
         )
     sink = q.new_zeros(q.shape[2]) if sink is None else sink
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = math.pow(q.shape[-1], -0.5) if scale is None else scale
     causal = causal and keep is None and q.shape[1] > 1
     if causal and q.shape[1] != k.shape[1]:
         keep, causal = _causal_mask(q.shape[1], k.shape[1], q.device), False
@@ -114,8 +113,8 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, sink, keep, causal, scale):
-        heads = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse = _stock_kernels(q, keep)[0](*heads, keep, causal, scale)
+        heads = [x.transpose(1, 2) for x in (q, k, v)]
+        out, lse = _stock_kernels(q, keep)[0](*heads, keep=keep, causal=causal, scale=scale)
         sink = _by_query(sink).to(lse.dtype)
         if keep is not None:
             # Kernels disagree about a query that sees nothing; its output is zero by definition.
@@ -137,16 +136,17 @@ class SinkAttention(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx, grad, _):
+    def backward(ctx, grad, _):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]  # one may make another
-            out = _by_definition(*inputs, keep, ctx.causal, ctx.scale)
+            out = _by_definition(*inputs, keep=keep, causal=ctx.causal, scale=ctx.scale)
             needed = [tensor for tensor in inputs if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
             return *(next(grads) if x.requires_grad else None for x in inputs), None, None, None
-        heads = (x.transpose(1, 2) for x in (grad, q, k, v, out))
-        grad_heads = _stock_kernels(q, keep)[1](*heads, lse, keep, ctx.causal, ctx.scale)
+        heads = [x.transpose(1, 2) for x in (grad, q, k, v, out)]
+        options = {"lse": lse, "keep": keep, "causal": ctx.causal, "scale": ctx.scale}
+        grad_heads = _stock_kernels(q, keep)[1](*heads, **options)
         grad_sink = None
         if ctx.needs_input_grad[3]:
             inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)

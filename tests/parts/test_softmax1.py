@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wakeful.standalone.softmax1 import softmax1_attention
+from wakeful.parts.softmax1 import softmax1_attention
 
 B, H, G, D = 2, 4, 2, 6
 

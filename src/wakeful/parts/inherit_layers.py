@@ -1,0 +1,66 @@
+# Copyright 2026 the wakeful authors. SPDX-License-Identifier: Apache-2.0
+"""Inheritune's start on the state dict of any decoder, in one file.
+
+When Attention Collapses: deep layers of trained models attend to one token and do little, so a
+smaller model starts from the first layers of a larger one and is trained on.
+
+    weights = inherit_layers(reference.state_dict(), len(blocks) // 2)
+    model = Model(config_with_half_the_layers)
+    model.load_state_dict(weights)
+
+Embeddings, the final norm and the head are kept. Then train; where the loss stays behind the
+reference's, start again with more layers, as the paper does. `wakeful inherit` measures which
+layers to keep, bridges those that are left out and trains to parity.
+
+Cite: Sanyal et al. 2024, When Attention Collapses; wakeful, by its CITATION.cff.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+_LAYER = re.compile(r"((?:[^.0-9][^.]*\.)*)([0-9]+)\.(.+)")
+"""A name's stack, its layer's number and what follows: `model.layers.`, 3, `mlp.up_proj.weight`."""
+
+
+def inherit_layers(
+    state_dict: Mapping[str, Tensor], layers: int | Sequence[int], *, stack: str = ""
+) -> dict[str, Tensor]:
+    """Return the weights of a model that has only these layers, numbered from 0.
+
+    Args:
+        state_dict: weights by name. Tensors are shared with it, not copied.
+        layers: how many of the first layers, or the numbers of those to keep, in their new order.
+            A number that stands twice makes two layers of one.
+        stack: what stands before the layers' numbers, such as "model.layers."; by default the only
+            stack there is.
+
+    Raises:
+        ValueError: there is no stack or several, or it has no such layer.
+    """
+    matches = {name: _LAYER.fullmatch(name) for name in state_dict}
+    stacks: dict[str, set[int]] = {}
+    for match in filter(None, matches.values()):
+        stacks.setdefault(match[1], set()).add(int(match[2]))
+    if not stack and len(stacks) == 1:
+        (stack,) = stacks
+    if stack not in stacks:
+        names = ", ".join(f"{name!r} ({len(numbers)})" for name, numbers in stacks.items())
+        raise ValueError(f"name one stack of layers by stack=: there is {names or 'none'}")
+    kept = list(range(layers)) if isinstance(layers, int) else list(layers)
+    missing = sorted(set(kept) - stacks[stack])
+    if missing or not kept:
+        raise ValueError(
+            f"{stack!r} has {len(stacks[stack])} layers, and none of {missing or kept}"
+        )
+    result: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        match = matches[name]
+        if match is None or match[1] != stack:
+            result[name] = tensor
+            continue
+        for number, layer in enumerate(kept):
+            if layer == int(match[2]):
+                result[f"{stack}{number}.{match[3]}"] = tensor
+    return result

@@ -1,0 +1,101 @@
+# Copyright 2026 the wakeful authors. SPDX-License-Identifier: Apache-2.0
+"""ResFormer's value residuals and SVFormer's shared values, for any attention, in one file.
+
+Value Residual Learning: layer n attends to a mix of its own values V_n and the first layer's V_1,
+which keeps deep layers from losing what the tokens were. In an attention of your own:
+
+    self.value_residual = ValueResidual(layer)       # where it is built; layers count from 0
+    v, first = self.value_residual(v, first)         # after the projection; None in layer 0
+    return self.out(attend(q, k, v)), first          # the block hands `first` to the next
+
+The mix comes before any key-value cache, which then holds V'_n: nothing else changes in decoding.
+SVFormer (`mode="shared"`) takes V_1 itself, so later layers have no value projection, and
+`SharedValueCache` keeps one set of values for all layers: (N + 1) / 2N of the memory.
+
+Cite: Zhou et al. 2024, Value Residual Learning; wakeful, by its CITATION.cff.
+"""
+
+import torch
+from torch import Tensor, nn
+
+MODES = ("identity", "constant", "learnable", "shared")
+
+
+class ValueResidual(nn.Module):
+    """V'_n = λ_1 V_1 + λ_2 V_n in a layer after the first; the first layer keeps its values.
+
+    Args:
+        layer: the layer's number, from 0.
+        mode: "identity", ½ and ½ (eq. 7); "constant", `scale` and 1 (fig. 6); "learnable", two
+            numbers that start at `init`; "shared", 1 and 0, SVFormer (eq. 10).
+        scale: λ_1 of "constant".
+        init: the start of (λ_1, λ_2) of "learnable".
+
+    Raises:
+        ValueError: the mode is none of these.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        mode: str = "identity",
+        *,
+        scale: float = 2.0,
+        init: tuple[float, float] = (0.5, 0.5),
+    ) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
+        self.layer, self.mode, self.scale = layer, mode, scale
+        if mode == "learnable" and layer > 0:
+            self.weights = nn.Parameter(torch.tensor(init))
+
+    def forward(self, value: Tensor | None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the values to attend to and V_1, in the shape of `value`, whatever its layout.
+
+        `value` is V_n, before rotary embeddings where they would touch it; None is allowed where
+        values are shared. `first` is V_1 as the layer before returned it, None in the first layer.
+        """
+        if self.layer == 0:
+            if value is None:
+                raise ValueError("the first layer has no values")
+            return value, value
+        if first is None:
+            raise ValueError(f"layer {self.layer} needs the first layer's values: pass them on")
+        if self.mode == "shared":
+            return first, first
+        if value is None:
+            raise ValueError(f"layer {self.layer} has no values, which {self.mode} mixes")
+        if self.mode == "identity":
+            return torch.lerp(value, first, 0.5), first
+        if self.mode == "constant":
+            return torch.add(value, first, alpha=self.scale), first
+        weight_first, weight_own = self.weights.to(first.dtype).unbind()
+        return weight_first * first + weight_own * value, first
+
+
+class SharedValueCache:
+    """Keys of every layer and one set of values, as SVFormer decodes.
+
+    `axis` is the axis of the tokens: 2 in (B, H, L, d), 1 in (B, L, H, d).
+    """
+
+    def __init__(self, axis: int = 2) -> None:
+        self.axis = axis
+        self.keys: dict[int, Tensor] = {}
+        self.values: Tensor | None = None
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new tokens' keys, in layer 0 their values too; return those of all tokens so far."""
+        before = [] if layer not in self.keys else [self.keys[layer]]
+        self.keys[layer] = torch.cat([*before, keys], self.axis)
+        if layer == 0:
+            before = [] if self.values is None else [self.values]
+            self.values = torch.cat([*before, values], self.axis)
+        assert self.values is not None, "layer 0 comes first"
+        return self.keys[layer], self.values
+
+    def nbytes(self) -> int:
+        """Return the bytes that are held."""
+        held = [*self.keys.values(), *([] if self.values is None else [self.values])]
+        return sum(tensor.nbytes for tensor in held)
