@@ -1,15 +1,17 @@
 """Value residuals in one file: the library's routes, and SVFormer's decoding."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.parts.value_residual import SharedValueCache, ValueResidual
+from wakeful.parts.value_residual import SharedValueCache, ValueResidual, add_value_residuals
 from wakeful.routes.base import FIRST_VALUE, QKV
 
 B, L, H, D = 2, 5, 2, 4
@@ -108,3 +110,64 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         ValueResidual(1)(None, value)
     with pytest.raises(ValueError, match="the first layer has no values"):
         ValueResidual(0, "shared")(None)
+
+
+class Mixed(nn.Module):
+    """Attention whose projection makes queries, keys and values at once, or values alone."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        width = H * D
+        self.query_key = nn.Linear(width, 2 * width)
+        self.value = nn.Linear(width, 3 * width if fused else width)
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.value(x)
+        q, k, v = (out if self.fused else torch.cat([self.query_key(x), out], -1)).chunk(3, -1)
+        heads = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in (q, k, v))
+        return x + F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("mode", ["identity", "constant", "learnable"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_hooks_do_what_the_lines_in_an_attention_do(
+    mode: str, fused: bool, checkpointed: bool
+) -> None:
+    torch.manual_seed(0)
+    width = H * D
+    layers = nn.ModuleList(Mixed(fused) for _ in range(3)).double()
+    values = slice(2 * width, 3 * width) if fused else slice(0, width)
+    plain = [copy.deepcopy(layer) for layer in layers]
+    add_value_residuals([layer.value for layer in layers], mode, columns=values if fused else None)
+    layers.double()
+    x = torch.randn(B, L, width, dtype=torch.float64)
+    y = x
+    for layer in layers:
+        y = checkpoint(layer, y, use_reentrant=False) if checkpointed else layer(y)
+    first, z = None, x
+    for layer, hooked in zip(plain, layers, strict=True):
+        out = layer.value(z)
+        mixed, first = hooked.value.value_residual(out[..., values], first)
+        out = torch.cat([out[..., : values.start], mixed], -1) if fused else mixed
+        q, k, v = (out if fused else torch.cat([layer.query_key(z), out], -1)).chunk(3, -1)
+        heads = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in (q, k, v))
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        z = z + attended.transpose(1, 2).flatten(2)
+    assert torch.equal(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    for layer, other in zip(layers, plain, strict=True):
+        torch.testing.assert_close(
+            layer.value.weight.grad, other.value.weight.grad, rtol=1e-12, atol=1e-12
+        )
+
+
+def test_what_hooks_cannot_do_is_refused() -> None:
+    projections = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with pytest.raises(ValueError, match="shared values leave projections out"):
+        add_value_residuals(projections, "shared")
+    add_value_residuals(projections)
+    with pytest.raises(ValueError, match="layer 0 has a value residual already"):
+        add_value_residuals(projections)

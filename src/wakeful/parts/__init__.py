@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from wakeful.parts.orthoadam import OrthoAdam
     from wakeful.parts.rmsnorm_single import RMSNormSingle
     from wakeful.parts.softmax1 import softmax1_attention
-    from wakeful.parts.value_residual import SharedValueCache, ValueResidual
+    from wakeful.parts.value_residual import SharedValueCache, ValueResidual, add_value_residuals
 
 __all__ = [
-    "OrthoAdam", "RMSNormSingle", "SharedValueCache", "ValueResidual", "inherit_layers",
-    "softmax1_attention",
+    "OrthoAdam", "RMSNormSingle", "SharedValueCache", "ValueResidual", "add_value_residuals",
+    "inherit_layers", "softmax1_attention",
 ]  # fmt: skip
 
 __getattr__, __dir__, _ = attach(
@@ -28,6 +28,6 @@ __getattr__, __dir__, _ = attach(
         "orthoadam": ["OrthoAdam"],
         "rmsnorm_single": ["RMSNormSingle"],
         "softmax1": ["softmax1_attention"],
-        "value_residual": ["SharedValueCache", "ValueResidual"],
+        "value_residual": ["SharedValueCache", "ValueResidual", "add_value_residuals"],
     },
 )

@@ -8,12 +8,20 @@ which keeps deep layers from losing what the tokens were. In an attention of you
     v, first = self.value_residual(v, first)         # after the projection; None in layer 0
     return self.out(attend(q, k, v)), first          # the block hands `first` to the next
 
+Where the attention is another's, its value projections are enough:
+
+    add_value_residuals([layer.self_attn.v_proj for layer in model.model.layers])
+
 The mix comes before any key-value cache, which then holds V'_n: nothing else changes in decoding.
 SVFormer (`mode="shared"`) takes V_1 itself, so later layers have no value projection, and
 `SharedValueCache` keeps one set of values for all layers: (N + 1) / 2N of the memory.
 
 Cite: Zhou et al. 2024, Value Residual Learning; wakeful, by its CITATION.cff.
 """
+
+import functools
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +80,52 @@ class ValueResidual(nn.Module):
             return torch.add(value, first, alpha=self.scale), first
         weight_first, weight_own = self.weights.to(first.dtype).unbind()
         return weight_first * first + weight_own * value, first
+
+
+def add_value_residuals(
+    projections: Iterable[nn.Module],
+    mode: str = "identity",
+    *,
+    columns: slice | None = None,
+    scale: float = 2.0,
+    init: tuple[float, float] = (0.5, 0.5),
+) -> None:
+    """Mix the outputs of a model's value projections with the first's, by forward hooks.
+
+    Each projection gets a `value_residual` with the mode's parameters, if it has any: do this
+    before the optimizer is made, and again wherever the model is built to load its weights. A model
+    computes one batch at a time; with activation checkpointing use `use_reentrant=False`.
+
+    Args:
+        projections: the modules that give V_n (…, width), or a tuple that ends in it, in the order
+            of their layers.
+        mode, scale, init: as `ValueResidual` takes them; "shared" needs an attention of its own.
+        columns: where V_n lies in the output, if that holds queries and keys too.
+
+    Raises:
+        ValueError: the mode is another, or a projection has a value residual already.
+    """
+    if mode == "shared":
+        raise ValueError("shared values leave projections out: use ValueResidual in the attention")
+    first: list[Tensor | None] = [None]
+    for layer, projection in enumerate(projections):
+        if hasattr(projection, "value_residual"):
+            raise ValueError(f"the value projection of layer {layer} has a value residual already")
+        projection.value_residual = ValueResidual(layer, mode, scale=scale, init=init)
+        projection.register_forward_hook(functools.partial(_mix, first=first, columns=columns))
+
+
+def _mix(
+    projection: nn.Module, _: Any, output: Any, *, first: list[Any], columns: slice | None
+) -> Any:
+    if isinstance(output, tuple):
+        mixed, first[0] = projection.value_residual(output[-1], first[0])
+        return (*output[:-1], mixed)
+    part = output if columns is None else output[..., columns]
+    mixed, first[0] = projection.value_residual(part, first[0])
+    if columns is None:
+        return mixed
+    return torch.cat([output[..., : columns.start], mixed, output[..., columns.stop :]], -1)
 
 
 class SharedValueCache:
