@@ -115,9 +115,7 @@ def add_value_residuals(
         projection.register_forward_hook(functools.partial(_mix, first=first, columns=columns))
 
 
-def _mix(
-    projection: nn.Module, _: Any, output: Any, *, first: list[Any], columns: slice | None
-) -> Any:
+def _mix(projection: Any, _: Any, output: Any, *, first: list[Any], columns: slice | None) -> Any:
     if isinstance(output, tuple):
         mixed, first[0] = projection.value_residual(output[-1], first[0])
         return (*output[:-1], mixed)
