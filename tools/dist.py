@@ -1,8 +1,8 @@
 """Build wheel and sdist into dist/, and a wheel of papers/; check them and install the wheels.
 
 A wheel must hold every file of its package (presets, exhibits, templates, py.typed). The core's
-must import in an environment that has only `BARE` of its dependencies; both must import whole in one with those
-that they declare. The sdist must hold what the tests need.
+must import in an environment that has only `BARE` of its dependencies; both must import whole in
+one with those that they declare. The sdist must hold what the tests need.
 """
 
 import shutil
