@@ -31,7 +31,8 @@ import sys
 from importlib import metadata, resources
 import wakeful
 
-names = {each.metadata["Name"] for each in metadata.distributions()} - {"pip", "setuptools"}
+names = {each.metadata["Name"].replace("_", "-") for each in metadata.distributions()}
+names -= {"pip", "setuptools"}
 assert names == {"wakeful", "lazy-loader", "packaging"}, names
 assert metadata.version("wakeful") == wakeful.__version__
 assert sys.prefix in wakeful.__file__, wakeful.__file__
