@@ -281,6 +281,7 @@ def quantize(
     bytes: int = 0,
     loss: float = 0.0,
     tune: int = 0,
+    tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -309,8 +310,8 @@ def quantize(
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4.
-        scales: Activation scales: of the text at hand, or calibrated once; both measure each
-            that can be.
+        scales: Activation scales: of the current tensor, or calibrated once; with both, each
+            that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as
@@ -327,8 +328,10 @@ def quantize(
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
-        tune: Steps of training the scales of the chosen formats on the calibration text, by KL
-            from the model; they stay untrained unless other text gets better.
+        tune: Steps of training the scales of the chosen formats by KL from the model, each on
+            about 1,024 further tokens of the calibration text; they stay untrained unless other
+            text gets better.
+        tuning_state: File that keeps the state of --tune; the same command goes on from it.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.
@@ -369,6 +372,7 @@ def quantize(
     bytes: int = 0,
     loss: float = 0.0,
     tune: int = 0,
+    tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure on a text what that costs.
 
@@ -397,8 +401,8 @@ def quantize(
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4.
-        scales: Activation scales: of the text at hand, or calibrated once; both measure each
-            that can be.
+        scales: Activation scales: of the current tensor, or calibrated once; with both, each
+            that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Sequences for static scales, methods and caches that need them.
         calibration_text: Texts to calibrate on, with equally many sequences of each, named as
@@ -415,8 +419,10 @@ def quantize(
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
-        tune: Steps of training the scales of the chosen formats on the calibration text, by KL
-            from the model; they stay untrained unless other text gets better.
+        tune: Steps of training the scales of the chosen formats by KL from the model, each on
+            about 1,024 further tokens of the calibration text; they stay untrained unless other
+            text gets better.
+        tuning_state: File that keeps the state of --tune; the same command goes on from it.
 
     With `out` the run directory is written, with `save` the model as compressed-tensors; neither
     may exist. A scheme that the format lacks is measured only.
