@@ -18,10 +18,10 @@ from wakeful.reports.charts import (
     DASHES,
     SHARE,
     Drawing,
-    colored,
     dashed,
+    encode_colors,
     heatmap,
-    rounded,
+    round_digits,
     specification,
     theme,
 )
@@ -38,7 +38,7 @@ _HEIGHT = 130
 def head_map(rows: pl.DataFrame, model: str, title: str) -> Drawing:
     """Draw the first-token share of every layer and head."""
     cells = rows.filter(model=model, metric=FIRST_TOKEN).drop_nulls("head")
-    cells = rounded(cells.filter(pl.col("layer") >= 0).select("layer", "head", "value"), 3)
+    cells = round_digits(cells.filter(pl.col("layer") >= 0).select("layer", "head", "value"), 3)
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, values=_TICKS))
     y = alt.Y("head:O", title="head", axis=alt.Axis(values=[0, 4, 8]))
     legend = alt.Legend(title="first-token share", gradientLength=120, tickCount=3)
@@ -55,11 +55,11 @@ def curve(
     cells = cells.with_columns(pl.col("model").replace(NAMES)).select("model", "layer", "value")
     names = list(NAMES.values())
     legend = alt.Legend(symbolType="stroke", columns=columns)
-    chart = alt.Chart(rounded(cells, 4)).mark_line(strokeWidth=2)
+    chart = alt.Chart(round_digits(cells, 4)).mark_line(strokeWidth=2)
     chart = chart.encode(
         x=alt.X("layer:Q", title="layer", axis=alt.Axis(values=_TICKS)),
         y=y,
-        color=colored("model", names, legend=legend),
+        color=encode_colors("model", names, legend=legend),
         strokeDash=dashed("model", names, DASHES[: len(names)], legend=legend),
     )
     return chart.properties(width=210, height=_HEIGHT, title=title)

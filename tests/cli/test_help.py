@@ -22,7 +22,7 @@ from wakeful.cli.console import OUT
 from wakeful.cli.verbs import all_verbs
 from wakeful.config import options as declared
 from wakeful.config.model import VARIANTS
-from wakeful.config.rules import forbidden
+from wakeful.config.rules import forbidden_options
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import presets
 from wakeful.errors import WakefulError
@@ -89,7 +89,9 @@ def test_all_help_has_every_option_with_its_description_and_default(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = help_of(capsys, verb, ask="--help-all")
-    options = [each for each in options_of(KINDS[verb]) if each[0] not in forbidden(KINDS[verb])]
+    options = [
+        each for each in options_of(KINDS[verb]) if each[0] not in forbidden_options(KINDS[verb])
+    ]
     assert len(options) == len({name for name, _, _ in options})
     for name, described, plain in options:
         words, default = described, plain

@@ -15,7 +15,7 @@ from wakeful.config.rules import (
     Rule,
     Within,
     check_rules,
-    forbidden,
+    forbidden_options,
 )
 from wakeful.config.schema import Config
 from wakeful.curing.options import CureOptions
@@ -112,5 +112,5 @@ def test_tables_name_the_options_of_their_class(kind: type) -> None:
 
 
 def test_what_is_always_refused_is_known() -> None:
-    assert "data.first_batch" in forbidden(InheritOptions)
-    assert not forbidden(Config)
+    assert "data.first_batch" in forbidden_options(InheritOptions)
+    assert not forbidden_options(Config)

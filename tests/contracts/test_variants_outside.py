@@ -16,7 +16,7 @@ from wakeful.hf import code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import canonical
 from wakeful.hf.modeling import WakefulForCausalLM
-from wakeful.hf.projections import named
+from wakeful.hf.projections import projection_name
 from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")  # shapes are checked in
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Read each source once, and keep the code that Transformers copies out of the home folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(code, "_copied", cache(code._copied))
+        patch.setattr(code, "_collect_sources", cache(code._collect_sources))
         modules = str(tmp_path_factory.mktemp("modules"))
         patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
         yield
@@ -100,7 +100,7 @@ def test_a_new_model_of_transformers_starts_as_ours_does(folder: str, expression
     theirs = dict(model.model.decoder.named_parameters())
     roles = roles_of(decoder)
     for name, parameter in decoder.named_parameters():
-        found = model.lm_head.weight if name == "head.weight" else theirs[named(name)]
+        found = model.lm_head.weight if name == "head.weight" else theirs[projection_name(name)]
         start = roles[name].start
         if start == "orthogonal":
             torch.testing.assert_close(found @ found.T, torch.eye(32), rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 from wakeful.config.schema import DataConfig
 from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, mixture_of
 from wakeful.data.order import ValidationWindows
-from wakeful.data.preparing import load_data, mixed, prepare, reopened
+from wakeful.data.preparing import load_data, load_mixture, prepare, reopen_data
 from wakeful.data.sources import read_documents
 from wakeful.data.tokens import PreparedData, TokenFile, is_prepared
 from wakeful.errors import WakefulError
@@ -133,30 +133,30 @@ def test_domains_are_prepared_apart_with_one_tokenizer(
     write_words(tmp_path, one="apples", two="pears")
     source = f'mixture(parts=[("one", "{tmp_path}/one", 3), ("two", "{tmp_path}/two", 1)])'
     config = DataConfig(source=source, vocab_size=300, validation_fraction=0.2, keep_overlap=True)
-    data = mixed(config, source)
+    data = load_mixture(config, source)
     assert data is not None
     assert [each.share for each in data.domains] == [0.75, 0.25]
     for split in (data.train, data.validation):
         for file, word in zip(split.parts, ("apples", "pears"), strict=True):
             assert word in data.tokenizer.decode(file.tokens.tolist())
     assert len({part.info["tokenizer"]["fingerprint"] for part in data.parts}) == 1
-    again = mixed(config, source)
+    again = load_mixture(config, source)
     assert again is not None
     assert again.info == data.info
-    heavier = mixed(config, source.replace("3)", "5)"))
+    heavier = load_mixture(config, source.replace("3)", "5)"))
     assert heavier is not None
     assert heavier.corpus_sha256 != data.corpus_sha256
     with pytest.raises(WakefulError, match="validation_source = 'x' does nothing"):
-        mixed(DataConfig(source=source, validation_source="x"), source)
-    whole = mixed(DataConfig(source=data.prepared_source), data.prepared_source)
+        load_mixture(DataConfig(source=source, validation_source="x"), source)
+    whole = load_mixture(DataConfig(source=data.prepared_source), data.prepared_source)
     assert whole is not None
     assert whole.prepared_source == data.prepared_source
     assert whole.info["corpora_sha256"] == data.info["corpora_sha256"]
-    found = reopened(DataConfig(source=data.prepared_source))
+    found = reopen_data(DataConfig(source=data.prepared_source))
     assert found is not None
     assert found.info["splits"] == data.info["splits"]
     shutil.rmtree(data.parts[1].folder)
-    assert reopened(DataConfig(source=data.prepared_source)) is None
+    assert reopen_data(DataConfig(source=data.prepared_source)) is None
 
 
 def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
                     keep_overlap=True)  # fmt: skip
     source = f'mixture(parts=[("two", "{tmp_path}/two", 1), ("one", "{folder}", 3)])'
     config = DataConfig(source=source, validation_fraction=0.3, keep_overlap=True)
-    data = mixed(config, source)
+    data = load_mixture(config, source)
     assert data is not None
     # Its tokenizer is that of all, and what it holds out stays.
     assert data.tokenizer.same_tokens(there.tokenizer)
@@ -176,7 +176,7 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
     data.check(config)
     data.check(dataclasses.replace(config, max_bytes=5))  # it is for the other part
     twice = f'mixture(parts=[("one", "{folder}", 3), ("again", "{folder}", 1)])'
-    every = mixed(dataclasses.replace(config, source=twice), twice)
+    every = load_mixture(dataclasses.replace(config, source=twice), twice)
     assert every is not None
     with pytest.raises(WakefulError, match=r"max_bytes = 5 does nothing: .*prepared' is prepared"):
         every.check(dataclasses.replace(config, source=twice, max_bytes=5))
@@ -184,9 +184,9 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
     prepare(str(tmp_path / "two"), other, vocab_size=301, keep_overlap=True)
     both = f'mixture(parts=[("one", "{folder}", 3), ("two", "{other}", 1)])'
     with pytest.raises(WakefulError, match=r"two, .*other, was prepared with another tokenizer"):
-        mixed(config, both)
+        load_mixture(config, both)
     with pytest.raises(WakefulError, match=r"one, .*prepared, was prepared with another tokenizer"):
-        mixed(config, source, tokenizer=PreparedData.open(other).tokenizer)
+        load_mixture(config, source, tokenizer=PreparedData.open(other).tokenizer)
 
 
 def test_spread_rows_are_dealt_by_share_and_take_turns() -> None:

@@ -156,13 +156,13 @@ def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
 ) -> None:
     run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     timed: list[type] = []
-    own = costs_module._timed
+    own = costs_module._time_generation
 
     def timing(model: Model, prompt: list[int]) -> tuple[float, float]:
         timed.append(type(model.module))
         return own(model, prompt)
 
-    monkeypatch.setattr(costs_module, "_timed", timing)
+    monkeypatch.setattr(costs_module, "_time_generation", timing)
     words = {"text": str(text / "000.txt"), "length": 24, "num_sequences": 4}
     both = wakeful.evaluate(llama, run.path, speed=[8], **words)
     assert {*timed} == {Decoder}

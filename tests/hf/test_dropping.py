@@ -16,7 +16,7 @@ from probes.architectures import LLAMA, QWEN35
 from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.hf.dropping import drop_layers, shortened
+from wakeful.hf.dropping import drop_layers, shorten_config
 from wakeful.probes.huggingface import decoder_blocks
 
 DEEP = LLAMA | {"num_hidden_layers": 6, "vocab_size": 320}
@@ -81,7 +81,7 @@ def cut(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
             for number in ("layer_idx", "layer_id"):
                 if hasattr(module, number):
                     setattr(module, number, place)
-    shorter.config = shortened(shorter.config, layers)
+    shorter.config = shorten_config(shorter.config, layers)
     shorter.config._attn_implementation = "eager"  # the mask is made as attention wants it
     body = shorter.get_submodule(shorter.base_model_prefix)
     body.config = shorter.config
@@ -210,7 +210,7 @@ def test_tables_of_quantized_modules_name_them_by_their_new_numbers() -> None:
         },
         "ignore": [r"re:.*layers\.1\.mlp.*", r"re:.*layers\.4\.mlp.*", "re:.*lm_head"],
     }  # fmt: skip
-    moved = shortened(config, [0, 4, 5]).to_dict()["quantization_config"]
+    moved = shorten_config(config, [0, 4, 5]).to_dict()["quantization_config"]
     assert moved["extra_config"] == {"model.layers.1.mlp": {"bits": 16}, "lm_head": {}}
     assert moved["ignore"] == [r"re:.*layers\.1\.mlp.*", "re:.*lm_head"]
 
@@ -316,7 +316,7 @@ def test_a_layer_that_would_become_another_kind_is_refused(tmp_path: Path) -> No
 def test_an_architecture_that_has_no_such_configuration_is_refused() -> None:
     config = transformers.Gemma3nTextConfig()
     with pytest.raises(WakefulError, match=r"no gemma3n_text can be described .*\[0, 2, 34\]") as e:
-        shortened(config, [0, 2, 34])
+        shorten_config(config, [0, 2, 34])
     assert "\n" not in str(e.value)
 
 
@@ -398,7 +398,11 @@ def test_layers_of_the_text_part_of_a_model_that_sees(
         assert read.state_dict().keys() == model.state_dict().keys()
     (tmp_path / "whole/config.json").write_text(json.dumps(table))
     config = transformers.AutoConfig.from_pretrained(tmp_path / "whole")
-    moved = shortened(config, [0, 1]).to_dict()["quantization_config"]["modules_to_not_convert"]
+    moved = shorten_config(config, [0, 1]).to_dict()["quantization_config"][
+        "modules_to_not_convert"
+    ]
     assert moved == skipped
-    moved = shortened(config, [1, 2]).to_dict()["quantization_config"]["modules_to_not_convert"]
+    moved = shorten_config(config, [1, 2]).to_dict()["quantization_config"][
+        "modules_to_not_convert"
+    ]
     assert moved == ["model.language_model.layers.0.mlp", *skipped[1:]]

@@ -21,7 +21,7 @@ from helpers import since
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import _check_rotation, whole_model
-from wakeful.hf.gguf_architectures import stated
+from wakeful.hf.gguf_architectures import gguf_architecture
 from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.gguf_tokens import vocabulary_of
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back(family: str, tokenizer: Tokenizer, tmp_pat
         for model in (wakeful.load(path), read_decoder(path)):
             torch.testing.assert_close(model.logits(tokens), made(tokens), rtol=1e-5, atol=1e-5)
             assert model.own_tokenizer.fingerprint == tokenizer.fingerprint
-            assert model.context == stated(made.config)[1].context
+            assert model.context == gguf_architecture(made.config)[1].context
         if kind != "gpt2":
             assert read_decoder(path, max_length=16).context == 16
         again = tmp_path / f"{number} again.gguf"

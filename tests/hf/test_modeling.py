@@ -16,7 +16,7 @@ from wakeful.hf import as_transformers
 from wakeful.hf.cache import CACHE
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
-from wakeful.hf.projections import NAMES, named
+from wakeful.hf.projections import NAMES, projection_name
 from wakeful.optim.axes import decide
 
 
@@ -271,4 +271,8 @@ def test_rotations_and_decay_know_the_names(name: str) -> None:
 
 
 def whole_name(parameter: str) -> str:
-    return "lm_head.weight" if parameter == "head.weight" else f"model.decoder.{named(parameter)}"
+    return (
+        "lm_head.weight"
+        if parameter == "head.weight"
+        else f"model.decoder.{projection_name(parameter)}"
+    )

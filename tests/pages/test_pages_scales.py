@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pages.synthetic import diagnosis, inheritance
 from pages.test_report import make_comparison
-from wakeful.diagnosis.heads import hidden
+from wakeful.diagnosis.heads import hidden_states
 from wakeful.inheritance.report import inheritance_report
 from wakeful.reports.charts import specification
 from wakeful.reports.html import write
@@ -27,7 +27,7 @@ def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> N
 def test_pictures_of_hidden_states_have_one_scale_on_every_page() -> None:
     found = diagnosis("a")
     rows = found.rows.filter(metric="hidden_picture")
-    alone, both = hidden([("", rows)]), hidden([("a", rows), ("b", rows)])
+    alone, both = hidden_states([("", rows)]), hidden_states([("a", rows), ("b", rows)])
     assert alone is not None
     assert both is not None
     of_one = specification(alone)["encoding"]

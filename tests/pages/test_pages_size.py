@@ -12,10 +12,10 @@ import vl_convert
 
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import attention, hidden
+from wakeful.diagnosis.heads import attention, hidden_states
 from wakeful.diagnosis.report import diagnosis_report, rank_strips
 from wakeful.reports.charts import specification
-from wakeful.reports.html import _packed, write
+from wakeful.reports.html import _pack_columns, write
 
 SCREEN = 900
 """Pixels of a screen's height; its width is 1400."""
@@ -79,7 +79,7 @@ def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_p
 
 def test_rows_are_packed_without_loss() -> None:
     spec = specification(rank_strips([diagnosis("a"), diagnosis("b")]))
-    packed = json.loads(json.dumps(_packed(spec)))
+    packed = json.loads(json.dumps(_pack_columns(spec)))
     ((name, table),) = packed["datasets"].items()
     columns = [
         [told["names"][at] for at in told["at"]] if isinstance(told, dict) else told
@@ -92,7 +92,7 @@ def test_rows_are_packed_without_loss() -> None:
 
 def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
     told = {"legends": {}, "nameWidth": 40}
-    assert _packed({"mark": "point"}) == {"mark": "point", "datasets": {}, "usermeta": told}
+    assert _pack_columns({"mark": "point"}) == {"mark": "point", "datasets": {}, "usermeta": told}
 
 
 def test_every_head_is_in_the_list_and_both_orders_share_it() -> None:
@@ -134,7 +134,7 @@ def test_a_state_that_is_not_finite_leaves_a_hole() -> None:
         .then(float("nan"))
         .otherwise(pl.col("value"))
     )
-    chart = hidden([("", rows.filter(metric="hidden_picture"))])
+    chart = hidden_states([("", rows.filter(metric="hidden_picture"))])
     assert chart is not None
     (lines,) = specification(chart)["datasets"].values()
     assert set(lines[0]["hundredths"]) == {None}

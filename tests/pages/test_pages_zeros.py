@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import round_up, sink
+from wakeful.diagnosis.heads import describe_sink, round_up
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.report import layer_charts, spectra, top_importance
 from wakeful.reports.charts import specification
@@ -67,10 +67,10 @@ def test_the_scale_of_entropies_ends_at_the_next_half(length: int) -> None:
 def test_no_token_is_named_where_sequences_are_led_by_different_ones() -> None:
     found = diagnosis("made", layers=3)
     here = (pl.col("metric") == "leading_key") & pl.col("head").is_null()
-    assert sink(found)
+    assert describe_sink(found)
     # Sequences led by tokens 0 and 2: a mean of 1, a token that leads nowhere.
     apart = found.rows.with_columns(
         value=pl.when(here).then(1.0).otherwise("value"),
         standard_error=pl.when(here).then(1.0).otherwise("standard_error"),
     )
-    assert not sink(replace(found, rows=apart))
+    assert not describe_sink(replace(found, rows=apart))

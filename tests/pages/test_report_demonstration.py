@@ -12,7 +12,7 @@ from pages.test_report import make_comparison
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
 from wakeful.demonstration.report import Story, film_of
-from wakeful.diagnosis.heads import ink
+from wakeful.diagnosis.heads import visible_text
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
 from wakeful.runs.run import Run
@@ -94,7 +94,7 @@ def test_a_film_is_the_first_heads_frames_and_ends_with_the_last(folder: Path) -
     assert given["shown"]["bind"]["labels"] == ["step 0", "step 1"]
     assert given["shown"]["value"] == 1
     tokens = TaskData(TASK).validation.read(np.arange(1), 7)
-    letters = ["BOS", *(ink(TASK.characters[each - 1]) for each in tokens[0, 1:])]
+    letters = ["BOS", *(visible_text(TASK.characters[each - 1]) for each in tokens[0, 1:])]
     needed = TASK.is_trigger(tokens)[0]
     assert given["labels"]["value"] == [
         f"{n} {letter}{' ◂' if here else ''}"

@@ -14,7 +14,7 @@ from hf.gguf_models import TEXTS, decoder
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2, narrowed, smollm2_folder
+from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2, narrow_exactly, smollm2_folder
 from wakeful.hf.weights_out import export_decoder
 from wakeful.quantization.compressed import file_bytes
 
@@ -60,14 +60,14 @@ def expected_bytes(source: Path, layers: tuple[str, ...], bits: int) -> int:
 
 def test_a_tensor_is_narrowed_only_where_that_is_exact() -> None:
     exact = torch.tensor([1.0, -0.5, 2.0**120])
-    assert narrowed(exact, torch.bfloat16).dtype == torch.bfloat16
-    assert torch.equal(narrowed(exact, torch.bfloat16).float(), exact)
+    assert narrow_exactly(exact, torch.bfloat16).dtype == torch.bfloat16
+    assert torch.equal(narrow_exactly(exact, torch.bfloat16).float(), exact)
     for other in (torch.tensor([1 + 2**-9]), torch.tensor([torch.nan])):
-        assert narrowed(other, torch.bfloat16) is other
-    assert narrowed(exact, torch.float16) is exact  # which holds no 2¹²⁰
-    assert narrowed(exact, None) is narrowed(exact, torch.float64) is exact
+        assert narrow_exactly(other, torch.bfloat16) is other
+    assert narrow_exactly(exact, torch.float16) is exact  # which holds no 2¹²⁰
+    assert narrow_exactly(exact, None) is narrow_exactly(exact, torch.float64) is exact
     codes = torch.zeros(2, dtype=torch.int8)
-    assert narrowed(codes, torch.bfloat16) is codes
+    assert narrow_exactly(codes, torch.bfloat16) is codes
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_what_the_narrower_type_would_round_stays(half: Path, tmp_path: Path) ->
     tensors = load_file(half / "model.safetensors")
     tensors = {name: tensor.float() + 2**-12 * (name == "model.norm.weight")
                for name, tensor in tensors.items()}  # fmt: skip
-    tensors = {name: narrowed(tensor, torch.bfloat16) for name, tensor in tensors.items()}
+    tensors = {name: narrow_exactly(tensor, torch.bfloat16) for name, tensor in tensors.items()}
     folder = tmp_path / "mixed"
     wakeful.export(half, folder)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

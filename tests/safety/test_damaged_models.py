@@ -15,7 +15,7 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import hushed
+from wakeful.hf.checkpoint_reader import suppress_warnings
 from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import load, read_decoder
 from wakeful.quantization.compressed import save_compressed
@@ -35,7 +35,7 @@ def llama() -> LlamaForCausalLM:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give a folder with a small model of every kind that can be loaded."""
-    with hushed():
+    with suppress_warnings():
         folder = tmp_path_factory.mktemp("models")
         tokenizer = Tokenizer.train(["a b c"], 257)
         llama().save_pretrained(folder / "llama")

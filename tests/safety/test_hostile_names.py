@@ -15,7 +15,7 @@ from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
 from wakeful.diagnosis.report import diagnosis_report
-from wakeful.reports.charts import colored, drawable, lines, opacity, save_chart, switchable
+from wakeful.reports.charts import drawable, encode_colors, lines, opacity, save_chart, switchable
 from wakeful.reports.html import write
 from wakeful.training.loop import train_run
 
@@ -35,7 +35,7 @@ def charts(names: list[str]) -> list[Any]:
     frame = pl.DataFrame({"name": names * 2, "step": [0] * len(names) + [1] * len(names)})
     frame = frame.with_columns(loss=pl.col("step") * 1.5 + 1)
     x, y = alt.X("step:Q"), alt.Y("loss:Q", title=names[0])
-    color, base = colored("name", names), alt.Chart(frame)
+    color, base = encode_colors("name", names), alt.Chart(frame)
     return [
         lines(frame, "name", names, x, y, ["name:N"], at="step", legend=alt.Legend()),
         base.mark_bar().encode(x="loss:Q", y=alt.Y("name:N", sort=names), color=color),

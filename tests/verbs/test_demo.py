@@ -62,7 +62,7 @@ def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
         raise Interrupted("stopped", "go on")
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(demo, "_diagnosed", stopped)
+        stopping.setattr(demo, "_diagnose_once", stopped)
         with pytest.raises(Interrupted):
             demo.demonstrate(out)
     assert Run(out).header.status == "stopped"

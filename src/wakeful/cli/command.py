@@ -21,7 +21,7 @@ from wakeful.cli.console import OUT, Printer
 from wakeful.config.keywords import short_names
 from wakeful.config.options import Heading, Option, options_of
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
-from wakeful.config.rules import forbidden
+from wakeful.config.rules import forbidden_options
 from wakeful.config.tables import Table
 from wakeful.errors import WakefulError, nearest
 from wakeful.paths import free_folder
@@ -146,7 +146,7 @@ def command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = Fa
 
 def list_options(kind: type, default: Any = None) -> list[Option]:
     """Return the options of a dataclass except those that its rules always refuse."""
-    refused = forbidden(kind)
+    refused = forbidden_options(kind)
     options = [option for option in options_of(kind, default) if option.name not in refused]
     return [*options, _IMPORT_OPTION] if options else []
 

@@ -14,7 +14,7 @@ from wakeful.config.schema import (
     table_of,
     variants_of,
 )
-from wakeful.config.tables import Table, flattened, merged, nested
+from wakeful.config.tables import Table, flatten_table, merged, nest_value
 from wakeful.errors import WakefulError
 
 
@@ -93,14 +93,14 @@ def rescaled(
                         f"{name}): name the row that is to change, as --variants.NAME.{key}"
                     )
                 value = row_values[key] if ratio is None else _times(value, ratio)
-            table = merged(table, nested(key, value))
+            table = merged(table, nest_value(key, value))
         variants[name] = config_from_table(table)
     return variants
 
 
 def flat(config: Config) -> dict[str, Any]:
     """Return a configuration's fields by dotted name, without its own name."""
-    return {key: value for key, value in flattened(config_to_table(config)) if key != "name"}
+    return {key: value for key, value in flatten_table(config_to_table(config)) if key != "name"}
 
 
 def config_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

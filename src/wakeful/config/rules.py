@@ -126,7 +126,7 @@ class Ruled:
         check_rules(self, *self.RULES)
 
 
-def forbidden(kind: type) -> frozenset[str]:
+def forbidden_options(kind: type) -> frozenset[str]:
     """Return the dotted names of the options of a class that its rules forbid."""
     rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
     return frozenset(name for rule in rules for name in rule.conditions.split())
@@ -155,7 +155,7 @@ def _holding(options: Any, conditions: str) -> list[str]:
             values = value if isinstance(value, tuple) else (value,)
             holds = (expected in map(str, values)) == (sign == "=")
         if holds:
-            held.append(_flag(condition if sign == "=" else f"{name}={_written(value)}"))
+            held.append(_flag(condition if sign == "=" else f"{name}={_format_value(value)}"))
     return held
 
 
@@ -171,7 +171,7 @@ def _flag(condition: str) -> str:
     return f"{flag_of(name)} {'not ' * (sign == '!=')}{value}".rstrip()
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,7 +13,7 @@ from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.rules import AtLeast, AtMost, Excludes, Ruled, Within
 from wakeful.config.tables import (
     Table,
-    flattened,
+    flatten_table,
     from_table,
     merged,
     on_preset,
@@ -308,7 +308,7 @@ class Config(Ruled):
 
     def __post_init__(self) -> None:
         train = self.train
-        for name, value in flattened(config_to_table(self)):
+        for name, value in flatten_table(config_to_table(self)):
             if isinstance(value, float) and not math.isfinite(value):
                 raise WakefulError(f"{name} must be finite, got {value}")
         if not self.name or "\0" in self.name:

@@ -126,16 +126,16 @@ def to_table(value: object) -> Table:
     return typing.cast(Table, _plain(value))
 
 
-def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of every entry of a table, nested tables included."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flatten_table(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def nested(name: str, value: Any) -> Table:
+def nest_value(name: str, value: Any) -> Table:
     """Return the nested table in which a dotted name has this value."""
     for part in reversed(name.split(".")):
         value = {part: value}

@@ -53,11 +53,11 @@ from wakeful.estimates import LossChange, finite
 from wakeful.finding import Advice
 from wakeful.hf.checkpoint_reader import is_hybrid
 from wakeful.hf.weights_out import (
+    architecture_to_write,
     export_decoder,
     refuse_existing,
     save_stock,
     stock_architecture,
-    written_as,
 )
 from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
@@ -412,7 +412,7 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
         for kind, difference in by_dtype.items()
     ]
     written = (
-        written_as(cured.config, result.own_tokenizer)
+        architecture_to_write(cured.config, result.own_tokenizer)
         if options.out
         else stock_architecture(cured.config)
     )

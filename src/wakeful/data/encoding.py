@@ -46,7 +46,9 @@ class Encoder:
         check_growth(table)
         self._cuts_are_free = _cuts_are_free(table)
         with guarded("the tokenizer is damaged", ANOTHER):
-            self._inner = tokenizers.Tokenizer.from_str(json.dumps(_hidden(table, special)))
+            self._inner = tokenizers.Tokenizer.from_str(
+                json.dumps(_hide_special_tokens(table, special))
+            )
         self._proven = 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -158,7 +160,7 @@ def _growth(step: Any) -> int:
             return 1
 
 
-def _hidden(table: dict[str, Any], special: Iterable[str]) -> dict[str, Any]:
+def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[str, Any]:
     """Return the description of a tokenizer whose special tokens have names that nobody knows."""
     model, added = table["model"], table["added_tokens"]
     names = {*special, *(token["content"] for token in added if token["special"])}

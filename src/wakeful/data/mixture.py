@@ -109,7 +109,7 @@ class MixedTokens(Tokens):
         """
         rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
-        counts = np.minimum(_dealt(shares, rows), self.sizes // length)
+        counts = np.minimum(_apportion(shares, rows), self.sizes // length)
         turns = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         starts = [
             offset + part.spread(count, length)
@@ -134,7 +134,7 @@ class MixedBatches(Batches):
             WindowOrder(part.num_tokens, self.length, key)
             for part, key in zip(token_file.parts, keys, strict=True)
         ]
-        self._counts = _dealt(np.array([domain.share for domain in token_file.domains]), BLOCK)
+        self._counts = _apportion(np.array([domain.share for domain in token_file.domains]), BLOCK)
         if not self._counts.all():
             raise WakefulError(
                 f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
@@ -228,7 +228,7 @@ class MixedData(Data):
         }
 
 
-def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:
+def _apportion(shares: np.ndarray, windows: int) -> np.ndarray:
     """Return how many of the windows each share comes to, by the largest remainders."""
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)

@@ -148,7 +148,7 @@ def prepare(
             assert vocab_size is not None
             tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
         held, sides = validation_source, (split.train, split.validation)
-        encoded = [(_encoded(side, tokenizer, progress), side.num_bytes) for side in sides]
+        encoded = [(_encode_documents(side, tokenizer, progress), side.num_bytes) for side in sides]
         info = write_splits(
             building,
             tokenizer,
@@ -222,13 +222,13 @@ def load_data(
     task = task_of(source, imports=imports) if tokenizer is None else None
     return (
         (task and TaskData(task))
-        or mixed(config, source, progress, tokenizer=tokenizer)
+        or load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
         or prepared(source, progress=progress, **preparation(config, tokenizer))
     )
 
 
-def mixed(
+def load_mixture(
     config: TextConfig,
     source: str,
     progress: Progress | None = None,
@@ -274,7 +274,7 @@ def mixed(
     return MixedData(source, domains, parts, tokenizer)
 
 
-def reopened(config: DataConfig) -> Data | None:
+def reopen_data(config: DataConfig) -> Data | None:
     """Return the data at a `Data.place`; None where it, or a part of it, is no longer there."""
     sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
     return load_data(config) if all(map(open_prepared, sources)) else None
@@ -383,7 +383,7 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     progress(stage, total, total)
 
 
-def _encoded(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
+def _encode_documents(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
     """Yield the ids of each document, (tokens,), the end of text behind them."""
     dtype = token_dtype(tokenizer.vocab_size)
     parts: list[np.ndarray] = []

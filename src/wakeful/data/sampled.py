@@ -91,7 +91,7 @@ class Parts:
         return documents  # pyright: ignore[reportReturnType]
 
 
-def sampled(
+def prepare_samples(
     folder: Path,
     write: Callable[[int], Documents],
     *,
@@ -139,14 +139,16 @@ def sampled(
         if size >= target:
             break
     with building_beside(folder) as building:
-        info = _built(building, documents, tokenizer, name=name, settings=settings, common=common)
+        info = _write_samples(
+            building, documents, tokenizer, name=name, settings=settings, common=common
+        )
         info["sampled"] = {"documents": len(documents), "cut": cut}
         move_in(building, folder, info)
     parts.remove()
     return PreparedData.open(folder)
 
 
-def _built(
+def _write_samples(
     building: Path,
     documents: Documents,
     tokenizer: Tokenizer,
@@ -169,7 +171,7 @@ def _built(
     every = np.frombuffer(b"".join(digests), DIGEST)
     is_validation = held_out(every, num_bytes, fraction=fraction, seed=seed)
     if is_validation is None:
-        raise _alike(name)
+        raise _only_copies_error(name)
     sides = [
         (itertools.compress(rows, side), int(num_bytes[side].sum()))
         for side in (~is_validation, is_validation)
@@ -187,11 +189,11 @@ def _built(
     try:
         drop_overlap(PreparedData(building, info), num_bytes[is_validation], common=common)
     except NothingHeldOut:
-        raise _alike(name) from None
+        raise _only_copies_error(name) from None
     return info
 
 
-def _alike(name: str) -> WakefulError:
+def _only_copies_error(name: str) -> WakefulError:
     return WakefulError(
         f"{name} wrote the same over and over, so that nothing is left for validation: raise the "
         "temperature or the number of tokens, or give it more prompts"

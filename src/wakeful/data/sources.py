@@ -155,10 +155,10 @@ def _find(source: str) -> list[tuple[str, Path]]:
                 f"{path} holds tokens that wakeful data prepare wrote, and text is needed here: "
                 "name the text itself"
             )
-        files = _below(
+        files = _files_below(
             path,
-            lambda folder: _named(folder.name) and not is_prepared(folder),
-            lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and _named(name),
+            lambda folder: _is_visible(folder.name) and not is_prepared(folder),
+            lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and _is_visible(name),
         )
         if not files:
             raise WakefulError(
@@ -188,14 +188,16 @@ def _find(source: str) -> list[tuple[str, Path]]:
     return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
 
 
-def _named(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     """Return whether a folder shows what is called so, as shells and globs have it."""
     return not name.startswith(".")
 
 
 def _tell_of_others(folder: Path, read: set[str]) -> None:
     """Say which files of a folder are no text; a folder of pictures is not at fault for them."""
-    unread = [name for name, _ in _below(folder, lambda below: _named(below.name), _named)]
+    unread = [
+        name for name, _ in _files_below(folder, lambda below: _is_visible(below.name), _is_visible)
+    ]
     unread = [name for name in unread if name not in read]
     if unread:
         few = ", ".join(unread[:_FEW]) + (", ..." if len(unread) > _FEW else "")
@@ -214,7 +216,7 @@ def stdlib_files() -> list[tuple[str, Path]]:
         WakefulError: this Python keeps no sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = _below(
+    files = _files_below(
         root,
         lambda folder: (
             folder.name not in _NOT_LIBRARY and not folder.name.startswith(_GENERATED_FOLDER)
@@ -228,7 +230,7 @@ def stdlib_files() -> list[tuple[str, Path]]:
     return files
 
 
-def _below(
+def _files_below(
     root: Path, is_wanted_folder: Callable[[Path], bool], is_wanted_file: Callable[[str], bool]
 ) -> list[tuple[str, Path]]:
     """Return the files below a folder whose folders and own names are wanted, sorted."""

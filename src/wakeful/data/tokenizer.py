@@ -124,7 +124,9 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        parts = (part for text in texts for piece in pieces(text) for part in _cut(piece))
+        parts = (
+            part for text in texts for piece in pieces(text) for part in _split_long_words(piece)
+        )
         _interruptible(lambda: inner.train_from_iterator(parts, trainer))
         return cls(inner, end_of_text=end_of_text)
 
@@ -139,7 +141,7 @@ class Tokenizer:
             WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
                 cannot be reached.
         """
-        file = _fetched(str(path)) if str(path).startswith(HUB) else expanded(path)
+        file = _fetch_from_hub(str(path)) if str(path).startswith(HUB) else expanded(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
@@ -148,7 +150,7 @@ class Tokenizer:
             text = file.read_text("utf-8")
             _check_ids(file, json.loads(text))
             inner = tokenizers.Tokenizer.from_str(text)
-        end_of_text = _named(beside, "eos_token") or (END_OF_TEXT if ended else None)
+        end_of_text = _special_token(beside, "eos_token") or (END_OF_TEXT if ended else None)
         if end_of_text is not None and inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
@@ -199,7 +201,7 @@ class Tokenizer:
     @property
     def chat_templates(self) -> dict[str, str]:
         """All templates of conversations by name, the usual one as "default"."""
-        templates = _templates_in(self.table)
+        templates = _read_templates(self.table)
         for file, text in self.beside.items():
             if file.endswith(".jinja"):
                 templates["default" if file == TEMPLATE else Path(file).stem] = text
@@ -257,11 +259,11 @@ class Tokenizer:
         if self.bos is None:
             return self
         settings, table = self._tables_to_write()
-        settings["post_processor"] = _without(self.bos, settings["post_processor"])
+        settings["post_processor"] = _remove_from_processor(self.bos, settings["post_processor"])
         beside = dict(self.beside)
         for name, text in self.chat_templates.items():
             file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
-            beside[file] = _without_bos(text)
+            beside[file] = _remove_bos(text)
         table.pop("chat_template", None)
         changed = self._changed(settings, table, beside)
         if changed.adds_bos:
@@ -352,7 +354,7 @@ class Tokenizer:
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
-        named = _named(self.beside, role)
+        named = _special_token(self.beside, role)
         return self.inner.token_to_id(named) if named else None
 
     def _json(self) -> str:
@@ -363,7 +365,7 @@ _BEFORE = 8
 """Ids before a stream that its first piece is read with."""
 
 
-def _cut(text: str) -> Iterator[str]:
+def _split_long_words(text: str) -> Iterator[str]:
     """Yield a text in parts, in none of which a word or a run of spaces is longer than that."""
     start = 0
     for long in _LONG.finditer(text):
@@ -432,7 +434,7 @@ class StreamDecoder:
         return rest
 
 
-def _fetched(name: str) -> Path:
+def _fetch_from_hub(name: str) -> Path:
     """Return the folder of the hub's cache with the tokenizer `hf:NAME`."""
     repository = name.removeprefix(HUB)
     try:
@@ -474,11 +476,14 @@ def _adding_processor(
     return json.loads(template.__getstate__())
 
 
-def _without(token: int, processor: Any) -> Any:
+def _remove_from_processor(token: int, processor: Any) -> Any:
     """Return the description of a post-processor that puts no such token before a text."""
     match processor:
         case {"type": "Sequence", "processors": parts}:
-            return {**processor, "processors": [_without(token, part) for part in parts]}
+            return {
+                **processor,
+                "processors": [_remove_from_processor(token, part) for part in parts],
+            }
         case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
             if cls[1] != token:
                 return processor
@@ -491,13 +496,17 @@ def _without(token: int, processor: Any) -> Any:
             return json.loads(template.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": known}:
             special = {name for name, entry in known.items() if entry["ids"] == [token]}
-            named = {name: _unopened(special, processor[name]) for name in ("single", "pair")}
+            named = {
+                name: _remove_from_template(special, processor[name]) for name in ("single", "pair")
+            }
             return processor | named
         case _:
             return processor
 
 
-def _unopened(special: Collection[str], template: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _remove_from_template(
+    special: Collection[str], template: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the pieces of a template without these tokens, but for those behind all text."""
     steps: list[dict[str, Any]] = []
     before_text = False
@@ -508,7 +517,7 @@ def _unopened(special: Collection[str], template: Sequence[dict[str, Any]]) -> l
     return steps[::-1]
 
 
-def _without_bos(template: str) -> str:
+def _remove_bos(template: str) -> str:
     """Return a chat template to which the token that begins a text is nothing."""
     return "{% set bos_token = '' %}" + template if "bos_token" in template else template
 
@@ -600,12 +609,12 @@ def _is_whole(charsmap: str) -> bool:
 
 def _check_config(file: Path, table: dict[str, Any]) -> None:
     try:
-        _templates_in(table)
+        _read_templates(table)
     except WakefulError as error:
         raise WakefulError(f"{file}: {error}") from None
 
 
-def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
+def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates of tokenizer_config.json by name."""
     value = table.get("chat_template")
     several = value if isinstance(value, list) else [{"name": "default", "template": value}]
@@ -623,7 +632,7 @@ def _templates_in(table: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _named(beside: Mapping[str, str], role: str) -> str:
+def _special_token(beside: Mapping[str, str], role: str) -> str:
     """Return how the token of a role is written that the files name, "" where they name none."""
     for name in (CONFIG, SPECIAL):
         token = json.loads(beside.get(name, "{}")).get(role)

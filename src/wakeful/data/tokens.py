@@ -69,7 +69,7 @@ class TokenFile(Tokens):
         with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
             size = self.path.stat().st_size
             if size < self.tokens.nbytes:
-                raise _damaged(self.path, f"{size} bytes are left of {self.tokens.nbytes}")
+                raise _damage_error(self.path, f"{size} bytes are left of {self.tokens.nbytes}")
         rows = np.stack([self._row(int(start), count) for start in starts])
         self.check(rows)
         return rows.astype(np.int64)
@@ -101,7 +101,7 @@ class TokenFile(Tokens):
         """Raise `WakefulError` where one of the ids of the file is past the vocabulary."""
         highest = int(tokens.max())
         if highest >= self.vocab_size:
-            raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
+            raise _damage_error(self.path, f"id {highest} of {self.vocab_size}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class PreparedData(Data):
         properties = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
         for name, value in properties.items():
             if self.info["tokenizer"][name] != value:
-                raise _damaged(
+                raise _damage_error(
                     self.folder / "tokenizer.json",
                     f"its {name} is {value}, and data.json's {self.info['tokenizer'][name]}",
                 )
@@ -215,11 +215,11 @@ class PreparedData(Data):
         path, starts = _files(self.folder, split)
         size = path.stat().st_size
         if size != facts["tokens"] * dtype.itemsize:
-            raise _damaged(
+            raise _damage_error(
                 path, f"{size} bytes, not {facts['tokens']} tokens of {dtype.itemsize} bytes"
             )
         if not size:
-            raise _damaged(path, "it is empty")
+            raise _damage_error(path, "it is empty")
         return TokenFile(
             tokens=np.memmap(path, dtype, mode="r"),
             documents=_read_documents(starts, facts),
@@ -237,7 +237,7 @@ class PreparedData(Data):
             expected |= zip(files, (facts["sha256"], facts["documents_sha256"]), strict=True)
         for path, digest in expected.items():
             if file_sha256(path) != digest:
-                raise _damaged(path, "its SHA-256 is not the one in data.json")
+                raise _damage_error(path, "its SHA-256 is not the one in data.json")
         for split_file in (self.train, self.validation):
             split_file.check(split_file.tokens)
 
@@ -323,7 +323,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "not JSON") from error
+        raise _damage_error(path, "not JSON") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise WakefulError(f"{path} does not describe prepared tokens: prepare the data first")
     if info.get("version") != VERSION:
@@ -332,7 +332,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
             "prepare the data again"
         )
     if not _is_complete(info):
-        raise _damaged(path, "a field is missing or of the wrong kind")
+        raise _damage_error(path, "a field is missing or of the wrong kind")
     return info
 
 
@@ -361,15 +361,15 @@ def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
     with guarded(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
         documents = np.lib.format.open_memmap(path, mode="r")  # no zip file and no object is read
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
-        raise _damaged(
+        raise _damage_error(
             path, f"{documents.dtype} {documents.shape}, not int64 ({facts['documents']},)"
         )
     if not len(documents) or documents[0] != 0 or documents[-1] >= facts["tokens"]:
-        raise _damaged(path, "its documents do not lie within the tokens")
+        raise _damage_error(path, "its documents do not lie within the tokens")
     return documents
 
 
-def _damaged(path: Path, reason: str) -> WakefulError:
+def _damage_error(path: Path, reason: str) -> WakefulError:
     return WakefulError(
         f"{path} is damaged ({reason}): delete {path.parent} and prepare the data again"
     )

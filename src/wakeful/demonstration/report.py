@@ -17,8 +17,8 @@ from wakeful.diagnosis import (
     choosable_heads,
     findings,
     head_map,
-    ink,
     sink_level,
+    visible_text,
 )
 from wakeful.errors import WakefulError
 from wakeful.finding import Level
@@ -66,7 +66,7 @@ class Story:
     @property
     def sentences(self) -> tuple[str, str, str]:
         """One sentence a part, which says what was measured."""
-        return _patient(self.patient), _joined(verdicts(self.twins)), self._pretrained()
+        return _patient(self.patient), _join_sentences(verdicts(self.twins)), self._pretrained()
 
     def _pretrained(self) -> str:
         if self.pretrained is None:
@@ -95,7 +95,7 @@ def _patient(runs: ComparedRuns) -> str:
     for run in rest:
         mass = _ends(run)[1]
         lines.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
-    return _joined([*lines, *verdicts(runs)])
+    return _join_sentences([*lines, *verdicts(runs)])
 
 
 def _ends(run: TrainedRun) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def _ends(run: TrainedRun) -> tuple[float, float]:
     return mass[0], mass[-1]
 
 
-def _joined(sentences: Sequence[str]) -> str:
+def _join_sentences(sentences: Sequence[str]) -> str:
     return "; ".join(sentence.removesuffix(".") for sentence in sentences) + "."
 
 
@@ -186,7 +186,7 @@ def film_of(run: TrainedRun) -> Drawing:
     if task is not None:
         needed = task.is_trigger(np.array([tokens]))[0]
     tokenizer = Tokenizer.load(run.path)
-    letters = [ink(tokenizer.decode([token])) for token in tokens]
+    letters = [visible_text(tokenizer.decode([token])) for token in tokens]
     labels = [
         f"{n} {letter}{' ◂' if here else ''}"
         for n, (letter, here) in enumerate(zip(["BOS", *letters[1:]], needed, strict=True))

@@ -6,7 +6,7 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.diagnosis.advice import advise
-    from wakeful.diagnosis.heads import FIRST_SHARE, choosable_heads, head_map, ink
+    from wakeful.diagnosis.heads import FIRST_SHARE, choosable_heads, head_map, visible_text
     from wakeful.diagnosis.measure import (
         DIAGNOSIS_PASSES,
         ModelDiagnosis,
@@ -43,10 +43,10 @@ __all__ = [
     "diagnosis_report",
     "findings",
     "head_map",
-    "ink",
     "loss_change",
     "read_diagnosis",
     "sink_level",
+    "visible_text",
     "windows_of",
 ]
 
@@ -55,7 +55,7 @@ __getattr__, __dir__, _ = attach(
     submod_attrs={
         "advice": ["advise"],
         "verdict": ["findings", "sink_level"],
-        "heads": ["FIRST_SHARE", "head_map", "ink", "choosable_heads"],
+        "heads": ["FIRST_SHARE", "head_map", "visible_text", "choosable_heads"],
         "measure": ["DIAGNOSIS_PASSES", "ModelDiagnosis", "diagnose_model", "read_diagnosis"],
         "options": ["DiagnoseOptions"],
         "report": ["LEVELS", "after_cure", "diagnosis_report"],

@@ -12,7 +12,7 @@ import polars as pl
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import head_values
 from wakeful.probes.base import Frame
-from wakeful.reports.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, wide
+from wakeful.reports.charts import RANKS, SHARE, Drawing, heatmap, round_digits, tip, wide
 from wakeful.reports.value import Chart
 
 MAGNITUDES = (0, 10_000)
@@ -78,7 +78,7 @@ def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Dr
     elif metric_map.metric == "value_drain":
         domain = (0.0, 2.0)
     rows = head_values(diagnosis, metric_map.metric, metric_map.variant)
-    frame = rounded(
+    frame = round_digits(
         rows.select("layer", "head", "kind", "value", shown=pl.col("value").clip(*domain)), 4
     )
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
@@ -113,7 +113,7 @@ def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
     ]  # fmt: skip
 
 
-def sink(diagnosis: ModelDiagnosis) -> str:
+def describe_sink(diagnosis: ModelDiagnosis) -> str:
     """Say which token leads in the most layers by its attention, the mean over sequences; "" in a
     run that did not measure it.
     """
@@ -127,7 +127,7 @@ def sink(diagnosis: ModelDiagnosis) -> str:
     position = int(places.mode().sort()[0])
     quoted = ""
     if position < len(diagnosis.tokens):
-        quoted = f"“{ink(diagnosis.tokens[position])}” at "
+        quoted = f"“{visible_text(diagnosis.tokens[position])}” at "
     first = "" if position else ", the first"
     return (
         f"The token with the most attention is {quoted}position {position}{first}: it leads in "
@@ -135,7 +135,7 @@ def sink(diagnosis: ModelDiagnosis) -> str:
     )
 
 
-def ink(text: str) -> str:
+def visible_text(text: str) -> str:
     """Return the text of a token with a visible sign for each space, newline and tab."""
     return "".join(_INK.get(letter, letter) for letter in text) or "∅"
 
@@ -177,7 +177,7 @@ def attention(
             name += f", rank {row['rank']:.0f}"
         cells = full if number < len(first) else short
         places[name] = cells[row["layer"], row["head"]]
-    labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
+    labels = [f"{n} {visible_text(text)}" for n, text in enumerate(diagnosis.tokens)]
     labels = labels[: stored["key"].n_unique()]
     return choosable_heads(places, labels, ("key", "query"), 16)
 
@@ -204,7 +204,7 @@ def choosable_heads(
     `places` are the cells of each head by its name; `first` is the index of the head shown first.
     The weights of a head are one string, because a model has hundreds of thousands.
     """
-    rows = [{"of": n, "weights": _written(cells)} for n, cells in enumerate(places.values())]
+    rows = [{"of": n, "weights": _encode_weights(cells)} for n, cells in enumerate(places.values())]
     # By number, because the names once more would be a sixth of all.
     bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name=name)
     pick = alt.param(name="shown", value=first, bind=bind)
@@ -225,7 +225,7 @@ def choosable_heads(
         ("|", "weights", "lines", "query", []), ("", "line", "cells", "key", ["query"])
     ):  # fmt: skip
         chart = chart.transform_calculate(**{parts: f"split(datum.{text}, '{cut}')"})
-        chart = _numbered(chart, parts, parts[:-1], number_field, by)
+        chart = _number_entries(chart, parts, parts[:-1], number_field, by)
     chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
     share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
     chart = chart.transform_calculate(weight=f"pow({share}, 2)")
@@ -235,7 +235,7 @@ def choosable_heads(
     return wide(chart, step * max(cells["query"].n_unique() for cells in places.values()))
 
 
-def _written(cells: pl.DataFrame) -> str:
+def _encode_weights(cells: pl.DataFrame) -> str:
     """Return weights by query and key, both from 0, one line per query."""
     top = len(_LEVELS) - 1
     lines: dict[int, list[str]] = {}
@@ -269,7 +269,7 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
     return chart and _beside(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
 
 
-def hidden(frames: Labeled) -> Drawing | None:
+def hidden_states(frames: Labeled) -> Drawing | None:
     """Draw the magnitude of hidden states: positions by channel bins."""
     cells = [(label, parse_cells(rows, "row", "column")) for label, rows in frames]
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
@@ -313,12 +313,12 @@ def _cells(
     if not rows:
         return None
     chart = heatmap(alt.InlineData(values=rows), x, y, "value", legend, **more)
-    chart = _numbered(chart, name, "counted", "column", ["shown", "row"])
+    chart = _number_entries(chart, name, "counted", "column", ["shown", "row"])
     chart = chart.transform_filter("datum.counted !== null")
     return chart.transform_calculate(value=f"datum.counted / {size}")
 
 
-def _numbered(
+def _number_entries(
     chart: alt.Chart, parts: str, part: str, number_field: str, groupby: Sequence[str]
 ) -> alt.Chart:
     """Return a chart with a row for each of a list's parts, numbered from 0 within its group."""

@@ -9,7 +9,14 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.diagnosis.heads import attention, hidden, maps, mean_attention, pooled_attention, sink
+from wakeful.diagnosis.heads import (
+    attention,
+    describe_sink,
+    hidden_states,
+    maps,
+    mean_attention,
+    pooled_attention,
+)
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import (
     findings,
@@ -109,7 +116,7 @@ def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
 
 def rank_strips(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the sorted ranks of all heads, one strip a model."""
-    frame = _of_all(
+    frame = _concat_models(
         diagnoses,
         lambda diagnosis: (
             head_values(diagnosis, "rank")
@@ -126,13 +133,13 @@ def rank_strips(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
               axis=alt.Axis(values=ticks))  # fmt: skip
     tooltip = ["model:N", "layer:O", "head:O", "value:Q", "kind:N"]
     return charts.scatter(
-        charts.rounded(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240
+        charts.round_digits(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240
     )
 
 
 def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the values' normalized eigenvalues, averaged over layers."""
-    frame = _of_all(
+    frame = _concat_models(
         diagnoses,
         lambda diagnosis: (
             diagnosis.rows.filter(metric="value_spectrum")
@@ -152,7 +159,7 @@ def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the largest token importances over layers: the first five of one model, one line each;
     of several models the largest alone.
     """
-    frame = _of_all(
+    frame = _concat_models(
         diagnoses,
         lambda diagnosis: diagnosis.rows.filter(metric="top_importance", variant="code").select(
             "layer", "value", k=pl.col("position").cast(pl.Int64)
@@ -197,13 +204,13 @@ def _curve(
         values = layer_values(model_diagnosis, metric, variant=variant, position=position)
         return values.select("layer", "value", "kind", low=low, high=high)
 
-    frame = _of_all(diagnoses, partial(rows, position=position))
+    frame = _concat_models(diagnoses, partial(rows, position=position))
     scale, ticks = alt.Scale(), alt.Axis(tickCount=4)
     if metric in _LOG:
         frame = _positive(frame)
         # Of the first token and of the rest, on one scale.
         edges = pl.concat(
-            _positive(_of_all(diagnoses, partial(rows, position=part))).select("low", "high")
+            _positive(_concat_models(diagnoses, partial(rows, position=part))).select("low", "high")
             for curve_metric, _, part, *_ in _CURVES
             if curve_metric == metric
         )
@@ -229,7 +236,7 @@ def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
     return [diagnosis.name for diagnosis in diagnoses]
 
 
-def _of_all(
+def _concat_models(
     diagnoses: Sequence[ModelDiagnosis], rows: Callable[[ModelDiagnosis], pl.DataFrame]
 ) -> pl.DataFrame:
     return pl.concat(
@@ -411,7 +418,7 @@ def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
     models = [(summary(diagnosis), _reaches(diagnosis)) for diagnosis in diagnoses]
     rows = [
         [Cell(label, explained(key)),
-         *_compared(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
+         *_comparison_cells(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
         for key, label in _COMPARED
         if any(figures[key] is not None for figures, _ in models)
     ]  # fmt: skip
@@ -441,7 +448,7 @@ def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
     groups: list[Part] = []
     for diagnosis, text in zip(diagnoses, texts, strict=True):
         parts: list[Part] = [Text(diagnosis.name, "heading")]
-        if leads := sink(diagnosis):
+        if leads := describe_sink(diagnosis):
             parts.append(Text(leads))
         if text and not same:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
@@ -488,7 +495,7 @@ def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
     parts: list[Part] = [
         Table(columns, rows, f"Outlier channels of {diagnosis.name}"),
         Chart(f"Magnitude of hidden states of {diagnosis.name}",
-              lambda: hidden([("", diagnosis.rows.filter(metric="hidden_picture"))]),
+              lambda: hidden_states([("", diagnosis.rows.filter(metric="hidden_picture"))]),
               "Hidden-state magnitude, first positions by channel", explained("hidden_magnitude")),
     ]  # fmt: skip
     shows = diagnosis.attention is not None and not diagnosis.attention.is_empty()
@@ -539,7 +546,7 @@ def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
     return {key: error and reach(error, count) for key, error in errors.items()}
 
 
-def _compared(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
+def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
     """Return every model's figure with its interval and, for all but the first, its difference to
     the first's, to the digits that the intervals of both leave it.
     """

@@ -101,7 +101,7 @@ def diagnose(
         for model in at.models():
             model_data = choose_data(model, options, data)
             texts[model.name] = model_data.name or options.source
-            diagnoses.append(_diagnosed(model, model_data, options, at.show))
+            diagnoses.append(_diagnose_model(model, model_data, options, at.show))
             del model
         lengths = {diagnosis.name: f"{diagnosis.length} tokens" for diagnosis in diagnoses}
         method = {
@@ -129,7 +129,7 @@ def diagnose(
     return result
 
 
-def _diagnosed(
+def _diagnose_model(
     model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
 ) -> ModelDiagnosis:
     heads = _heads(model)

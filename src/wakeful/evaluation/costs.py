@@ -50,12 +50,12 @@ def costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list
     check_lengths(model, lengths)
     prompts = {length: _prompt(model, length) for length in lengths}
     for prompt in prompts.values():
-        _timed(model, prompt)
+        _time_generation(model, prompt)
     seconds: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
     for done in range(ROUNDS):
         progress(done, ROUNDS)
         for length, prompt in prompts.items():
-            seconds[length].append(_timed(model, prompt))
+            seconds[length].append(_time_generation(model, prompt))
     progress(ROUNDS, ROUNDS)
     keys = tuple(f"round {number}" for number in range(ROUNDS))
     code = code_of(model.module)
@@ -83,7 +83,7 @@ def _prompt(model: Model, length: int) -> list[int]:
     return torch.randint(largest, (length,), generator=generator).tolist()
 
 
-def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
+def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
     """Return the seconds until the first token, and those of the `DECODED_TOKENS` after it."""
     tokens = model.tokens_after(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
     began = time.perf_counter()

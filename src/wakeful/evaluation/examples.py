@@ -110,7 +110,9 @@ def _question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]
     listed = row.get("choices")
     if not isinstance(listed, list) or len(listed) < 2:
         raise WakefulError(f"{location}: choices must be a list of at least two texts")
-    choices = tuple(_checked(choice, location, f"choices[{n}]") for n, choice in enumerate(listed))
+    choices = tuple(
+        _check_examples_text(choice, location, f"choices[{n}]") for n, choice in enumerate(listed)
+    )
     text = _text(row, names[0], location)
     return (f"Question: {text}\nAnswer:" if names == ["question"] else text), choices
 
@@ -120,10 +122,10 @@ def _text(row: dict[str, Any], name: str, location: str) -> str:
         raise WakefulError(
             f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
         )
-    return _checked(row[name], location, name)
+    return _check_examples_text(row[name], location, name)
 
 
-def _checked(value: object, location: str, name: str) -> str:
+def _check_examples_text(value: object, location: str, name: str) -> str:
     text = checked_text(value, location, name)
     if not text.strip():
         raise WakefulError(f"{location}: field {name!r} is empty")

@@ -61,7 +61,7 @@ class HarnessModel(_HFLM):
         if (decoder := as_decoder(loaded.module)) is not None:
             model = as_transformers(decoder)
             model.generation_config.eos_token_id = sorted(loaded.ends)
-        with quiet(), _untied(model):
+        with quiet(), _keep_head_untied(model):
             super().__init__(
                 pretrained=model,
                 tokenizer=_tokenizer_of(loaded),
@@ -114,7 +114,7 @@ class HarnessModel(_HFLM):
 
 
 @contextlib.contextmanager
-def _untied(model: Any) -> Iterator[None]:
+def _keep_head_untied(model: Any) -> Iterator[None]:
     """Keep lm-eval from tying a head to the embedding: a checkpoint may hold a head of its own."""
     model.tie_weights = lambda: None
     try:

@@ -23,7 +23,7 @@ from wakeful.estimates import (
 )  # fmt: skip
 from wakeful.evaluation.costs import ROUNDS
 from wakeful.evaluation.options import EvaluateOptions
-from wakeful.reports.charts import Drawing, colored, dots, encode_names, shapes, tip
+from wakeful.reports.charts import Drawing, dots, encode_colors, encode_names, shapes, tip
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -166,7 +166,7 @@ def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return dots(
-        frame, "model", x, colored("model", names, legend=None), order=names,
+        frame, "model", x, encode_colors("model", names, legend=None), order=names,
         shape=encode_names(alt.Shape, "model", names, shapes(names), legend=None),
         tooltip=[tip("figure", ",.6~g")],
     )  # fmt: skip

@@ -21,8 +21,8 @@ from wakeful.hf.checkpoint_reader import read_config
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.softmax1 import softmax1_choice
+from wakeful.hf.weights_out import architecture_to_write, refuse_existing
 from wakeful.hf.weights_out import export_decoder as write
-from wakeful.hf.weights_out import refuse_existing, written_as
 from wakeful.inheritance import inherit_blocks, named_layers, numbered
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import file_lineage, model_card, shortened_card
@@ -114,7 +114,7 @@ def export(
             storage="f16" if options.gguf == "auto" else options.gguf, name=loaded.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
-    kind = written_as(loaded.decoder().config, loaded.own_tokenizer)[0]
+    kind = architecture_to_write(loaded.decoder().config, loaded.own_tokenizer)[0]
     card = model_card(loaded, kind, command, source=original, done=done)
     dtype = loaded.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(

@@ -9,7 +9,7 @@ from typing import Any
 
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.data.order import key64
-from wakeful.data.sampled import Documents, sampled
+from wakeful.data.sampled import Documents, prepare_samples
 from wakeful.data.tokens import PreparedData
 from wakeful.digests import joined_sha256, state_sha256
 from wakeful.errors import WakefulError
@@ -106,7 +106,7 @@ def sample_data(
         def write(number: int) -> Documents:
             return _part(loaded, begin, options, length, number)
 
-        return sampled(
+        return prepare_samples(
             folder, write, tokenizer=loaded.own_tokenizer, name=loaded.name, settings=settings,
             neutral=neutral, ends=begin.ends, common=begin.common,
             progress=lambda done, total: show.count("tokens", done, total),

@@ -81,7 +81,7 @@ def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     short = any(tensor.dtype in _SHORT for tensor in hf_model.state_dict().values())
-    with evaluating(hf_model), changed(rounded), InFloat32() if short else nullcontext():
+    with evaluating(hf_model), change_attributes(rounded), InFloat32() if short else nullcontext():
         try:
             expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
@@ -91,7 +91,7 @@ def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
         check_logits(expected)
         pairs.append((expected, last_logits(decoder, tokens)))
         if longer is not None:
-            with changed(_first(hf_model, decoder, layers)):
+            with change_attributes(_first(hf_model, decoder, layers)):
                 pairs.append((last_logits(hf_model, longer), last_logits(decoder, longer)))
     largest, relative = 0.0, 0.0
     for expected, logits in pairs:
@@ -134,7 +134,7 @@ def rounded_frequencies(model: nn.Module) -> list[_Change]:
 
 
 @contextmanager
-def changed(changes: Sequence[_Change]) -> Iterator[None]:
+def change_attributes(changes: Sequence[_Change]) -> Iterator[None]:
     """Replace attributes within a context, and restore them after it."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
@@ -206,9 +206,9 @@ class InFloat32(TorchFunctionMode):
             return torch.float32 if dtype in _SHORT else dtype
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, _in_float64, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _in_float64(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _SHORT else tensor

@@ -143,10 +143,10 @@ def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
             return None, None, None
     if mask is not None or start:
         return valid, positions, None
-    return None, positions, _packed(positions)
+    return None, positions, _number_packed_texts(positions)
 
 
-def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
+def _number_packed_texts(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
     """Number the texts of rows that hold several; positions restart at the start of every text."""
     starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     text = starts.long().cumsum(1)

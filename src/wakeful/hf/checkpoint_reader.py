@@ -131,7 +131,7 @@ class Shards(Mapping[str, Tensor]):
         widest: dict[str, torch.dtype] = {}
         for name, tensor in self.items():
             if self.stored is not None and _is_float(tensor.dtype) and tensor.dtype != self.stored:
-                key = unnumbered(name)
+                key = without_numbers(name)
                 widest[key] = torch.promote_types(tensor.dtype, widest.get(key, tensor.dtype))
         return widest
 
@@ -170,12 +170,12 @@ def _paths(folder: Path) -> list[Path]:
     return paths
 
 
-def unnumbered(name: str) -> str:
+def without_numbers(name: str) -> str:
     """Return a tensor's name with N for each number, alike for all layers."""
     return re.sub(r"\d+", "N", name)
 
 
-def as_in_files(
+def to_file_type(
     tensor: Tensor, name: str, dtype: torch.dtype, types: Mapping[str, torch.dtype] | None
 ) -> Tensor:
     """Return a tensor in the type to write it in.
@@ -185,13 +185,15 @@ def as_in_files(
     """
     if types is None:
         return tensor.to(dtype)
-    kind = types.get(unnumbered(name), dtype)
+    kind = types.get(without_numbers(name), dtype)
     if tensor.dtype == torch.float64:
         tensor = tensor.float()
-    return tensor.to(kind) if kind.itemsize > tensor.dtype.itemsize else narrowed(tensor, kind)
+    return (
+        tensor.to(kind) if kind.itemsize > tensor.dtype.itemsize else narrow_exactly(tensor, kind)
+    )
 
 
-def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
     if as_stored(tensor).dtype == dtype:
         return tensor.to(dtype)
@@ -268,7 +270,7 @@ def whole_model(
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     packed = packed_by == "compressed-tensors"
-    with hushed() if strict or packed else nullcontext():
+    with suppress_warnings() if strict or packed else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
@@ -279,7 +281,7 @@ def whole_model(
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, source)
     _ = name_outputs(model)
-    with hushed():
+    with suppress_warnings():
         _unpack(model)
     if groups:
         folder = Path(source)
@@ -360,7 +362,10 @@ def widen(model: PreTrainedModel, tensors: Shards) -> None:
     """
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
-        if unnumbered(name) not in tensors.types or tensor.dtype.itemsize <= model.dtype.itemsize:
+        if (
+            without_numbers(name) not in tensors.types
+            or tensor.dtype.itemsize <= model.dtype.itemsize
+        ):
             continue
         there = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
         if there is None:
@@ -422,7 +427,7 @@ def is_hybrid(config: Any) -> bool:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Suppress warnings and progress bars of Transformers and compressed-tensors, whose findings
     are raised as errors here.
     """
@@ -436,7 +441,7 @@ def hushed() -> Iterator[None]:
     logger.setLevel(ERROR)
     tqdm.__init__ = silent  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        with unbarred():
+        with disable_progress_bars():
             yield
     finally:
         tqdm.__init__ = draw
@@ -445,7 +450,7 @@ def hushed() -> Iterator[None]:
 
 
 @contextmanager
-def unbarred() -> Iterator[None]:
+def disable_progress_bars() -> Iterator[None]:
     """Disable Transformers' progress bars within a context."""
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

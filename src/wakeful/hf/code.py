@@ -19,7 +19,7 @@ from wakeful.config.model import VARIANTS
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, foreign_names
-from wakeful.variants.discovery import foreign, qualified
+from wakeful.variants.discovery import outside_object, qualified_name
 from wakeful.version import __version__
 
 ENTRIES = {
@@ -106,7 +106,7 @@ def code_files(decoder: Decoder) -> dict[str, str]:
     while waiting:
         module = waiting.pop()
         if _flat(module) not in files:
-            files[_flat(module)], needed = _copied(_module(module))
+            files[_flat(module)], needed = _collect_sources(_module(module))
             waiting += [name for name in needed if name != "jaxtyping"]
     return files
 
@@ -121,7 +121,7 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def _copied(module: ModuleType) -> tuple[str, list[str]]:
+def _collect_sources(module: ModuleType) -> tuple[str, list[str]]:
     """Return a module's source, what goes along imported from beside it, and those modules."""
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
@@ -129,7 +129,7 @@ def _copied(module: ModuleType) -> tuple[str, list[str]]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        name = _imported(module, node)
+        name = _local_import(module, node)
         if name is None:
             continue
         number, last = node.lineno - 1, node.end_lineno or node.lineno
@@ -151,7 +151,7 @@ def _copied(module: ModuleType) -> tuple[str, list[str]]:
     return "".join(lines), needed
 
 
-def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
+def _local_import(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
     """Return the module that an import reads, if that one has to go along, else None."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -194,7 +194,7 @@ def _defining_modules(name: str, node: ast.ImportFrom) -> dict[str, list[str]]:
     passed_on = inspect.getsource(module) if hasattr(module, "__path__") else ""
     origin: dict[str, str] = {}
     for each in ast.walk(ast.parse(passed_on)):
-        if isinstance(each, ast.ImportFrom) and (source := _imported(module, each)):
+        if isinstance(each, ast.ImportFrom) and (source := _local_import(module, each)):
             origin |= {alias.name: source for alias in each.names if alias.asname is None}
     modules: dict[str, list[str]] = {}
     for alias in node.names:
@@ -218,7 +218,7 @@ def _variants(decoder: Decoder) -> list[type[Variant]]:
         base
         for kind in kinds
         for base in kind.__mro__
-        if issubclass(base, Variant) and base is not Variant and not qualified(base)
+        if issubclass(base, Variant) and base is not Variant and not qualified_name(base)
     }
     return sorted(kinds | bases, key=lambda kind: (kind.__module__, kind.__name__))
 
@@ -233,11 +233,11 @@ def _discovery(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
             *_imports(kinds, 12),
             f"            return [{names}]",
         ]
-    own = [kind for kind in used if qualified(kind)]
-    table = {qualified(kind): kind.__name__ for kind in own}
+    own = [kind for kind in used if qualified_name(kind)]
+    table = {qualified_name(kind): kind.__name__ for kind in own}
     for field in VARIANTS:
         for name in foreign_names(getattr(decoder.config, field)):
-            kind = foreign(name, imports=False)
+            kind = outside_object(name, imports=False)
             table |= {name: kind.__name__} if isinstance(kind, type) else {}
     entries = ", ".join(f'"{name}": {kind}' for name, kind in table.items())
     lines = [*_imports(own, 4), f"    return {{{entries}}}"]

@@ -28,7 +28,7 @@ from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
     copy_tokenizer,
-    created,
+    create_folder,
     write_config,
     write_generation,
     write_tensors,
@@ -80,12 +80,12 @@ def drop_layers(
     total = text.num_hidden_layers
     full_model = _skeleton(config)
     blocks = _blocks_name(full_model)
-    shorter = shortened(config, layers)
+    shorter = shorten_config(config, layers)
     shorter_model = _skeleton(shorter)
     _compare(full_model, shorter_model, layers)
     sliced = _compare_rest(full_model, shorter_model)
     places = _places(text, layers)
-    with created(out, card) as part, Shards(folder) as tensors:
+    with create_folder(out, card) as part, Shards(folder) as tensors:
         kept_tensors = dict(
             renumber_blocks(tensors, blocks, full_model.base_model_prefix, places, total)
         )
@@ -115,7 +115,7 @@ def _read_back(part: Path, source: Path) -> None:
             raise
 
 
-def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
     """Return the configuration of a model of these layers alone.
 
     Raises:
@@ -123,20 +123,20 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     """
     text = text_of(config)
     if text is config:
-        changed, block = _of_layers(config, layers), _BLOCK
+        changed, block = _changed_fields(config, layers), _BLOCK
     else:
         part = _part_of(config, text)
         assert part is not None
-        changed, block = {part: shortened(text, layers).to_dict()}, _TEXT_BLOCK
+        changed, block = {part: shorten_config(text, layers).to_dict()}, _TEXT_BLOCK
     table = config.to_dict()
     if quantized := table.get("quantization_config"):  # a whole's names other parts' blocks too
-        changed["quantization_config"] = _moved(quantized, _places(text, layers), block)
+        changed["quantization_config"] = _renumber_entries(quantized, _places(text, layers), block)
     failure = f"no {config.model_type} can be described that has the layers {[*layers]} alone"
     with guarded(failure):
         return type(config).from_dict(table | changed)
 
 
-def _of_layers(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
+def _changed_fields(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
     """Return the fields that are others where a configuration is of these layers alone."""
     table, total = config.to_dict(), config.num_hidden_layers
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
@@ -281,7 +281,7 @@ def _compare(full_model: PreTrainedModel, shorter: PreTrainedModel, layers: Sequ
     assert isinstance(before, nn.ModuleList)
     assert isinstance(after, nn.ModuleList)
     described = [
-        (dict(_described(before[layer])), dict(_described(after[position])))
+        (dict(_describe_block(before[layer])), dict(_describe_block(after[position])))
         for position, layer in enumerate(layers)
     ]
     # Some releases of Transformers let the last layer of a kind store what no layer shares.
@@ -331,7 +331,7 @@ def _slices(
     return {name: torch.cat([chunk[n] for n in layers], where) for name, chunk in chunks.items()}
 
 
-def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
+def _describe_block(block: nn.Module) -> Iterator[tuple[str, str]]:
     """Give what makes a block what it is: parts, shapes and settings, but not its number."""
     for name, module in block.named_modules():
         yield name, type(module).__name__
@@ -343,16 +343,20 @@ def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
         yield name, f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any:
+def _renumber_entries(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any:
     """Renumber the blocks in a table's keys and strings; entries of dropped blocks are removed."""
     if isinstance(value, dict):
         return {
-            _moved(key, places, block): _moved(entry, places, block)
+            _renumber_entries(key, places, block): _renumber_entries(entry, places, block)
             for key, entry in value.items()
             if _stays(key, places, block)
         }
     if isinstance(value, list):
-        return [_moved(entry, places, block) for entry in value if _stays(entry, places, block)]
+        return [
+            _renumber_entries(entry, places, block)
+            for entry in value
+            if _stays(entry, places, block)
+        ]
     if isinstance(value, str):
         return block.sub(lambda at: f"{at[1]}{places.get(int(at[2]), at[2])}", value, count=1)
     return value

@@ -50,7 +50,7 @@ _PAIRED = ("llama", "smollm3", "granite", "granite_swa")
 Value = int | float | str | list[bool]
 
 
-def stated(config: ModelConfig) -> tuple[str, ModelConfig]:
+def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
     """Return the `model_type` that a file can hold a folded decoder as, and what it says of it.
 
     Where llama.cpp has no window for an architecture, or has it in other layers, the context ends
@@ -74,13 +74,13 @@ def _has_windows(kind: str, config: ModelConfig) -> bool:
     return kind in ("gemma2", "gemma3_text") and _regular(kind, config)
 
 
-def _fixed(kind: str, num_layers: int) -> tuple[int, ...]:
+def _local_layers(kind: str, num_layers: int) -> tuple[int, ...]:
     """Return the layers of a model that are local in llama.cpp's code."""
     return tuple(filter(_LOCAL[kind], range(num_layers)))
 
 
 def _regular(kind: str, config: ModelConfig) -> bool:
-    return config.local_layers == _fixed(kind, config.num_layers)
+    return config.local_layers == _local_layers(kind, config.num_layers)
 
 
 def _within_window(config: ModelConfig) -> ModelConfig:
@@ -128,7 +128,7 @@ def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
     if kind in ("gemma3_text", "smollm3") and not _regular(kind, config):
         yield (
             f"model.local_layers = {list(config.local_layers)}: llama.cpp's code fixes these "
-            f"layers of a {kind}, here as {[*_fixed(kind, config.num_layers)]}"
+            f"layers of a {kind}, here as {[*_local_layers(kind, config.num_layers)]}"
         )
     if kind == "gemma3_text" and config.local_theta != _LOCAL_THETA:
         yield (
@@ -211,7 +211,7 @@ def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
     return name
 
 
-def as_stored(
+def to_llama_cpp(
     array: np.ndarray, name: str, kind: str, config: ModelConfig, *, back: bool = False
 ) -> np.ndarray:
     """Return the numbers of a tensor that Transformers calls `name` as llama.cpp wants them, or

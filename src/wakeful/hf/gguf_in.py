@@ -20,7 +20,7 @@ from wakeful.data.tokenizer import BESIDE, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.gguf_architectures import ARCHITECTURES, as_stored, names_of
+from wakeful.hf.gguf_architectures import ARCHITECTURES, names_of, to_llama_cpp
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import stock_architecture
 
@@ -30,7 +30,7 @@ _MADE = ("rope_freqs.weight", "output.weight")
 """Further tensors that llama.cpp needs, computed from the configuration or the embedding."""
 
 
-def described(path: Path) -> ModelConfig | None:
+def own_config(path: Path) -> ModelConfig | None:
     """Return the decoder that a file of ours says it holds; None of a file from elsewhere.
 
     Raises:
@@ -83,7 +83,7 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
-        renamed[name] = torch.from_numpy(as_stored(array, name, kind, config, back=True))
+        renamed[name] = torch.from_numpy(to_llama_cpp(array, name, kind, config, back=True))
     return renamed
 
 

@@ -27,11 +27,11 @@ from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import is_read_by_transformers, whole_model
 from wakeful.hf.gguf_architectures import (
     architecture,
-    as_stored,
+    gguf_architecture,
     keys,
     names_of,
     rope_factors,
-    stated,
+    to_llama_cpp,
 )
 from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
 from wakeful.hf.gguf_tokens import vocabulary_of
@@ -40,7 +40,7 @@ from wakeful.hf.weights_in import own_gguf
 from wakeful.hf.weights_out import refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
-from wakeful.runs.run import disk_errors, replaced
+from wakeful.runs.run import disk_errors, replace_atomically
 from wakeful.version import __version__
 
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
@@ -83,11 +83,11 @@ def export_gguf(
     path = Path(path)
     refuse_existing(path)
     decoder = folded(decoder)
-    kind, config = stated(decoder.config)
+    kind, config = gguf_architecture(decoder.config)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size, name or path.stem)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors(path), replaced(path) as part:
+    with disk_errors(path), replace_atomically(path) as part:
         writer = GGUFWriter(part, architecture(kind))
         # Transformers takes "mistral", and no other name, for an architecture of its own.
         title = name or path.stem
@@ -130,7 +130,7 @@ def export_gguf(
         writer.close()
         read_back(
             part, decoder, load=partial(_load_if_it_fits, decoder),
-            rounding=Rounded(partial(_rounded, storage)),
+            rounding=Rounded(partial(_round_trip, storage)),
         )  # fmt: skip
     return kind
 
@@ -148,7 +148,7 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
     return own_gguf(path, max_length=0, dtype=None, device=torch.device("cpu"))
 
 
-def _rounded(storage: Storage, weight: Tensor) -> Tensor:
+def _round_trip(storage: Storage, weight: Tensor) -> Tensor:
     """Return a weight as a file holds it."""
     array = weight.float().cpu().numpy()
     stored = _storage(array, storage, of_tokens=False)
@@ -161,7 +161,7 @@ def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[
     name_of = names_of(kind, config.num_layers)
     for hf_name, tensor in tensors_of(decoder, kind, torch.float32).items():
         gguf_name = name_of(hf_name)
-        array = as_stored(tensor.numpy(), hf_name, kind, config)
+        array = to_llama_cpp(tensor.numpy(), hf_name, kind, config)
         yield gguf_name, array
         if kind == "olmo2" and config.tied and gguf_name == "token_embd.weight":
             yield "output.weight", array  # which llama.cpp asks for

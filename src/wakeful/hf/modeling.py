@@ -24,7 +24,7 @@ from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.offloading import unsplit_modules, weights_in_place
-from wakeful.hf.projections import name_projections, named
+from wakeful.hf.projections import name_projections, projection_name
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.hooks import hooked
 from wakeful.model.initialize import deviation
@@ -391,7 +391,7 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
     state: dict[str, Tensor] = {}
     for name, tensor in decoder.state_dict(keep_vars=True).items():
         parent_name, _, leaf = name.rpartition(".")
-        own = name if parent_name in quantized else named(name)
+        own = name if parent_name in quantized else projection_name(name)
         state[f"lm_head.{leaf}" if parent_name == "head" else f"model.decoder.{own}"] = tensor
     model.load_state_dict(state, assign=True)
     model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move

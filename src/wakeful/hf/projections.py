@@ -77,7 +77,7 @@ def name_projections(decoder: Decoder) -> None:
                 setattr(parent, part, Named(name, module, roles[f"{path}.weight"]))
 
 
-def named(parameter: str) -> str:
+def projection_name(parameter: str) -> str:
     """Return what a decoder's parameter is called once its projections are named."""
     parent, _, leaf = parameter.rpartition(".")
     name = NAMES.get(".".join(parent.split(".")[-2:]))

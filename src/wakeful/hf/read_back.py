@@ -19,12 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError, first_line, warn
-from wakeful.hf.agreement import InFloat32, changed, last_logits, rounded_frequencies
+from wakeful.hf.agreement import InFloat32, change_attributes, last_logits, rounded_frequencies
 from wakeful.hf.checkpoint_reader import (
     Shards,
     attention_of,
     check_loading,
-    hushed,
+    suppress_warnings,
     whole_model,
     widen,
 )
@@ -75,7 +75,7 @@ def read_back(
             another model's.
     """
     try:
-        with hushed():
+        with suppress_warnings():
             read = (load or _by_transformers)(folder)
             if tokenizer is not None:
                 _check_tokenizer(folder, tokenizer)
@@ -218,7 +218,7 @@ def _logits(
     first = next(model.parameters(), None)
     device = tokens.device if first is None else first.device
     short = any(parameter.element_size() == 2 for parameter in model.parameters())
-    exact = changed(rounded_frequencies(model))  # which no file has
+    exact = change_attributes(rounded_frequencies(model))  # which no file has
     with evaluating(model), exact, InFloat32() if short else nullcontext(), around or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()
 

@@ -89,13 +89,13 @@ def attach(
     """
     for name, group in groups.items():
         if group.get("type") not in ("hadamard", "random-hadamard") or group.get("randomize"):
-            raise _refused(source, name, f"is {group.get('type')!r}, of which readers differ")
+            raise _refusal(source, name, f"is {group.get('type')!r}, of which readers differ")
         for args in group["apply"]:
             where = args["location"]
             if where in _BEFORE:
                 continue
             if where not in _SIZED:
-                raise _refused(source, name, f"acts on {where}")
+                raise _refusal(source, name, f"acts on {where}")
             _attach(model, f"{name}_{where}", group, args, tensors, source)
 
 
@@ -114,12 +114,12 @@ def _attach(
     transforms = {len(matrix): _Turn(_full_matrix(matrix, args)) for matrix in stored}
     matches = list(match_named_modules(model, args["targets"], args.get("ignore") or []))
     if not matches:
-        raise _refused(source, name, f"names no layer: {args['targets']}")
+        raise _refusal(source, name, f"names no layer: {args['targets']}")
     for path, layer in matches:
         width = group.get("head_dim") or getattr(layer, _SIZED[where])
         if width not in transforms:
             if group["type"] != "hadamard" or width & (width - 1):
-                raise _refused(source, name, f"has no matrix of {width} channels for {path}")
+                raise _refusal(source, name, f"has no matrix of {width} channels for {path}")
             factors = transform_factors(width, torch.device("cpu"), torch.float32)
             transforms[width] = _Turn(transform(torch.eye(width), factors))
         layer.add_module(f"turn_{where}", transforms[width])
@@ -134,7 +134,7 @@ def _full_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
     return matrix.T.contiguous() if args.get("inverse") else matrix
 
 
-def _refused(source: str, name: str, why: str) -> WakefulError:
+def _refusal(source: str, name: str, why: str) -> WakefulError:
     return WakefulError(
         f"{source}: {name} of {FIELD} {why}: load the model that was quantized, or serve it by vLLM"
     )

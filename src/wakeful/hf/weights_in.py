@@ -22,7 +22,7 @@ from wakeful.hf.checkpoint_reader import (
 )
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
-from wakeful.hf.gguf_in import described, tensors_of
+from wakeful.hf.gguf_in import own_config, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
@@ -57,7 +57,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
         description = dataclasses.replace(description, tied=shares_head(model))
     path = Path(type(model).__name__)
     tensors = model.state_dict()
-    return _filled(description, family, tensors, path, first.dtype, first.device).eval()
+    return _fill_decoder(description, family, tensors, path, first.dtype, first.device).eval()
 
 
 def own_decoder(
@@ -66,17 +66,17 @@ def own_decoder(
     """Return the model of an exported folder of our own class."""
     family, description = family_of(read_config(folder), max_length)
     with Shards(folder) as tensors:
-        return _filled(description, family, tensors, folder, dtype, device)
+        return _fill_decoder(description, family, tensors, folder, dtype, device)
 
 
 def own_gguf(
     path: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
     """Return the model of a GGUF file that wakeful wrote."""
-    own = described(path)
+    own = own_config(path)
     assert own is not None
     family, description = family_of(stock_architecture(own)[1], max_length)
-    return _filled(description, family, tensors_of(path, own), path, dtype, device)
+    return _fill_decoder(description, family, tensors_of(path, own), path, dtype, device)
 
 
 def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
@@ -132,7 +132,7 @@ def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
     return description
 
 
-def _filled(
+def _fill_decoder(
     description: ModelConfig,
     family: Family,
     tensors: Mapping[str, Tensor],
@@ -143,7 +143,7 @@ def _filled(
     """Return a decoder that holds the tensors themselves: no weight is made and then replaced."""
     decoder = build_on_meta(description, len(tensors), path)
     links = {link.hf_name: link for link in family.links(description)}
-    stored = _stored(family, links.keys(), tensors, tied=description.tied)
+    stored = _stored_names(family, links.keys(), tensors, tied=description.tied)
     empty = dict(decoder.named_parameters())
     for name, link in links.items():
         tensor = read_floats(tensors, stored[name]).to(dtype=dtype)
@@ -165,7 +165,7 @@ def _filled(
     return decoder.to(device)
 
 
-def _stored(
+def _stored_names(
     family: Family, shapes: Any, tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
     """Return what each wanted tensor is called where it is stored."""

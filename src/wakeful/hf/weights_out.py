@@ -31,9 +31,9 @@ from wakeful.hf.checkpoint_reader import (
     INDEX,
     ONE,
     PAD,
-    as_in_files,
     config_of,
-    hushed,
+    suppress_warnings,
+    to_file_type,
     with_embedding,
 )
 from wakeful.hf.code import AUTO_MAP, write_code
@@ -82,10 +82,10 @@ def export_decoder(
     Raises:
         WakefulError: the folder exists, or it cannot be written, or not be read back.
     """
-    kind, config, tokenizer = written_as(decoder.config, tokenizer)
+    kind, config, tokenizer = architecture_to_write(decoder.config, tokenizer)
     tensors = tensors_of(decoder, kind, dtype, types)
     config.dtype = dtype
-    with created(Path(folder), card) as part:
+    with create_folder(Path(folder), card) as part:
         write_texts(tokenizer, part, config, decoder.config.vocab_size)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
@@ -121,11 +121,11 @@ def save_stock(
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
     buffers = dict(model.named_buffers())  # such as a router's correction, which is never rounded
     tensors = {
-        name: tensor if name in buffers else as_in_files(tensor, name, config.dtype, types)
+        name: tensor if name in buffers else to_file_type(tensor, name, config.dtype, types)
         for name, tensor in model.state_dict().items()
     }
-    with created(Path(folder), card) as part:
-        with hushed():
+    with create_folder(Path(folder), card) as part:
+        with suppress_warnings():
             model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
         ids = write_tokenizer(
             written_tokenizer, part, config.max_position_embeddings, embedding_rows(model)
@@ -136,7 +136,7 @@ def save_stock(
     return config.model_type
 
 
-def written_as(
+def architecture_to_write(
     config: ModelConfig, tokenizer: Tokenizer
 ) -> tuple[str, PreTrainedConfig, Tokenizer]:
     """Return the result of `stock_architecture`, or our own architecture where Transformers would
@@ -193,7 +193,7 @@ def tensors_of(
     for link in family.links(decoder.config):
         name = family.stored(link.hf_name)
         joined = link.join([own_tensors[part].detach() for part in link.own_names])
-        tensors[name] = as_in_files(joined, name, dtype, types).contiguous()
+        tensors[name] = to_file_type(joined, name, dtype, types).contiguous()
         if not is_finite(tensors[name]):
             raise WakefulError(
                 f"{name} has a value that is not finite in {str(dtype).removeprefix('torch.')}: "
@@ -321,7 +321,7 @@ def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None
     Some of its classes make a tokenizer of the vocabulary alone, as their own family's is, and some
     architectures (Qwen2's) have such a class whatever a folder names.
     """
-    expected = _described(tokenizer.inner)
+    expected = _token_settings(tokenizer.inner)
     for candidate in (tokenizer, tokenizer.of_class("PreTrainedTokenizerFast")):
         with tempfile.TemporaryDirectory() as folder:
             candidate.save(folder)
@@ -334,13 +334,13 @@ def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None
                 put = around(hf_tokenizer.encode("a"), plain)
             except Exception:  # Transformers raises nothing narrower
                 continue
-        described = _described(hf_tokenizer.backend_tokenizer)
+        described = _token_settings(hf_tokenizer.backend_tokenizer)
         if put == (tokenizer.opening, tokenizer.closing) and expected.items() <= described.items():
             return candidate
     return None
 
 
-def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
+def _token_settings(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
     """Return the tokenizer's settings that determine tokens, by part and by added token."""
     table = json.loads(inner.to_str())
     parts: dict[Any, Any] = {name: table[name] for name in _PARTS}
@@ -391,7 +391,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 @contextmanager
-def created(folder: Path, card: str) -> Iterator[Path]:
+def create_folder(folder: Path, card: str) -> Iterator[Path]:
     """Give a folder beside `folder` to fill, with `card` as its README.md where there is one; it
     takes its place when that is done.
     """

@@ -15,7 +15,7 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
-from wakeful.config.tables import merged, nested, to_table
+from wakeful.config.tables import merged, nest_value, to_table
 from wakeful.errors import WakefulError
 
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
@@ -84,10 +84,10 @@ def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
         if field_name in below:
             raise WakefulError(f"{target} and {name} both set {target}: give one")
         value = given[name]
-        long = merged(long, nested(target, value))
+        long = merged(long, nest_value(target, value))
         if name in _IMPLIED and isinstance(value, int | float):
             other, over = _IMPLIED[name]
-            implied = merged(implied, nested(other, value / over if over > 1 else value))
+            implied = merged(implied, nest_value(other, value / over if over > 1 else value))
     return merged(implied, long)
 
 

@@ -14,7 +14,7 @@ from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with
 from wakeful.inheritance.outcome import Behind, Reference, Sizes, Summary, read_inheritance
 from wakeful.layer_ranges import format_layers
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
-from wakeful.reports.lineage import adapters, bridged, objective
+from wakeful.reports.lineage import adapters, describe_bridge, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -249,7 +249,7 @@ def inheritance_report(path: str | Path) -> Report:
         *_parts(summary),
         *_over_seeds(summary),
         Section("Depth", [
-            Text(choice), *(Text(bridged(one, recipe.bridge)) for one in summary.choice.bridges),
+            Text(choice), *(Text(describe_bridge(one, recipe.bridge)) for one in summary.choice.bridges),
             *([Text("The figures before the choice, of the reference on the training text.",
                     "note"), Side(chosen_by)] if chosen_by else []),
         ]),

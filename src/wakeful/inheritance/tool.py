@@ -21,7 +21,7 @@ from wakeful.config.reading import LENGTH, REFERENCES, FigureFormat
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.base import Data
-from wakeful.data.preparing import reopened
+from wakeful.data.preparing import reopen_data
 from wakeful.device import choose_device
 from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
@@ -390,7 +390,7 @@ def _resume(out: Path, display: DisplayFactory, world: World) -> _Job:
         data = world.leader_first(lambda: prepared_text(options, reference, show))
     if data.prepared_source != recipe.data.source:
         # The cache may hold the same text in another folder; the one the runs began with counts.
-        stored = reopened(recipe.data)
+        stored = reopen_data(recipe.data)
         texts = data.info.get("corpora_sha256")
         data = stored if stored is not None and stored.info.get("corpora_sha256") == texts else None
     if data is None:

@@ -30,7 +30,7 @@ from wakeful.model.finite import check_finite
 from wakeful.norms.base import Norm
 from wakeful.paged import Paged
 from wakeful.reports.html import write
-from wakeful.reports.lineage import bridged
+from wakeful.reports.lineage import describe_bridge
 from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method_section
 from wakeful.runs.records import Bridged
 from wakeful.runs.run import Run
@@ -155,7 +155,7 @@ class UntrainedHeir:
         parts: list[Part] = [
             Table(["", "parameters", "loss", "over the reference"], rows,
                   "Nats per token on the validation text", "figures"),
-            *(Text(bridged(bridge, self.options.bridge)) for bridge in self.bridges),
+            *(Text(describe_bridge(bridge, self.options.bridge)) for bridge in self.bridges),
         ]  # fmt: skip
         tokens = int(self.windows["tokens"].sum())
         facts = {
@@ -179,7 +179,7 @@ class UntrainedHeir:
         losses, costs = self.losses, self.costs
         changes = [
             f"its layers {format_layers(self.layers)} (from 0), {self._rule_text}",
-            *(bridged(bridge, self.options.bridge) for bridge in self.bridges),
+            *(describe_bridge(bridge, self.options.bridge) for bridge in self.bridges),
             "nothing was trained",
         ]
         windows = len(self.windows)

@@ -16,7 +16,7 @@ from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.reports.lineage import adapters, bridged, objective
+from wakeful.reports.lineage import adapters, describe_bridge, objective
 from wakeful.runs.records import Bridged, Evaluation, Step, Summary, Validated, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import markdown, visible
@@ -193,7 +193,7 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
         yield f"It grew by {recipe['grow']} layers a round, with training in between."
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
-    yield from (bridged(entry, bridge if recipe else None) for entry in bridges)
+    yield from (describe_bridge(entry, bridge if recipe else None) for entry in bridges)
 
 
 def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:

@@ -32,7 +32,7 @@ from wakeful.hf.checkpoint_reader import (
     widen,
 )
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.gguf_in import described, tokenizer_of
+from wakeful.hf.gguf_in import own_config, tokenizer_of
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
 from wakeful.hub import hub_or_cache
@@ -257,7 +257,7 @@ def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None
 
 def is_own_gguf(location: Location) -> bool:
     """Return True for a GGUF file that wakeful wrote."""
-    return location.kind == "gguf" and described(location.path) is not None
+    return location.kind == "gguf" and own_config(location.path) is not None
 
 
 def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:

@@ -11,7 +11,7 @@ import torch
 from wakeful.config.reading import SOURCES, ReadingOptions
 from wakeful.device import choose_device, rough_seconds
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import unbarred
+from wakeful.hf.checkpoint_reader import disable_progress_bars
 from wakeful.loading.load import load, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, own_task
@@ -104,7 +104,7 @@ def session(
 ) -> Iterator[Session]:
     """Open the session of a tool, after checking that its folder is free and its device exists."""
     modules = in_memory(sources)
-    with evaluating(*modules), unbarred(), (display or default_display)(verb) as show:
+    with evaluating(*modules), disable_progress_bars(), (display or default_display)(verb) as show:
         if options.out:
             Run(options.out).refuse_existing(verb)
         yield Session(options, sources, tokenizer, show, choose_device(options.device))

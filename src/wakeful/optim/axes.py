@@ -109,7 +109,7 @@ def decide(
             decisions[name] = (), "empty"
             continue
         if choice is not None:
-            decisions[name] = _checked(name, parameter, choice), "given"
+            decisions[name] = _check_axes(name, parameter, choice), "given"
             continue
         if parameter.ndim != 2:
             decisions[name] = (), "scalar or vector" if parameter.ndim < 2 else "more than two axes"
@@ -153,7 +153,7 @@ def _chooser(
     return lambda name, parameter: choices.get(name, choices.get(id(parameter)))
 
 
-def _checked(name: str, parameter: Tensor, choice: int | tuple[int, ...]) -> tuple[int, ...]:
+def _check_axes(name: str, parameter: Tensor, choice: int | tuple[int, ...]) -> tuple[int, ...]:
     axes = (choice,) if isinstance(choice, int) else tuple(choice)
     if axes and (parameter.ndim != 2 or set(axes) - {0, 1} or len(set(axes)) < len(axes)):
         raise WakefulError(

@@ -49,7 +49,11 @@ class MuonAdamW(torch.optim.Optimizer):
                 f"got {ns_steps} and {momentum}"
             )
         hidden, rest = (
-            [{**group, "params": some} for group in groups if (some := _chosen(group, is_hidden))]
+            [
+                {**group, "params": some}
+                for group in groups
+                if (some := _is_chosen(group, is_hidden))
+            ]
             for is_hidden in (True, False)
         )
         if not hidden:
@@ -109,7 +113,7 @@ def can_fuse(groups: list[dict[str, Any]]) -> bool:
     return all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in parameters)
 
 
-def _chosen(group: dict[str, Any], hidden: bool) -> list[tuple[str, Tensor]]:
+def _is_chosen(group: dict[str, Any], hidden: bool) -> list[tuple[str, Tensor]]:
     return [(name, p) for name, p in group["params"] if _is_hidden(name, p) == hidden]
 
 

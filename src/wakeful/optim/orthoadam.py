@@ -273,7 +273,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 if saved_rotations != mine:
                     raise WakefulError(
                         f"the state of {rotated.name} is of another rotation: "
-                        f"{_written(saved_rotations)} saved, {_written(mine)} here"
+                        f"{_describe_rotations(saved_rotations)} saved, {_describe_rotations(mine)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
                 self._check_state(states[parameter], parameter)
@@ -354,7 +354,7 @@ def _check_options(group: Mapping[str, Any]) -> None:
             raise WakefulError(f"{key}={value} must be {allowed} and finite")
 
 
-def _written(rotations: list[dict[str, Any]]) -> str:
+def _describe_rotations(rotations: list[dict[str, Any]]) -> str:
     written = (
         f"{r['kind']}({', '.join(f'{k}={v!r}' for k, v in r.items() if k != 'kind')})"
         for r in rotations

@@ -44,7 +44,7 @@ def local_part(tensor: Tensor, layout: Layout) -> Tensor:
 def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
     """Write a part computed in `layout` into the parameter, where that is another layout."""
     if isinstance(parameter, DTensor) and parameter.placements != layout:
-        moved = _assembled(part.contiguous(), parameter, layout)
+        moved = _assemble(part.contiguous(), parameter, layout)
         parameter.to_local().copy_(moved.redistribute(placements=parameter.placements).to_local())
 
 
@@ -54,10 +54,10 @@ def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -
     shape = part.shape[::-1] if turned else part.shape
     result = torch.zeros(shape, dtype=dtype, device=part.device)
     result = result.mT if turned else result
-    return _assembled(result, parameter, layout) if isinstance(parameter, DTensor) else result
+    return _assemble(result, parameter, layout) if isinstance(parameter, DTensor) else result
 
 
-def _assembled(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
+def _assemble(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
     """Return the tensor of `like`'s shape of which this rank has that part in that layout."""
     return DTensor.from_local(
         part, like.device_mesh, layout, run_check=False, shape=like.shape, stride=like.stride()

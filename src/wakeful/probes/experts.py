@@ -59,7 +59,7 @@ def is_fused(module: nn.Module) -> bool:
     return down is not None and down.ndim == 3 and hasattr(module, "is_transposed")
 
 
-def unfused(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
+def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
     """Return a model whose fused experts of `wanted` names are linear layers; it shares all weights
     with `model`, which stays as it is. It is `model` where it has none.
     """

@@ -24,13 +24,13 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import config_of, narrowed
+from wakeful.hf.checkpoint_reader import config_of, narrow_exactly
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.read_back import Rounded, embedding_rows, read_back
 from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
-    created,
+    create_folder,
     readable,
     stock_architecture,
     write_config,
@@ -224,7 +224,7 @@ def save_compressed(
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
     floats = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
     config.dtype = torch.bfloat16 if floats else dtype
-    with created(folder, card) as part:
+    with create_folder(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
             write_texts(tokenizer, part, config, embedding_rows(model))
         else:
@@ -262,7 +262,7 @@ def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
     for name, tensor in unique_state(model).items():
         owner, _, leaf = name.rpartition(".")
         of_layer = owner in quantized and leaf != "bias"  # numbers or scales, whose types are set
-        size += narrowed(tensor, None if of_layer else stored).nbytes
+        size += narrow_exactly(tensor, None if of_layer else stored).nbytes
     return size
 
 
@@ -375,7 +375,7 @@ def _tensors(
                 if part == "weight_shape":
                     piece = torch.tensor([rows, layer.in_features])
                 tensors[f"{file_name}.{part}"] = like(layer.integers, piece)
-    return {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
+    return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 
 
 def _targets(schemes: Mapping[str, Scheme], there: _There) -> dict[Scheme, list[str]]:

@@ -14,7 +14,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
 from wakeful.paged import is_finite
-from wakeful.probes.experts import routers_of, unfused, with_modules
+from wakeful.probes.experts import routers_of, unfuse_experts, with_modules
 from wakeful.probes.running import refuse_adapters
 from wakeful.quantization.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quantization.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
@@ -106,14 +106,16 @@ def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     """
     if isinstance(model, Decoder):
         return folded(model)
-    return unfused(model, lambda name: not any(fnmatchcase(name, pattern) for pattern in skip))
+    return unfuse_experts(
+        model, lambda name: not any(fnmatchcase(name, pattern) for pattern in skip)
+    )
 
 
 def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
     """Return a model of the same function that has linear layers of these names."""
     if isinstance(model, Decoder):
         return folded(model)
-    return unfused(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
+    return unfuse_experts(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
 
 
 def by_scheme(

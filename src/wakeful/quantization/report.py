@@ -122,7 +122,7 @@ def error_over_kurtosis(
         axis=alt.Axis(format="~g", tickCount=5),
     )
     y = _log("relative error", "~p", padding=8)
-    frame = charts.rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
+    frame = charts.round_digits(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
     tooltip = [f"{of}:N", "module:N", charts.tip("kurtosis", ".4~g"), *more, _ERROR]
     return charts.scatter(frame, of, names, x, y, tooltip, height=height)
 
@@ -136,7 +136,7 @@ def _layer_map(damage: Damage, scheme: str) -> charts.Drawing:
     errors = layer_errors(damage, scheme).drop_nulls("layer")
     kinds = errors["kind"].unique(maintain_order=True).to_list()
     chart = charts.heatmap(
-        charts.rounded(errors.select("layer", "kind", "value", "module")),
+        charts.round_digits(errors.select("layer", "kind", "value", "module")),
         alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
         alt.Y("kind:N", title=None, sort=kinds),
         "value",
@@ -186,7 +186,7 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
     frame = pl.concat(frames).filter(pl.col("value") > 0)
     of = "blocks' outputs" if blocks else "layers' inputs"
     span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
-    base = alt.Chart(charts.rounded(frame)).encode(x=charts.LAYERS)
+    base = alt.Chart(charts.round_digits(frame)).encode(x=charts.LAYERS)
     y = _log(f"kurtosis of {of}", "~g", domain=span)
     dash = charts.encode_names(
         alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()

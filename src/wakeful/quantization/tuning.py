@@ -35,7 +35,7 @@ from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
 from wakeful.quantization.measure import divergences, predicted
 from wakeful.quantization.schemes import Absmax
-from wakeful.runs.run import replaced, save_tensors
+from wakeful.runs.run import replace_atomically, save_tensors
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 RATE = 1e-3
@@ -217,7 +217,7 @@ def _save_state(
     for name, tensor in logarithms.items():
         moments = optimizer.state[tensor]
         tensors |= {f"{name}.{kind}": moments[kind] for kind in _MOMENTS if kind in moments}
-    with replaced(file) as part:
+    with replace_atomically(file) as part:
         save_tensors(tensors, part, {"identity": identity, "step": str(step)})
 
 

@@ -18,7 +18,7 @@ import vl_convert
 from altair.utils import schemapi
 
 from wakeful.errors import WakefulError
-from wakeful.runs.run import disk_errors, replaced
+from wakeful.runs.run import disk_errors, replace_atomically
 
 Drawing = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart
 Titled = Sequence[tuple[str, Drawing]]
@@ -62,7 +62,7 @@ def colors(names: Sized) -> list[str]:
     return [PALETTE[n % len(PALETTE)] for n in range(len(names))]
 
 
-def colored(field: str, names: Sequence[str], **more: Any) -> alt.Color:
+def encode_colors(field: str, names: Sequence[str], **more: Any) -> alt.Color:
     """Return the encoding of a field by the names' colors; `more` is as of `alt.Color`."""
     return encode_names(alt.Color, field, names, colors(names), **more)
 
@@ -167,15 +167,17 @@ def lines(
     the others. `detail` parts the lines of one name that come apart, such as those of its runs,
     `under` is drawn first, and `outliers` names the places where a line leaps (see `leaps`).
     """
-    frame = rounded(frame, 5)
+    frame = round_digits(frame, 5)
     picked = alt.selection_point(fields=[by], bind="legend")
     visibility: Any = opacity(by)
     if legend is not None:
         visibility = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
-    bare = colored(by, names, legend=None)  # else a second legend would stand beside the lines'
+    bare = encode_colors(
+        by, names, legend=None
+    )  # else a second legend would stand beside the lines'
     base = alt.Chart(frame).encode(x=x, color=bare)
     line = base.mark_line(strokeWidth=2).encode(
-        y=y, color=colored(by, names, legend=legend), opacity=visibility,
+        y=y, color=encode_colors(by, names, legend=legend), opacity=visibility,
         strokeDash=encode_names(alt.StrokeDash, by, names, dashes(names), legend=legend),
     )  # fmt: skip
     line = line.encode(detail=alt.Detail(detail)) if detail else line
@@ -222,7 +224,7 @@ def scatter(
     tooltip: Tips, *, height: int,
 ) -> Drawing:  # fmt: skip
     """Draw points, by color and shape for each name in `by`, which the page's legend switches."""
-    base = alt.Chart(frame).encode(x=x, color=colored(by, names, legend=None))
+    base = alt.Chart(frame).encode(x=x, color=encode_colors(by, names, legend=None))
     shape = encode_names(alt.Shape, by, names, shapes(names), legend=None)
     points = base.mark_point(filled=True, size=26)
     points = points.encode(y=y, shape=shape, opacity=opacity(by, 0.7))
@@ -236,10 +238,10 @@ def dots(
 ) -> Drawing:  # fmt: skip
     """Draw a line of the page for each name in `by`: a point, and a bar from low to high."""
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
-    base = alt.Chart(rounded(frame)).encode(y=y, color=color)
+    base = alt.Chart(round_digits(frame)).encode(y=y, color=color)
     points = base.mark_point(filled=True, size=90, opacity=1)
     points = points.encode(x=x, shape=shape, tooltip=tips([f"{by}:N", *tooltip]))
-    bars = alt.Chart(rounded(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
+    bars = alt.Chart(round_digits(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
     bars = bars.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
     chart = alt.layer(*under, bars, points, *(overlay.encode(y=y) for overlay in over))
     return chart.properties(height=row * len(frame), width="container")
@@ -251,7 +253,7 @@ def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
     return rule.encode(**{axis: f"{name}:Q"}, **more)
 
 
-def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
+def round_digits(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
     """Return the frame with that many significant digits, all that a chart shows."""
     return frame.with_columns(pl.selectors.float().round_sig_figs(digits))
 
@@ -276,7 +278,7 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
     if (suffix := path.suffix.lower()) not in _WRITERS:
         raise WakefulError(f"charts are written as .html, .svg, .png, .pdf or .csv, not {suffix!r}")
     content = _WRITERS[suffix](spec)
-    with replaced(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
@@ -351,9 +353,9 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
     page has beside its charts, a title, and what is chosen of a list; without what only a pointer
     brings up.
     """
-    spec = legended(spec) | {"config": theme()}
+    spec = add_legends(spec) | {"config": theme()}
     spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
-    chosen = _chosen(spec)
+    chosen = _first_choice(spec)
     if title or chosen:
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
         spec["title"] = {"text": text, "subtitle": chosen if title else ""}
@@ -384,7 +386,7 @@ def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [layer.get("encoding", {}) for layer in spec.get("layer", [spec])]
 
 
-def legended(spec: dict[str, Any]) -> dict[str, Any]:
+def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a specification with its `legends` in it."""
     if not (options := legends(spec)):
         return spec
@@ -414,7 +416,7 @@ def _longest(part: Any) -> int:
     return max([*here, *inside], default=0)
 
 
-def _chosen(spec: dict[str, Any]) -> str:
+def _first_choice(spec: dict[str, Any]) -> str:
     """Return what a list beside the chart has chosen at first; nothing where there is no list."""
     for parameter in spec.get("params", ()):
         if "labels" in parameter.get("bind", ()):

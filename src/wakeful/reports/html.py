@@ -18,7 +18,7 @@ from wakeful.paths import default_cache_dir
 from wakeful.reports import charts
 from wakeful.reports.pictures import picture
 from wakeful.reports.value import Report
-from wakeful.runs.run import replaced
+from wakeful.runs.run import replace_atomically
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -40,7 +40,7 @@ def write(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path
         themes={"light": charts.theme(), "dark": charts.theme(dark=True)},
     )
     path = Path(path)
-    with replaced(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text(html, "utf-8")
     charts.save_figures(report.charts() if figures else (), path.parent / "figures", figures)
     return path
@@ -63,7 +63,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "spec": charts.specification, "drawable": charts.drawable, "packed": _packed,
+        "spec": charts.specification, "drawable": charts.drawable, "packed": _pack_columns,
         "picture": lambda spec: Markup(picture(spec)), "slug": charts.slug, "looks": _looks,
         "kind": lambda part: type(part).__name__,
     }  # fmt: skip
@@ -88,14 +88,14 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _packed(spec: dict[str, Any]) -> dict[str, Any]:
+def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a specification with its rows as columns, a third of the size, which page.js unpacks,
     and what its legends need.
 
     A column of text is its names and, for each row, which of them it is.
     """
     tables = {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}
-    wide = charts.name_width(charts.legended(spec))
+    wide = charts.name_width(charts.add_legends(spec))
     options = {"legends": charts.legends(spec), "nameWidth": wide}
     return spec | {"datasets": tables, "usermeta": options}
 
@@ -134,7 +134,7 @@ def vega_bundle() -> str:
     script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as temporary:
+        with replace_atomically(path) as temporary:
             temporary.write_bytes(f"{_head(script)}\n{script}".encode())
     except (OSError, WakefulError):
         pass  # a page does not depend on the cache

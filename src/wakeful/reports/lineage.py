@@ -11,7 +11,7 @@ _MAPS = {
 }
 
 
-def bridged(fit: Bridged, bridge: BridgeConfig | None) -> str:
+def describe_bridge(fit: Bridged, bridge: BridgeConfig | None) -> str:
     """Describe the bridge over dropped layers and its error; None is an unknown map."""
     solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
     layers = format_layers(range(fit.first, fit.last + 1))

@@ -9,7 +9,7 @@ import polars as pl
 
 from wakeful.estimates import INTERVAL, to_error, with_error
 from wakeful.reports.charts import csv_text
-from wakeful.runs.run import disk_errors, replaced
+from wakeful.runs.run import disk_errors, replace_atomically
 
 NAME = "results"
 """The files' name before the ending."""
@@ -32,7 +32,7 @@ def save_results(frame: pl.DataFrame, folder: Path, formats: Iterable[str]) -> l
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         paths.append(folder / f"{NAME}.{ending}")
-        with replaced(paths[-1]) as temporary:
+        with replace_atomically(paths[-1]) as temporary:
             temporary.write_text(WRITERS[ending](frame), "utf-8")
     return paths
 
@@ -43,7 +43,7 @@ def _csv(frame: pl.DataFrame) -> str:
 
 
 def _markdown(frame: pl.DataFrame) -> str:
-    names, *rows = _printed(frame)
+    names, *rows = _format_rows(frame)
     lines = [names, ["---", *("---:" for _ in names[1:])], *rows]
     table = "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
@@ -52,7 +52,7 @@ def _markdown(frame: pl.DataFrame) -> str:
 
 
 def _latex(frame: pl.DataFrame) -> str:
-    names, *rows = ([_escaped(cell) for cell in line] for line in _printed(frame))
+    names, *rows = ([_escape(cell) for cell in line] for line in _format_rows(frame))
     lines = [" & ".join(line) + r" \\" for line in (names, *rows)]
     lines.insert(1, r"\hline")
     head = rf"\begin{{tabular}}{{l{'r' * (len(names) - 1)}}}"
@@ -60,11 +60,11 @@ def _latex(frame: pl.DataFrame) -> str:
     return f"% In brackets the {INTERVAL}.\n{body}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text)
 
 
-def _printed(frame: pl.DataFrame) -> Iterator[list[str]]:
+def _format_rows(frame: pl.DataFrame) -> Iterator[list[str]]:
     """Yield the names of the columns, and then every row, each figure with its interval."""
     names = [name for name in frame.columns if not name.endswith(_ENDS)]
     yield [name.replace("_", " ") for name in names]

@@ -171,7 +171,7 @@ def _write(
         name = shards.part_name(kind, number, count)
         tensors = {key: shards.local(t) for key, t in tensors.items() if world.first or key in cut}
     elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
+        tensors = {key: _gather_tensor(tensor, keep=world.first) for key, tensor in tensors.items()}
     if not writes:
         return {}
     save_tensors(tensors, folder / name)
@@ -179,7 +179,7 @@ def _write(
     return {name: _entry(folder / name)}
 
 
-def _gathered(tensor: Tensor, *, keep: bool) -> Tensor:
+def _gather_tensor(tensor: Tensor, *, keep: bool) -> Tensor:
     """Return the whole tensor in this machine's memory, or nothing of it; all must call it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.cpu() if keep else full.new_empty(0)
@@ -455,10 +455,10 @@ def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tens
     numbers = Numbers(
         state=entries, param_groups=tuple(groups), others=constants, trained=tuple(weights)
     )
-    return _unshared(tensors), numbers
+    return _copy_shared_tensors(tensors), numbers
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy_shared_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with copies of those that share memory with one before them."""
     storages: set[int] = set()
     tensors_alone: dict[str, Tensor] = {}

@@ -40,7 +40,7 @@ from wakeful.errors import WakefulError, first_line, nearest_path
 from wakeful.guard import guarded
 from wakeful.paged import Paged, let_go, plain
 from wakeful.paths import part_beside
-from wakeful.variants.discovery import remembered
+from wakeful.variants.discovery import suggest_files
 from wakeful.version import __version__
 
 try:
@@ -217,7 +217,7 @@ class Run:
 
     def naming_modules(self) -> contextlib.AbstractContextManager[None]:
         """Let the refusal of a module that the run names say which files it needs."""
-        return remembered(self.path, self.header.modules)
+        return suggest_files(self.path, self.header.modules)
 
     @property
     def checkpoints(self) -> Path:
@@ -248,7 +248,7 @@ class Run:
         """Hold the run for this process; a second process is refused until it is released."""
         self._refuse_links()
         message = f"another process is working in {self.path}; wait for it or end it"
-        with held(self.path / ".lock", message):
+        with lock_file(self.path / ".lock", message):
             yield
 
     def _refuse_links(self) -> None:
@@ -339,7 +339,7 @@ class Run:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run, whole or not at all."""
-        with replaced(self.path / name) as temporary:
+        with replace_atomically(self.path / name) as temporary:
             temporary.write_text(text, "utf-8")
 
     def remove(self, name: str) -> None:
@@ -349,7 +349,7 @@ class Run:
 
     def write_frame(self, name: str, frame: pl.DataFrame) -> None:
         """Write a parquet file of the run, whole or not at all."""
-        with replaced(self.path / name) as temporary:
+        with replace_atomically(self.path / name) as temporary:
             frame.write_parquet(temporary)
 
 
@@ -471,7 +471,7 @@ def _is_plain(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` and move what was written there into its place."""
     temporary = part_beside(path.absolute())
     try:
@@ -520,7 +520,7 @@ def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def held(path: Path, message: str) -> Iterator[None]:
+def lock_file(path: Path, message: str) -> Iterator[None]:
     """Hold a file for this process, however it ends; say `taken` where another one holds it."""
     with contextlib.ExitStack() as stack:
         with disk_errors(path.parent):

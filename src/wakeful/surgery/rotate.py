@@ -263,9 +263,9 @@ def turning(
         rows = x.reshape(-1, width)
         if not centered:
             return rotation.into(rows).reshape(x.shape)
-        rows = _exchanged(rows)
+        rows = _exchange_axes(rows)
         rows = torch.cat([rows[:, :1], rotation.into(rows[:, 1:].contiguous())], dim=1)
-        return _exchanged(rows).reshape(x.shape)
+        return _exchange_axes(rows).reshape(x.shape)
 
     return turn
 
@@ -284,7 +284,7 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
     return (lambda h: turn(h - h.mean(-1, keepdim=True))) if centered else turn
 
 
-def _exchanged(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
+def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
     """Return x U on rows, U the reflection that exchanges (1, …, 1) / √n and the first axis."""
     width = rows.shape[1]
     normal = torch.full((width,), -1 / math.sqrt(width), dtype=rows.dtype, device=rows.device)

@@ -96,7 +96,7 @@ def rotate_experts(
         if stream and end in _READS:
             steps.append((0, torch.ones_like))
         if steps:
-            _put(turned, name, parameter, steps)
+            _transform_parameter(turned, name, parameter, steps)
     with evaluating(model):
         check_same(
             lambda tokens: model(tokens).logits, lambda tokens: turned(tokens).logits,
@@ -124,7 +124,9 @@ def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
     return -1 if reads != bool(getattr(owner, "is_transposed", False)) else -2
 
 
-def _put(model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]) -> None:
+def _transform_parameter(
+    model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]
+) -> None:
     """Apply steps to a parameter in float64, expert by expert, and replace it in the model."""
     parts = []
     for part in source.unbind() if source.ndim == 3 else [source]:

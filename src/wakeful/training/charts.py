@@ -129,7 +129,7 @@ def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> 
     tooltip = [alt.Tooltip("place:N", title=name), "step:Q", charts.tip("value", ".3~g")]
     legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
     chart = charts.heatmap(
-        charts.rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip
+        charts.round_digits(cells), x, y, "value", legend, domain=domain, tooltip=tooltip
     )
     return chart.properties(height=18 * len(places), width="container")
 
@@ -172,7 +172,7 @@ def cost_charts(comparison: ComparedRuns) -> list[Chart]:
 
 
 def _cost(comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str) -> charts.Drawing:
-    frame = charts.rounded(table.select("variant", ratio=column).drop_nulls())
+    frame = charts.round_digits(table.select("variant", ratio=column).drop_nulls())
     largest = max((1.0, *frame["ratio"]))
     base = alt.Chart(frame).encode(
         x=alt.X(
@@ -206,4 +206,4 @@ def _curves(
 
 def _color(comparison: ComparedRuns) -> alt.Color:
     """Return the variants' colors, which do not change from chart to chart."""
-    return charts.colored("variant", comparison.names, legend=None)
+    return charts.encode_colors("variant", comparison.names, legend=None)

@@ -25,7 +25,7 @@ from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.distributed import on_signal
-from wakeful.runs.run import await_release, disk_errors, held, is_done, refuse_link
+from wakeful.runs.run import await_release, disk_errors, is_done, lock_file, refuse_link
 from wakeful.terminal.display import Display
 from wakeful.training.loop import train_run
 from wakeful.training.setup import admit_parts
@@ -161,7 +161,7 @@ def deal(
     refuse_link(command)
     with disk_errors(logs):
         command.parent.mkdir(parents=True, exist_ok=True)
-    with held(command, taken), ExitStack() as ends:
+    with lock_file(command, taken), ExitStack() as ends:
         executor = _executor(submitit, cluster, logs)
         left = [row for row in rows if not row.done]
         dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)

@@ -17,7 +17,13 @@ from functools import cache, partial
 from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from wakeful.errors import WakefulError, nearest
-from wakeful.variants.discovery import classes, foreign, module_files, qualified, register
+from wakeful.variants.discovery import (
+    classes,
+    module_files,
+    outside_object,
+    qualified_name,
+    register,
+)
 from wakeful.variants.roles import HasRoles, Role
 
 _LONGEST = 2_000
@@ -65,9 +71,9 @@ class Variant(HasRoles):
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 parts += [str(item) for item in value]
             elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                parts.append(_written(value))
+                parts.append(_format_value(value))
             elif value != parameter.default:
-                parts.append(f"{parameter.name}={_written(value)}")
+                parts.append(f"{parameter.name}={_format_value(value)}")
         name = variant_name(type(self))
         return f"{name}({', '.join(parts)})" if parts else name
 
@@ -93,7 +99,7 @@ def variants(folder: str) -> dict[str, type[Variant]]:
 
 def variant_name(kind: type[Variant]) -> str:
     """Return a variant's name in expressions: its module and class, `name`, or its class."""
-    return qualified(kind) or vars(kind).get("name", kind.__name__.lower())
+    return qualified_name(kind) or vars(kind).get("name", kind.__name__.lower())
 
 
 def build(folder: str, expression: str, *, imports: bool = False) -> Any:
@@ -229,7 +235,7 @@ class _Reading:
         name = self._unparse(call.func)
         target = functions.get(called)
         if called in self.foreign:
-            target = foreign(name, imports=self.imports)
+            target = outside_object(name, imports=self.imports)
             if not callable(target):
                 raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
         if target is None:
@@ -277,14 +283,14 @@ class _Reading:
             return self._foreign_kind(self.foreign[name])
         kinds = variants(self.folder)
         if name not in kinds:
-            noun, named = _expected(self.folder, inside)
+            noun, named = _allowed_kinds(self.folder, inside)
             raise WakefulError(
                 f"unknown {noun} {name!r}{nearest(name, kinds)}; there are {', '.join(named)}"
             )
         return kinds[name]
 
     def _foreign_kind(self, name: str) -> type[Variant]:
-        kind = foreign(name, imports=self.imports)
+        kind = outside_object(name, imports=self.imports)
         bases = _bases(self.folder)
         if not isinstance(kind, type) or not issubclass(kind, bases):
             reason = "there is no such class" if kind is None else "it is not one"
@@ -338,7 +344,7 @@ def _noun(folder: str) -> str:
     return _NOUNS.get(folder, folder.rpartition(".")[2].removesuffix("s"))
 
 
-def _expected(folder: str, inside: bool) -> tuple[str, list[str]]:
+def _allowed_kinds(folder: str, inside: bool) -> tuple[str, list[str]]:
     """Return the kind allowed in an expression, or `inside` one as an option, and its names.
 
     A folder may hold parts of its variants too, such as the grids of schemes.
@@ -405,5 +411,5 @@ def _options(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(_signature(kind).parameters)
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value) if isinstance(value, Variant) else repr(value)

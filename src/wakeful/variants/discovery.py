@@ -28,7 +28,9 @@ class NotTrusted(WakefulError):
     def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
         module = name.partition(":")[0]
         files = files or {}
-        flags = [path or own for own, path in {module: "", **files}.items() if not trusted(own)]
+        flags = [
+            path or own for own, path in {module: "", **files}.items() if not consent_entry(own)
+        ]
         location = f" ({files[module]})" if files.get(module) else ""
         super().__init__(
             f"{name}{location} is not part of wakeful, and no module is imported because "
@@ -59,11 +61,11 @@ def classes(folder: str) -> Iterator[type]:
 
 def register(kind: type) -> None:
     """Add a class from outside the package to the table, by its module and name."""
-    if name := qualified(kind):
+    if name := qualified_name(kind):
         _OUTSIDE[name] = kind
 
 
-def foreign(name: str, *, imports: bool) -> object:
+def outside_object(name: str, *, imports: bool) -> object:
     """Return the object `module:Name` from outside the package; None if there is no such name.
 
     A name that the user wrote (`imports`), or whose module the user trusts, is added to the table,
@@ -74,7 +76,7 @@ def foreign(name: str, *, imports: bool) -> object:
         WakefulError: its module cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
-    entry = trusted(module_name)
+    entry = consent_entry(module_name)
     if imports or entry:
         module = sys.modules.get(module_name) or _import_module(module_name, name, entry)
         _OUTSIDE[name] = vars(module).get(attribute)
@@ -83,7 +85,7 @@ def foreign(name: str, *, imports: bool) -> object:
     return _OUTSIDE[name]
 
 
-def trusted(module: str) -> str:
+def consent_entry(module: str) -> str:
     """Return the entry of `CONSENT` that names a module, by its name or its file; "" for none."""
     path = PurePosixPath(*module.split("."))
     files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
@@ -119,7 +121,7 @@ def trusting(entries: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def remembered(folder: object, files: Mapping[str, str]) -> Iterator[None]:
+def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
     """Let the refusal of a module that a folder names list all the `files` that it remembers."""
     try:
         yield
@@ -134,7 +136,7 @@ def module_files(names: Iterable[str]) -> dict[str, str]:
     return {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
-def qualified(kind: type) -> str:
+def qualified_name(kind: type) -> str:
     """Return `module:Name` of a class from outside the package, and "" for one of ours."""
     inside = kind.__module__.split(".")[0] == __name__.split(".")[0]
     return "" if inside else f"{kind.__module__}:{kind.__qualname__}"

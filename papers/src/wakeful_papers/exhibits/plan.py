@@ -21,7 +21,15 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
+from wakeful.config.tables import (
+    Table,
+    from_table,
+    merged,
+    nest_value,
+    on_preset,
+    own_table,
+    to_table,
+)
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
@@ -328,7 +336,7 @@ def plan_of(
     start = {"preset": own["preset"]} if "preset" in own else {}
     target = merged(merged(start, common), settings)
     for name, value in (changes or {}).items():
-        target = merged(target, nested(name, value))
+        target = merged(target, nest_value(name, value))
     to = config_from_table(_plain(target, exhibit.name))
     table = _plain({**start, **common}, exhibit.name)
     native = config_from_table(table)

@@ -16,11 +16,11 @@ from wakeful.reports.charts import (
     RANKS,
     Drawing,
     Titled,
-    colored,
     dots,
+    encode_colors,
     line_at,
     lines,
-    rounded,
+    round_digits,
     tip,
 )
 from wakeful.reports.terms import explained
@@ -79,7 +79,7 @@ class Names:
         return [self.label(row) for row in self.results.rows]
 
     def color(self) -> alt.Color:
-        return colored("row", self.labels, legend=None)
+        return encode_colors("row", self.labels, legend=None)
 
     def lines(
         self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, height: int, **more: Any
@@ -163,7 +163,7 @@ def over_groups(
     scale = alt.Scale(type="log") if log else alt.Scale(zero=False)
     x = alt.X("x:Q", title=axis or None, scale=alt.Scale(type="log"))
     y = alt.Y("value:Q", title=title or figure, scale=scale)
-    frame = rounded(pl.DataFrame(rows))
+    frame = round_digits(pl.DataFrame(rows))
     bare = names.color()
     bars = (
         alt.Chart(frame).mark_rule().encode(x=x, color=bare, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
@@ -198,7 +198,7 @@ def bars(names: Names, *, figure: str = "loss", title: str = "", against: bool =
                          "paper": _printed(names, group, row, figure, against)})  # fmt: skip
         if not rows:
             return None
-        frame = rounded(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
+        frame = round_digits(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
         x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8))
         under = [line_at("x", 0.0, "zero")] if against else []
         over: list[alt.Chart] = []
@@ -235,7 +235,9 @@ def mean_attention(names: Names) -> Titled:
 def hidden_magnitude(names: Names) -> Titled:
     """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
     title = "magnitude of hidden states, mean over layers"
-    return _pictured(names, "hidden_picture", title, lambda display, _: heads.hidden(display))
+    return _pictured(
+        names, "hidden_picture", title, lambda display, _: heads.hidden_states(display)
+    )
 
 
 def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool = False) -> Titled:
@@ -317,7 +319,7 @@ def _curves(
                 frames.append(_mean(curves).with_columns(row=pl.lit(names.label(row))))
         if not frames:
             return None
-        frame = rounded(pl.concat(frames))
+        frame = round_digits(pl.concat(frames))
         axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
         y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
         if ranks:

@@ -34,7 +34,7 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
     kind = pl.when("front").then(pl.lit("on the front")).otherwise(pl.lit("behind it"))
     kind = pl.when(base).then(pl.lit("baseline")).otherwise(kind)
     frame = _fenced(front.points.with_columns(kind=kind), "x", "→", "←")
-    frame = charts.rounded(_fenced(frame, "loss", "↑", "↓"))
+    frame = charts.round_digits(_fenced(frame, "loss", "↑", "↓"))
     far = pl.col("x_far") | pl.col("loss_far")
     frame = frame.with_columns(
         pl.when(pl.col("front") | base | far)

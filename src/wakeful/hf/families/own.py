@@ -8,7 +8,7 @@ from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import Family, Link
-from wakeful.hf.projections import named
+from wakeful.hf.projections import projection_name
 from wakeful.model.decoder import Decoder
 
 
@@ -33,7 +33,10 @@ def links(config: ModelConfig) -> list[Link]:
     with torch.device("meta"):
         names = [name for name, _ in Decoder(config).named_parameters()]
     return [
-        Link("lm_head.weight" if name == "head.weight" else f"decoder.{named(name)}", (name,))
+        Link(
+            "lm_head.weight" if name == "head.weight" else f"decoder.{projection_name(name)}",
+            (name,),
+        )
         for name in names
     ]
 
