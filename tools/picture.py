@@ -18,8 +18,8 @@ from wakeful.reports.charts import (
     DASHES,
     SHARE,
     Drawing,
-    dashed,
     encode_colors,
+    encode_names,
     heatmap,
     round_digits,
     specification,
@@ -60,7 +60,9 @@ def curve(
         x=alt.X("layer:Q", title="layer", axis=alt.Axis(values=_TICKS)),
         y=y,
         color=encode_colors("model", names, legend=legend),
-        strokeDash=dashed("model", names, DASHES[: len(names)], legend=legend),
+        strokeDash=encode_names(
+            alt.StrokeDash, "model", names, DASHES[: len(names)], legend=legend
+        ),
     )
     return chart.properties(width=210, height=_HEIGHT, title=title)
 

@@ -46,7 +46,7 @@ __getattr__, __dir__, _ = attach(
             "Spectrum",
             "Values",
         ],
-        "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"],
+        "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "Probe"],
         "channels": ["ChannelOverlap", "LargestWeights"],
         "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"],
         "mappings": ["Mappings"],
