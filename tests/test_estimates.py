@@ -10,7 +10,7 @@ from wakeful.estimates import (
     error_of_mean,
     finite,
     mean_and_error,
-    paired_ratio,
+    mean_paired_difference,
     perplexity,
     ratio_and_error,
     reach,
@@ -65,7 +65,7 @@ def test_a_perplexity_moves_with_its_loss() -> None:
 
 def test_paired_differences_by_hand() -> None:
     # Losses 2 and 4 nats on windows of 1 and 3 tokens, less 1 and 2: gaps 1 and 2, mean 7 / 4.
-    difference, error = paired_ratio([2.0, 4.0], [1.0, 2.0], [1, 3])
+    difference, error = mean_paired_difference([2.0, 4.0], [1.0, 2.0], [1, 3])
     assert difference == pytest.approx(7 / 4)
     assert error == pytest.approx(math.sqrt(2 * ((1 - 7 / 4) ** 2 + (3 * (2 - 7 / 4)) ** 2)) / 4)
     ours, theirs = weighted_mean([2.0, 4.0], [1, 3]), weighted_mean([1.0, 2.0], [1, 3])

@@ -20,7 +20,7 @@ from wakeful import paged
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import Shards
 from wakeful.loading.model import Model
-from wakeful.paged import Paged, in_file, is_finite, like, page
+from wakeful.paged import Paged, in_file, is_finite, page, store_like
 from wakeful.probes.running import held_bytes
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
@@ -110,11 +110,11 @@ def test_views_in_inference_mode_and_outside_it(
 
 def test_what_is_made_lies_where_its_source_does(no_room: object) -> None:
     source, made = Paged(in_file(torch.ones(2, 2).bfloat16()).stored, torch.float32), torch.rand(3)
-    kept = like(source, made)
+    kept = store_like(source, made)
     assert isinstance(kept, Paged)
     assert torch.equal(kept.clone(), made.bfloat16().float())
-    assert like(torch.ones(2), made) is made
-    codes = like(source, torch.arange(5, dtype=torch.uint8))
+    assert store_like(torch.ones(2), made) is made
+    codes = store_like(source, torch.arange(5, dtype=torch.uint8))
     assert torch.equal(codes.clone(), torch.arange(5, dtype=torch.uint8))
     assert list(paged.default_cache_dir().rglob("*")) == [paged.default_cache_dir() / "scratch"]
 

@@ -48,17 +48,20 @@ class Figure:
     @property
     def estimate(self) -> Estimate:
         """Return the figure and its error; NaN for a single cluster or an infinite figure."""
-        return self.value, _spread(self._moves()) / float(self.counts.sum())
+        return self.value, _spread(self._linearized()) / float(self.counts.sum())
 
     def minus(self, baseline: "Figure") -> Estimate:
         """Return the difference to a figure over the same clusters, with its paired error.
 
         The error is that of u_i / Σ counts − u'_i / Σ counts': what both find hard cancels.
         """
-        ours, theirs = (one._moves() / one.counts.sum() for one in (self, baseline))
-        return self.value - baseline.value, _spread(ours - theirs)
+        changes, baseline_changes = (
+            figure._linearized() / figure.counts.sum() for figure in (self, baseline)
+        )
+        return self.value - baseline.value, _spread(changes - baseline_changes)
 
-    def _moves(self) -> np.ndarray:
+    def _linearized(self) -> np.ndarray:
+        """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster moves the figure."""
         ratio, slope = self.ratio, self.value if self.exponential else 1.0
         if not math.isfinite(slope * ratio):
             return np.full(len(self.totals), math.nan)
@@ -93,13 +96,15 @@ def weighted_mean(means: ArrayLike, counts: ArrayLike) -> Estimate:
     return ratio_and_error(np.asarray(means, dtype=np.float64) * weights, weights)
 
 
-def paired_ratio(ours: ArrayLike, theirs: ArrayLike, counts: ArrayLike) -> Estimate:
-    """Return the mean of ours − theirs over all tokens, and its error over the clusters they share.
+def mean_paired_difference(
+    losses: ArrayLike, baseline_losses: ArrayLike, counts: ArrayLike
+) -> Estimate:
+    """Return the mean difference of losses over all tokens, and its error over shared windows.
 
-    With g_w = ours_w − theirs_w nats per token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
+    With g_w = loss_w − baseline_w nats per token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
     error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w. What both find hard cancels.
     """
-    gaps = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
+    gaps = np.asarray(losses, dtype=np.float64) - np.asarray(baseline_losses, dtype=np.float64)
     return weighted_mean(gaps, counts)
 
 

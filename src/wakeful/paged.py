@@ -177,16 +177,18 @@ def in_file(tensor: Tensor) -> Paged:
     return Paged(tensor_view, tensor.dtype)
 
 
-def like(source: Tensor, made: Tensor) -> Tensor:
-    """Return what was made of a weight where that one lies: in memory, or rounded in a file."""
+def store_like(source: Tensor, result: Tensor) -> Tensor:
+    """Store a tensor computed from a weight where the weight lies: in memory, or in a file, rounded
+    to the type that the file has.
+    """
     if not isinstance(source, Paged):
-        return made
+        return result
     kind = source.stored.dtype
-    rounds = kind.is_floating_point and made.is_floating_point()
-    return Paged(in_file(made.to(kind) if rounds else made).stored, made.dtype)
+    rounds = kind.is_floating_point and result.is_floating_point()
+    return Paged(in_file(result.to(kind) if rounds else result).stored, result.dtype)
 
 
-def bring(model: nn.Module) -> None:
+def load_weights(model: nn.Module) -> None:
     """Read the weights of a model that stay in files into memory, in place."""
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -196,10 +198,10 @@ def bring(model: nn.Module) -> None:
                 module._parameters[name] = parameters[id(parameter)] = copied
 
 
-def put(module: nn.Module, name: str, values: Tensor) -> None:
+def replace_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Replace a module's parameter by values, in its type and on its device."""
     old = module.get_parameter(name)
-    parameter = like(old, values.to(old.dtype))
+    parameter = store_like(old, values.to(old.dtype))
     setattr(module, name, nn.Parameter(parameter, requires_grad=old.requires_grad))
 
 
@@ -267,6 +269,6 @@ def in_memory(*modules: nn.Module) -> Iterator[None]:
             source = None if parameter is None else tensors.get(id(parameter))
             if isinstance(source, Paged):
                 if id(parameter) not in parameters:
-                    copy = like(source, cast(nn.Parameter, parameter).detach())
+                    copy = store_like(source, cast(nn.Parameter, parameter).detach())
                     parameters[id(parameter)] = nn.Parameter(copy, requires_grad=False)
                 part._parameters[name] = parameters[id(parameter)]

@@ -35,7 +35,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.estimates import paired_ratio, with_interval
+from wakeful.estimates import mean_paired_difference, with_interval
 from wakeful.inheritance import report as inheritance
 from wakeful.inheritance.bridge import gaps
 from wakeful.inheritance.layers import LayerMap
@@ -419,7 +419,7 @@ def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
         assert (found.part, usual.part) == (part, part)
         assert (found.loss, found.standard_error) == mean_loss(ours)
         assert (usual.loss, usual.standard_error) == mean_loss(theirs)
-        gap = paired_ratio(ours["loss"], theirs["loss"], ours["tokens"])
+        gap = mean_paired_difference(ours["loss"], theirs["loss"], ours["tokens"])
         assert (found.minus_reference, found.minus_reference_error) == gap
         assert usual.minus_reference == 0
     page = (out / "report.html").read_text()

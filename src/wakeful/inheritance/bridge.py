@@ -46,7 +46,7 @@ from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
-from wakeful.paged import put
+from wakeful.paged import replace_parameter
 from wakeful.runs.records import Bridged, Gap
 from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import AS_IT_IS
@@ -238,9 +238,9 @@ def solve(ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig)
         equations.add(f, (y - rest) / scale, weights)
     solution = _solved(equations, size, options, first, scale)
     new = solution[:size].T
-    put(down, "weight", new @ weight.double() if through else new)
+    replace_parameter(down, "weight", new @ weight.double() if through else new)
     if bias is not None:
-        put(down, "bias", solution[size] + (new @ bias.double() if through else 0))
+        replace_parameter(down, "bias", solution[size] + (new @ bias.double() if through else 0))
     left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
     return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
 
@@ -277,7 +277,7 @@ def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeC
     if not norm.scales_channels:
         nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
     by = nz / nn_
-    put(norm, "weight", norm.get_parameter("weight").double() * by)
+    replace_parameter(norm, "weight", norm.get_parameter("weight").double() * by)
     return float((zz - 2 * by * nz + by * by * nn_).sum())
 
 

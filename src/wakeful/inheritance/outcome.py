@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
+from wakeful.estimates import finite, mean_and_error, mean_paired_difference, weighted_mean
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
@@ -349,7 +349,7 @@ def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
 def _against(windows: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
     both = windows.join(other.select("window", theirs="loss"), on="window", maintain_order="left")
-    loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
+    loss, error = mean_paired_difference(both["loss"], both["theirs"], both["tokens"])
     return loss, finite(error)
 
 

@@ -39,7 +39,7 @@ from wakeful.hf.weights_out import (
 )
 from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
-from wakeful.paged import by_rows, like
+from wakeful.paged import by_rows, store_like
 from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.convert import quantized_layers, scheme_of
@@ -99,10 +99,10 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         if not weights.symmetric:
             # Its package 0.20 packs zero points when it writes and expects them unpacked when it
             # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            like = _expression(
+            symmetric = _expression(
                 scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
             )
-            raise _lacks(scheme, "weights without a zero point, such as absmax", repr(like))
+            raise _lacks(scheme, "weights without a zero point, such as absmax", repr(symmetric))
         form = "pack-quantized"
     else:
         kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
@@ -374,7 +374,7 @@ def _tensors(
                 piece = stacked if len(places) == 1 else stacked[number * rows :][:rows].clone()
                 if part == "weight_shape":
                     piece = torch.tensor([rows, layer.in_features])
-                tensors[f"{file_name}.{part}"] = like(layer.integers, piece)
+                tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 
 

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.paged import like
+from wakeful.paged import store_like
 from wakeful.quantization.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quantization.schemes import Scales, Scheme
 from wakeful.quantization.schemes.methods import InputStatistics
@@ -120,7 +120,7 @@ class QuantizedLinear(KeepsBuffers):
         The codes' memory is of the matrix's kind.
         """
         weight, bias = matrix(layer)
-        self.integers = like(weight, pack(integers) if self.packed else integers)
+        self.integers = store_like(weight, pack(integers) if self.packed else integers)
         self.scale, self.zero = self.grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
         if bias is not None:

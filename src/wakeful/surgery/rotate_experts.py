@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
-from wakeful.paged import like
+from wakeful.paged import store_like
 from wakeful.surgery.rotate import Turning, check_same, turning
 
 _MLP = r"mlp\.(?:shared_expert\.)?"
@@ -136,5 +136,5 @@ def _transform_parameter(
         parts.append(rotated.to(source.dtype))
     owner, _, leaf = name.rpartition(".")
     stacked = torch.stack(parts) if source.ndim == 3 else parts[0].contiguous()
-    parameter = nn.Parameter(like(source, stacked), requires_grad=False)
+    parameter = nn.Parameter(store_like(source, stacked), requires_grad=False)
     model.get_submodule(owner)._parameters[leaf] = parameter

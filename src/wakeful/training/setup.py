@@ -17,7 +17,7 @@ from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import check_step, configure_optimizer, optimizer_of
-from wakeful.paged import bring
+from wakeful.paged import load_weights
 from wakeful.quantization import parse_scheme
 from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.records import Evaluation, Step, record
@@ -192,7 +192,7 @@ def make_decoder(config: Config, device: torch.device, given: Decoder | None = N
         if given is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            bring(given)
+            load_weights(given)
             decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return adapted(config, decoder.to(device=device, dtype=dtype))

@@ -18,7 +18,7 @@ from wakeful.estimates import (
     Estimate,
     interval,
     mean_and_error,
-    paired_ratio,
+    mean_paired_difference,
     perplexity,
     reach,
     student_quantile,
@@ -85,7 +85,7 @@ def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
     """Return the variant's final validation loss minus the baseline's, paired, with its error.
 
     Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
-    d_s (`mean_and_error`). Over the windows of one seed: `paired_ratio`. NaN if they share no seed.
+    d_s (`mean_and_error`). Over the windows of one seed: `mean_paired_difference`. NaN if they share no seed.
     """
     if variant == comparison.baseline:
         return 0.0, 0.0
@@ -96,7 +96,7 @@ def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
     if len(pairs) > 1:
         return mean_and_error([mean_loss(run)[0] - mean_loss(base)[0] for run, base in windows])
     run, base = windows[0]
-    return paired_ratio(run["loss"], base["loss"], run["tokens"])
+    return mean_paired_difference(run["loss"], base["loss"], run["tokens"])
 
 
 def pairs_counted(comparison: ComparedRuns, variant: str) -> int:
