@@ -55,8 +55,8 @@ class Encoder:
         """Return the ids of each text, encoded together.
 
         Raises:
-            WakefulError: a text holds half a character, or one that the tokenizer has no token for
-                and no way to say so; or it takes too long.
+            WakefulError: a text holds half a character, or a character without a token where the
+                tokenizer has no token for unknown ones; or it takes too long.
         """
         encoded: list[list[int]] = []
         for long, alike in itertools.groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):

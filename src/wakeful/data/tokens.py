@@ -399,13 +399,13 @@ def existing_data(
 
 
 def changed_settings(stored: object, settings: dict[str, Any], neutral: Mapping[str, Any]) -> str:
-    """Return the names of the settings that a file has other values of; "" for none.
+    """Return the names of the settings whose stored values differ, joined by "and"; "" for none.
 
-    Those that it lacks have their `neutral` values there.
+    A setting that the file lacks has its `neutral` value.
     """
-    there = {**neutral, **stored} if isinstance(stored, dict) else {}
-    here = {**neutral, **settings}
-    return " and ".join(name for name in {**here, **there} if there.get(name) != here.get(name))
+    before = {**neutral, **stored} if isinstance(stored, dict) else {}
+    now = {**neutral, **settings}
+    return " and ".join(name for name in {**now, **before} if before.get(name) != now.get(name))
 
 
 @contextlib.contextmanager

@@ -388,9 +388,10 @@ def shares_head(model: PreTrainedModel) -> bool:
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return a copy of a model's configuration, in which its head is called tied where that is its
-    embedding, and only there, weights from a GGUF file are not called quantized, and the pad token
-    has an embedding.
+    """Return a copy of a model's configuration that says what the model is.
+
+    Its head is tied only where it shares the embedding's weight, weights read from a GGUF file are
+    not quantized, and a pad token without a row in the embedding is None.
     """
     config = copy.deepcopy(model.config)
     if quantization_method(config) == "gguf":

@@ -41,13 +41,13 @@ def classes(folder):
 {cases}
 
 
-def _foreign():
+def _outside_objects():
 {foreign}
 
 
-def foreign(name, *, imports):
+def outside_object(name, *, imports):
     """Return the class that `module:Name` stood for where the model was made."""
-    return _foreign().get(name)
+    return _outside_objects().get(name)
 
 
 def module_files(names):
@@ -59,9 +59,9 @@ def register(kind):
     """Add nothing: what this model is made of is known."""
 
 
-def qualified(kind):
+def qualified_name(kind):
     """Return `module:Name` of a class that was not part of the package, else ""."""
-    return next((name for name, each in _foreign().items() if each is kind), "")
+    return next((name for name, known in _outside_objects().items() if known is kind), "")
 '''
 _FROM = re.compile(r"from\s+[\w.]+\s+import")
 _OURS = __name__.partition(".")[0]
@@ -224,6 +224,7 @@ def _variants(decoder: Decoder) -> list[type[Variant]]:
 
 
 def _discovery(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
+    """Return the source of a module `discovery` that lists the variants a decoder uses."""
     cases: list[str] = []
     for folder in VARIANTS.values():
         kinds = [kind for kind in used if f"{kind.__module__}.".startswith(f"wakeful.{folder}.")]

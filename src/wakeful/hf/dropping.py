@@ -137,7 +137,7 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> PreTraine
 
 
 def _changed_fields(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
-    """Return the fields that are others where a configuration is of these layers alone."""
+    """Return the fields of a configuration that change when only these layers are kept."""
     table, total = config.to_dict(), config.num_hidden_layers
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     changed: dict[str, Any] = {depth: len(layers)}

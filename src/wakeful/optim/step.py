@@ -32,7 +32,7 @@ class ParameterStep:
         self.parameter = parameter
         self.rotations = rotated.rotations or ()
         self.state = state
-        self.turned = rotated.axes[:1] == (0,)
+        self.transposed = rotated.axes[:1] == (0,)
         self.layout = layout_for(parameter, rotated.axes)
         self.exp_avg = self._view(state["exp_avg"])
         self.exp_avg_sq = self._view(state["exp_avg_sq"])
@@ -46,7 +46,7 @@ class ParameterStep:
 
     def _view(self, tensor: Tensor) -> Tensor:
         tensor = local_part(tensor, self.layout)
-        return tensor.mT if self.turned else tensor.view(1) if tensor.dim() == 0 else tensor
+        return tensor.mT if self.transposed else tensor.view(1) if tensor.dim() == 0 else tensor
 
     def begin(self) -> None:
         """Count the step, and let a learned basis see the gradient."""
@@ -63,7 +63,7 @@ class ParameterStep:
 
     def end(self) -> None:
         """Write a resharded weight back where it came from."""
-        part = self.weight.mT if self.turned else self.weight
+        part = self.weight.mT if self.transposed else self.weight
         write_back(self.parameter, part, self.layout)
 
     def into(self, grad: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
     """Return the variant's final validation loss minus the baseline's, paired, with its error.
 
     Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
-    d_s (`mean_and_error`). Over the windows of one seed: `mean_paired_difference`. NaN if they share no seed.
+    d_s (`mean_and_error`). Over the windows of one seed: `mean_paired_difference`. NaN if they
+    share no seed.
     """
     if variant == comparison.baseline:
         return 0.0, 0.0

@@ -80,6 +80,7 @@ class Marked:
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
+        """Yield the modules as `nn.Module` does, each after its parameters have their marks."""
         module: Any = super()  # `nn.Module` comes after this class
         marking = _marking(module.__self__)
         marked: set[nn.Module] = set()
