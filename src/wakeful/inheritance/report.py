@@ -249,7 +249,8 @@ def inheritance_report(path: str | Path) -> Report:
         *_parts(summary),
         *_over_seeds(summary),
         Section("Depth", [
-            Text(choice), *(Text(describe_bridge(one, recipe.bridge)) for one in summary.choice.bridges),
+            Text(choice),
+            *(Text(describe_bridge(fit, recipe.bridge)) for fit in summary.choice.bridges),
             *([Text("The figures before the choice, of the reference on the training text.",
                     "note"), Side(chosen_by)] if chosen_by else []),
         ]),

@@ -273,7 +273,8 @@ class OrthoAdam(torch.optim.Optimizer):
                 if saved_rotations != mine:
                     raise WakefulError(
                         f"the state of {rotated.name} is of another rotation: "
-                        f"{_describe_rotations(saved_rotations)} saved, {_describe_rotations(mine)} here"
+                        f"{_describe_rotations(saved_rotations)} saved, "
+                        f"{_describe_rotations(mine)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
                 self._check_state(states[parameter], parameter)
