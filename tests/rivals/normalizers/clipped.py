@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.normalizers import Normalizer, sink_softmax
+from wakeful.normalizers import Normalizer
+from wakeful.parts.softmax1 import sink_softmax
 from wakeful.variants.shape import Shape
 
 
