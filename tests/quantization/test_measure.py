@@ -28,7 +28,6 @@ def value(frame: pl.DataFrame, **wanted: object) -> float:
     return found["value"].item()
 
 
-@pytest.mark.slow
 def test_perplexity_and_divergence_are_their_definitions() -> None:
     model = decoder()
     small = quantize_module(model, "coarse")
