@@ -495,12 +495,12 @@ def inherit(
         resume: Continue the inheritance in this folder; it takes no other option but figures.
         layers: Layers of the heir. 0: as many as keep says, or half of the reference's.
         keep: Share of the reference's layers to keep, instead of layers.
-        choose: Which layers: all but the neighbors over which the stream turns least (angle),
-            or without which, bridged, the loss is least (bridge); those with the highest rank,
-            mass or influence; or a range: first is the paper's.
-        gaps: Runs of neighbors that angle may leave out.
+        choose: Rule for the layers: all but the neighbors over which the stream turns least
+            (angle), or without which, bridged, the loss is least (bridge); those with the
+            highest rank, mass or influence; or a range: first is the paper's.
+        gaps: Runs of neighbors that angle may drop.
         blocks: The layers themselves, counted from 0, instead of layers, keep and choose.
-        pinned: First layers that stay whatever a diagnosis says of them.
+        pinned: First layers that stay whatever their figures.
         copy: Inherited parts; the rest starts at random. The paper's text copies all; its code
             leaves positions and final norm at random.
         bridge: Fields of `BridgeConfig`, or a table of them.
@@ -510,8 +510,7 @@ def inherit(
         route: Value route to switch on, e.g. resformer(mode="learnable"). Empty: the
             reference's.
         normalizer: Normalizer to switch on, e.g. softmax1. Empty: the reference's.
-        grow: Layers that each round adds, 2 in the paper; the last takes what is left. 0: one
-            round.
+        grow: Layers that each round adds, 2 in the paper; the last may add fewer. 0: one round.
         until: Grow until the reference's loss is reached, or through all rounds.
         rounds: Maximum rounds. 0: until the heir is as deep as the reference.
         grow_from: A round begins from the reference's blocks, or keeps the student's and adds
@@ -521,8 +520,8 @@ def inherit(
         seeds: Train everything with each of these seeds, for errors over seeds. Empty: with
             seed alone.
         recipe: Defaults: our own, or a paper's. inheritune copies the first layers, trains on
-            the text, and adds two layers of the reference a round until its loss is reached.
-            What else is given counts more.
+            the text, and adds two layers of the reference per round until its loss is reached.
+            Other options overrule these.
         warmup: Share of the steps in which the learning rate rises, unless
             optimizer.warmup_steps says.
         diagnose_length: Tokens per sequence of the diagnosis that layers are chosen by. 0: 512,

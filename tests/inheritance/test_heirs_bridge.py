@@ -10,7 +10,7 @@ from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import grow, inherit_blocks
-from wakeful.inheritance.bridge import bridge, gaps, rebridge, stayed
+from wakeful.inheritance.bridge import bridge, gaps, rebridge, remaining_bridges
 from wakeful.inheritance.equations import whole_products
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.stream import TextStream
@@ -29,7 +29,9 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def seen(decoder: Decoder, layer: int, tokens: Tensor = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+def activations(
+    decoder: Decoder, layer: int, tokens: Tensor = TOKENS
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a layer's `down` reads and gives, and what the layer puts out."""
     found: list[Tensor] = []
     block = decoder.blocks[layer]
@@ -51,8 +53,8 @@ def problem(
     heir: Decoder, reference: Decoder, options: BridgeConfig, after: int = 0, last: int = 2
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return features, targets, token weights and the first token's equation, by definition."""
-    hidden, made, out = seen(heir, after)
-    y = seen(reference, last)[2]
+    hidden, made, out = activations(heir, after)
+    y = activations(reference, last)[2]
     f = made if options.map == "output" else hidden
     if heir.config.bias:
         f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
@@ -102,7 +104,9 @@ def test_a_bridge_is_the_least_squares_solution(
     weigh: Literal["relative", "equal"],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wakeful.inheritance.bridge._HELD", 2.0)  # constrained whatever comes out
+    monkeypatch.setattr(
+        "wakeful.inheritance.bridge._MIN_COSINE", 2.0
+    )  # constrained whatever comes out
     options = BridgeConfig(map=solve, first=first, weigh=weigh, ridge=1e-4)
     reference = tiny_decoder(**shape)
     heir = inherit_blocks(reference, LAYERS)
@@ -126,8 +130,8 @@ def test_a_bridge_is_the_least_squares_solution(
     assert found.error < found.plain
     # What is said of it is what the heir does on the same text.
     start = 0 if first == "in" else 1
-    y = seen(reference, 2)[2][:, start:]
-    x = seen(heir, 0)[2][:, start:]
+    y = activations(reference, 2)[2][:, start:]
+    x = activations(heir, 0)[2][:, start:]
     w = 1 / y.square().sum(-1) if weigh == "relative" else torch.ones(y.shape[:2])
     error = (w * (x - y).square().sum(-1)).sum() / (w * y.square().sum(-1)).sum()
     assert found.error == pytest.approx(error.item())
@@ -142,7 +146,7 @@ def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -
     length = torch.zeros(16).index_fill_(0, torch.tensor([3]), 5000.0)
     with torch.no_grad():
         if inside:  # layer 1 adds 5,000 to one channel of the first token, and little to others
-            hidden = seen(reference, 1, tokens)[0]
+            hidden = activations(reference, 1, tokens)[0]
             others, first = hidden[:, 1:].flatten(0, 1), hidden[0, 0]
             reads = torch.linalg.solve(others.T @ others, first)
             down = reference.blocks[1].get_submodule("mlp.down").get_parameter("weight")
@@ -152,8 +156,8 @@ def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -
     plain, apart, out = (inherit_blocks(reference, LAYERS) for _ in range(3))
     bridge(apart, reference, LAYERS, tokens, BridgeConfig(first="apart"))
     bridge(out, reference, LAYERS, tokens, BridgeConfig(first="out"))
-    x, made, lost = (seen(each, 0, tokens)[2] for each in (plain, apart, out))
-    y = seen(reference, 2, tokens)[2][0, 0]
+    x, made, lost = (activations(each, 0, tokens)[2] for each in (plain, apart, out))
+    y = activations(reference, 2, tokens)[2][0, 0]
     if inside:
         assert torch.cosine_similarity(lost[0, 0], y, dim=0) < 0.5
         torch.testing.assert_close(made[0, 0], y * (x[0, 0].norm() / y.norm()).sqrt())
@@ -251,7 +255,7 @@ def test_a_layer_taken_back_replaces_its_bridge() -> None:
 def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -> None:
     one, two = Bridged(0, 1, 2, plain=0.5, error=0.1), Bridged(1, 4, 6, plain=0.6, error=0.2)
     layers = [LayerMap(kept, "angle") for kept in ((0, 1, 2, 3, 7), (0, 7), (0, 3, 6, 7))]
-    found = [stayed([one, two], each, 8) for each in layers]
+    found = [remaining_bridges([one, two], each, 8) for each in layers]
     assert found == [[Bridged(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
 
 
@@ -259,7 +263,7 @@ def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) 
     reference = tiny_decoder()
     one, other = inherit_blocks(reference, LAYERS), inherit_blocks(reference, LAYERS)
     bridge(one, reference, LAYERS, TOKENS)
-    monkeypatch.setattr("wakeful.inheritance.stream._AT_ONCE", 25)
+    monkeypatch.setattr("wakeful.inheritance.stream._TOKENS_PER_BATCH", 25)
     bridge(other, reference, LAYERS, TOKENS)
     torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
 
@@ -322,7 +326,9 @@ def test_too_few_tokens_are_refused() -> None:
 def test_float32_solves_as_float64_does(
     shape: dict[str, Any], kind: Literal["down", "output"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wakeful.inheritance.stream._AT_ONCE", 25)  # several parts are summed
+    monkeypatch.setattr(
+        "wakeful.inheritance.stream._TOKENS_PER_BATCH", 25
+    )  # several parts are summed
     options = BridgeConfig(map=kind, ridge=1e-2)
     found = []
     for dtype in (torch.float32, torch.float64):
@@ -341,7 +347,7 @@ def test_what_is_left_of_a_layer_is_without_what_its_matrix_put_out_in_mixed_pre
     context = torch.autocast("cpu", dtype=torch.bfloat16)
     stream = TextStream(decoder, TOKENS, autocast=context)
     with torch.no_grad():
-        for read, made, put_out in stream.seen():
+        for read, made, put_out in stream.activations():
             assert (read.dtype, made.dtype, put_out.dtype) == (
                 torch.bfloat16, torch.bfloat16, torch.float32,
             )  # fmt: skip

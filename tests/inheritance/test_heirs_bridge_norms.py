@@ -27,7 +27,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def seen(decoder: Decoder, layer: int) -> dict[str, Tensor]:
+def activations(decoder: Decoder, layer: int) -> dict[str, Tensor]:
     """Return what a layer's `down` reads (h), gives (v), what is added (n) and put out (out)."""
     found: dict[str, Tensor] = {}
     block = decoder.blocks[layer]
@@ -64,7 +64,7 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
     heir = inherit_blocks(reference, LAYERS)
     norm = heir.blocks[0].get_submodule("mlp_output_norm")
     bias = shape.get("bias", False)
-    before, y = seen(heir, 0), seen(reference, 2)["out"]
+    before, y = activations(heir, 0), activations(reference, 2)["out"]
     scale = norm.get_parameter("weight").detach().clone()
     shift = norm.get_parameter("bias").detach() if shape.get("norm") == "layernorm" else 0.0
     v = before["v"]
@@ -87,12 +87,12 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
     (found,) = bridge(heir, reference, LAYERS, TOKENS, options)
 
     with torch.no_grad():
-        made = rows(seen(heir, 0)["v"], first)
+        made = rows(activations(heir, 0)["v"], first)
         old = rows(v, first) if solve == "output" else rows(before["h"], first)
         wanted = old @ solution[:size] + (solution[size] if bias else 0)
     torch.testing.assert_close(made, wanted, rtol=1e-6, atol=1e-8)
     # The scale: the least of what is left, one number a channel or one for all.
-    now = seen(heir, 0)
+    now = activations(heir, 0)
     new = norm.get_parameter("weight").detach()
     n = rows((now["n"] - shift) / new, first) * w.unsqueeze(1)
     z = rows(y - (now["out"] - now["n"]) - shift, first) * w.unsqueeze(1)
@@ -145,7 +145,9 @@ def test_layers_that_add_nothing_are_left_out_without_a_trace(shape: dict[str, A
 def test_the_first_token_apart_comes_out_in_the_references_direction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wakeful.inheritance.bridge._HELD", 2.0)  # constrained whatever comes out
+    monkeypatch.setattr(
+        "wakeful.inheritance.bridge._MIN_COSINE", 2.0
+    )  # constrained whatever comes out
     reference = tiny_decoder(placement="reordered")
     same = TOKENS.clone()
     same[:, 0] = 1  # all first tokens alike: their mean is each

@@ -9,7 +9,14 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.inheritance.layers import By, Diagnosed, LayerMap, diagnose_layers, from_order, ordered
+from wakeful.inheritance.layers import (
+    By,
+    LayerDiagnosis,
+    LayerMap,
+    diagnose_layers,
+    from_order,
+    growth_order,
+)
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
@@ -78,13 +85,13 @@ def test_the_figures_are_those_of_the_definitions(depth: str) -> None:
     assert decoder.training is False
 
 
-def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> Diagnosed:
+def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> LayerDiagnosis:
     names = ("rank", "mass", "influence", "angle")
-    return Diagnosed(dict.fromkeys(names, figures), angles or [])
+    return LayerDiagnosis(dict.fromkeys(names, figures), angles or [])
 
 
-def choose_layers(facts: Diagnosed, by: By, num_layers: int, **how: int) -> LayerMap:
-    return from_order(ordered(facts, by, num_layers, **how), num_layers, by)
+def choose_layers(facts: LayerDiagnosis, by: By, num_layers: int, **how: int) -> LayerMap:
+    return from_order(growth_order(facts, by, num_layers, **how), num_layers, by)
 
 
 def test_the_highest_figures_are_kept_in_their_order() -> None:
@@ -94,7 +101,7 @@ def test_the_highest_figures_are_kept_in_their_order() -> None:
         assert choose_layers(facts, by, 3).sources == (0, 1, 3)
         assert choose_layers(facts, by, 3, pinned=3).sources == (0, 1, 2)
     # What a growth adds comes next in the same order.
-    order = ordered(facts, "rank", 2, pinned=0)
+    order = growth_order(facts, "rank", 2, pinned=0)
     assert order == [1, 3, 4, 0, 2]
     assert from_order(order, 4, "rank").sources == (0, 1, 3, 4)
 
@@ -105,7 +112,7 @@ def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
     facts = diagnosed([0.0] * 5, added(steps))
     assert choose_layers(facts, "angle", 3).sources == (0, 1, 4)
     # Growing back, block 3 (0.05) goes in before block 2 (0.02).
-    assert ordered(facts, "angle", 3) == [0, 1, 4, 3, 2]
+    assert growth_order(facts, "angle", 3) == [0, 1, 4, 3, 2]
     assert choose_layers(facts, "angle", 5).sources == (0, 1, 2, 3, 4)
     assert choose_layers(facts, "angle", 1).sources == (0,)
     assert choose_layers(facts, "angle", 3, pinned=3).sources == (0, 1, 2)
@@ -137,7 +144,7 @@ def test_several_runs_are_those_with_the_least_sum() -> None:
             least = min(sums, key=lambda layers: sums[layers])
             found = choose_layers(facts, "angle", kept, gaps=gaps).sources
             assert sorted({*range(9)} - {*least}) == list(found)
-            order = ordered(facts, "angle", kept, gaps=gaps)
+            order = growth_order(facts, "angle", kept, gaps=gaps)
             assert sorted(order) == list(range(9))
             # Each layer that grows back is the end of a run, the one that leaves the least turn.
             for number in range(kept, 9):

@@ -11,7 +11,7 @@ from wakeful.inheritance.layers import (
     last,
     middle,
     named_layers,
-    numbered,
+    parse_layers,
     stacked,
 )
 from wakeful.layer_ranges import format_layers
@@ -64,14 +64,14 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("layers", [[0], [0, 2, 3, 4, 9], list(range(15)), []])
 def test_layers_that_are_written_are_read(layers: list[int]) -> None:
-    assert numbered([format_layers(layers)]) == layers
-    assert numbered(format_layers(layers).replace("–", "-").split(", ")) == layers
+    assert parse_layers([format_layers(layers)]) == layers
+    assert parse_layers(format_layers(layers).replace("–", "-").split(", ")) == layers
 
 
 @pytest.mark.parametrize("part", ["2-0", "a", "-1", "1-", "1..3", "9" * 9])
 def test_other_words_are_no_layers(part: str) -> None:
     with pytest.raises(WakefulError, match="layers are written as 0-2 18-29, got"):
-        numbered(["0-2", part])
+        parse_layers(["0-2", part])
 
 
 def test_layers_are_written_in_runs() -> None:

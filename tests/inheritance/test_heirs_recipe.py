@@ -37,7 +37,7 @@ from wakeful.inheritance.outcome import (
     Outlook,
     Point,
     arms,
-    compared,
+    compare_arms,
     curve,
     footprints,
     outlook,
@@ -196,7 +196,7 @@ def test_baselines_take_the_same_steps_and_tokens(
     assert set(batches.values()) == {0}
     # Every model was evaluated on the same windows.
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
-    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
     assert set(lines) == set(found)
     assert lines["reference"].start_loss < lines["heir-2"].start_loss  # it begins as it was
     random = lines["random"]
@@ -475,7 +475,7 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
         recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
     )
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
-    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
     one = 4 * 2 * 16  # tokens of a round
     spent = {name: (arm.steps, arm.tokens, arm.all_steps, arm.all_tokens)
              for name, arm in lines.items()}  # fmt: skip
@@ -490,7 +490,7 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     outcome = carry_out(
         student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly
     )
-    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
     assert {arm.all_steps for arm in lines.values()} == {arm.steps for arm in lines.values()} == {8}
 
 

@@ -10,7 +10,7 @@ from wakeful.inheritance import choice
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.choice import bridged_losses
-from wakeful.inheritance.layers import Diagnosed, LayerMap, diagnose_layers, ordered
+from wakeful.inheritance.layers import LayerDiagnosis, LayerMap, diagnose_layers, growth_order
 
 TEXT = some_tokens(9, 13)
 
@@ -83,10 +83,10 @@ def test_the_run_of_the_least_loss_is_left_out_and_grows_back_by_angle() -> None
     angles = [[sum(steps[low:high]) for high in range(7)] for low in range(7)]
     names: tuple[str, ...] = ("rank", "mass", "influence", "angle")
     figures = dict.fromkeys(names, steps)
-    facts = Diagnosed(figures, angles, {1: 3.0, 3: 2.0, 2: 2.5})
-    assert sorted(ordered(facts, "bridge", 4)[:4]) == [0, 1, 2, 5]
-    assert ordered(facts, "bridge", 4) == [0, 1, 2, 5, 4, 3]
-    assert ordered(Diagnosed(figures, angles), "bridge", 6) == list(range(6))
+    facts = LayerDiagnosis(figures, angles, {1: 3.0, 3: 2.0, 2: 2.5})
+    assert sorted(growth_order(facts, "bridge", 4)[:4]) == [0, 1, 2, 5]
+    assert growth_order(facts, "bridge", 4) == [0, 1, 2, 5, 4, 3]
+    assert growth_order(LayerDiagnosis(figures, angles), "bridge", 6) == list(range(6))
 
 
 def test_what_cannot_be_tried_is_refused() -> None:

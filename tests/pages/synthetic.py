@@ -14,7 +14,7 @@ from wakeful.config.tables import to_table
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.inheritance.outcome import (
     Arm,
-    Behind,
+    BehindCount,
     Footprint,
     LayerChoice,
     Outlook,
@@ -180,7 +180,7 @@ def inheritance(folder: Path) -> Path:
         final="heir-2",
         arms=(
             arm("heir-2", 3.2, minus_heir=0.0, minus_heir_error=None),
-            arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=Behind(2, 1)),
+            arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=BehindCount(2, 1)),
         ),
         outlook=Outlook(0.2),
         choice=LayerChoice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),

@@ -40,11 +40,11 @@ from wakeful.inheritance import report as inheritance
 from wakeful.inheritance.bridge import gaps
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.outcome import Behind, read_inheritance
+from wakeful.inheritance.outcome import BehindCount, read_inheritance
 from wakeful.inheritance.recipe import read_recipe
 from wakeful.inheritance.report import inheritance_report, verdicts
 from wakeful.inheritance.result import with_heirs
-from wakeful.inheritance.solving import spread
+from wakeful.inheritance.solving import spread_windows
 from wakeful.inheritance.stream import TextStream
 from wakeful.inheritance.tool import inherit
 from wakeful.layer_ranges import format_layers
@@ -405,7 +405,7 @@ def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
     assert domains[1].source == str(own)
     # The closed forms read each part by its share: of twenty rows fifteen and five.
     data = load_data(recipe.data)
-    rows = spread(data, 20, 16, recipe.data)
+    rows = spread_windows(data, 20, 16, recipe.data)
     firsts = [PreparedData.open(each.source).train.tokens[:16].tolist() for each in domains]
     assert all(first in rows.tolist() for first in firsts)
     assert rows.tolist().index(firsts[1]) == 2
@@ -928,7 +928,7 @@ def test_a_text_that_repeats_itself_asks_for_another_to_validate_on(
      (1, 1, ", behind it at the only evaluation after the first step"), (0, 0, "")],
 )  # fmt: skip
 def test_how_often_a_baseline_was_behind(behind: int, evaluations: int, words: str) -> None:
-    assert inheritance._how_often(Behind(evaluations, behind)) == words
+    assert inheritance._how_often(BehindCount(evaluations, behind)) == words
 
 
 def test_a_reference_in_memory_is_read_as_one_from_a_path_is(

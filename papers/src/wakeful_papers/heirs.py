@@ -18,7 +18,7 @@ from wakeful.errors import WakefulError, nearest
 from wakeful.inheritance.blocks import at_random, inherit_blocks
 from wakeful.inheritance.layers import LayerMap, alternate, first, last, laziest, middle, twice
 from wakeful.inheritance.options import Copy
-from wakeful.inheritance.outcome import Arm, compared, read_inheritance
+from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
 from wakeful.inheritance.reading import diagnosed_layers, prepared_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.rounds import Seed
@@ -288,7 +288,7 @@ def _trained_beside(
             for stage in stages(name, setting, recipe, heirs, folder)
         ]
     outcome = FinishedStages(rounds, tuple(finished))
-    return compared(outcome, read_windows(folder / "reference.parquet"), loss)
+    return compare_arms(outcome, read_windows(folder / "reference.parquet"), loss)
 
 
 def _laziest(folder: Path, reference: Model, num_layers: int, display: DisplayFactory) -> LayerMap:

@@ -23,7 +23,7 @@ from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.softmax1 import softmax1_choice
 from wakeful.hf.weights_out import architecture_to_write, refuse_existing
 from wakeful.hf.weights_out import export_decoder as write
-from wakeful.inheritance import inherit_blocks, named_layers, numbered
+from wakeful.inheritance import inherit_blocks, named_layers, parse_layers
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import file_lineage, model_card, shortened_card
 from wakeful.loading.load import check_step, fetch_from_hub, load, locate_model, read_decoder
@@ -66,7 +66,7 @@ def export(
     check_rules(options, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
     command = command_of("export", options, name_of(model), str(folder))
-    layers = numbered(options.layers)
+    layers = parse_layers(options.layers)
     if layers:
         check_order(layers)
     stock = None

@@ -6,7 +6,7 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.inheritance.blocks import grow, inherit_blocks
-    from wakeful.inheritance.layers import LayerMap, named_layers, numbered
+    from wakeful.inheritance.layers import LayerMap, named_layers, parse_layers
     from wakeful.inheritance.options import InheritOptions
     from wakeful.inheritance.report import inheritance_report
     from wakeful.inheritance.result import Inheritance, with_heirs
@@ -21,7 +21,7 @@ __all__ = [
     "inherit_blocks",
     "inheritance_report",
     "named_layers",
-    "numbered",
+    "parse_layers",
     "with_heirs",
 ]
 
@@ -29,7 +29,7 @@ __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
         "blocks": ["grow", "inherit_blocks"],
-        "layers": ["LayerMap", "named_layers", "numbered"],
+        "layers": ["LayerMap", "named_layers", "parse_layers"],
         "options": ["InheritOptions"],
         "report": ["inheritance_report"],
         "result": ["Inheritance", "with_heirs"],

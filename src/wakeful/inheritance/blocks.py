@@ -31,7 +31,7 @@ _ENDS = ("embed", "positions", "embedding", "norm", "head")
 
 
 class Donor(NamedTuple):
-    """A block to copy from: the parts `copy` of layer `layer` of `decoder`."""
+    """Source of a block: the parts `copy` of layer `layer` of `decoder`."""
 
     decoder: Decoder
     layer: int
@@ -49,13 +49,13 @@ def inherit_blocks(
 ) -> Decoder:
     """Return a decoder of `len(layers)` blocks that starts from the reference's.
 
-    `route` and `normalizer` (empty: the reference's own) may be other variants; what they add
-    starts where it changes nothing, if there is such a point: see `departures`. A model whose
-    logits are divided by the layer number gets its queries rescaled, so that a block computes at
-    its new place what it computed at the old. `seed` is for what is not inherited.
+    `route` and `normalizer` (empty: the reference's own) may be other variants; their parameters
+    start where they change nothing, if there is such a point: see `departures`. A model whose
+    logits are divided by the layer number gets its queries rescaled, so that a block computes the
+    same under its new number. `seed` is for parameters that are not inherited.
 
     Raises:
-        WakefulError: the reference has no such layer, or what it has cannot be moved.
+        WakefulError: the reference lacks a layer, or a layer cannot get another number.
     """
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
@@ -74,11 +74,11 @@ def grow(
     copy: Copy = "all",
     seed: int = 0,
 ) -> Decoder:
-    """Return the student with more blocks: those it has stay trained, new ones are inherited.
+    """Return the student with more blocks: its own stay as trained, new ones are inherited.
 
-    `student_layers` says which reference layers the student's blocks came from; `layers` must hold
-    all of them. Embedding, positions, final norm and head are the student's. Where route or depth
-    mix are the reference's too, new blocks bring what it learned of them.
+    `student_layers` are the reference's layers that the student's blocks came from; `layers` must
+    hold all of them. Embedding, positions, final norm and head are the student's. Where route or
+    depth mix are the reference's too, new blocks take over its parameters of them.
 
     Raises:
         WakefulError: `layers` drops a block of the student, or the reference lacks one.
@@ -95,15 +95,19 @@ def grow(
         num_layers=len(layers),
         local_layers=reference.config.with_layers(layers.sources).local_layers,
     )
-    place = {source: layer for layer, source in enumerate(student_layers.sources)}
+    student_indices = {source: layer for layer, source in enumerate(student_layers.sources)}
     donors = [
-        Donor(student, place[source]) if source in place else Donor(reference, source, copy)
+        Donor(student, student_indices[source])
+        if source in student_indices
+        else Donor(reference, source, copy)
         for source in layers.sources
     ]
-    kept = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
+    student_donors = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
     # All layers are some of the reference's: its routes read earlier ones under its own numbers.
-    known = [Donor(reference, source) for source in layers.sources]
-    return _assembled(config, student, donors, ends=True, variants=[known, kept], seed=seed)
+    reference_donors = [Donor(reference, source) for source in layers.sources]
+    return _assembled(
+        config, student, donors, ends=True, variants=[reference_donors, student_donors], seed=seed
+    )
 
 
 def at_random(
@@ -138,36 +142,36 @@ def departures(
 ) -> list[str]:
     """Return the reasons why inherited blocks compute otherwise, before any training.
 
-    Empty where a route or normalizer that is switched on starts at a point where it changes
-    nothing. That the target has fewer blocks is not among them.
+    Empty where a route or normalizer that is switched on starts where it changes nothing. The
+    smaller number of blocks is not a reason.
     """
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     with without_matrices():
-        fresh, found = Decoder(config), [""]
-    where, theirs = fresh.placement.at, reference.placement.at
-    ours, total = [*enumerate(layers.sources)], reference.config.num_layers
-    moved = [t for t, source in ours if where(t, len(layers)) != theirs(source, total)]
+        target, reasons = Decoder(config), [""]
+    target_at, reference_at = target.placement.at, reference.placement.at
+    moves, total = [*enumerate(layers.sources)], reference.config.num_layers
+    moved = [t for t, source in moves if target_at(t, len(layers)) != reference_at(source, total)]
     if moved:
-        found.append(
+        reasons.append(
             f"model.placement = {config.placement} goes by a layer's number: the norms of the "
             f"target's layers {format_layers(moved)} stand elsewhere than they did"
         )
     if config.route != reference.config.route:
-        found.append(fresh.route.start_plain())
+        reasons.append(target.route.start_plain())
         if reference.config.route != "own":
-            found.append(f"the reference's own route {reference.config.route} is gone")
+            reasons.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
-            owned = [t for t, source in ours if reference.plan.owns(kind, source)]
-            lost = [t for t in owned if not fresh.plan.owns(kind, t)]
+            owned = [t for t, source in moves if reference.plan.owns(kind, source)]
+            lost = [t for t in owned if not target.plan.owns(kind, t)]
             if lost:
-                found.append(
+                reasons.append(
                     f"{kind} projections of the target's layers {format_layers(lost)} are lost"
                 )
     if config.normalizer != reference.config.normalizer:
-        found.append(_normalizers(fresh)[0].start_plain())
+        reasons.append(_normalizers(target)[0].start_plain())
         if reference.config.normalizer != "softmax":
-            found.append(f"the reference's own normalizer {reference.config.normalizer} is gone")
-    return [text for text in found if text]
+            reasons.append(f"the reference's own normalizer {reference.config.normalizer} is gone")
+    return [text for text in reasons if text]
 
 
 @torch.no_grad()
@@ -180,8 +184,9 @@ def _assembled(
     variants: Sequence[Sequence[Donor]],
     seed: int,
 ) -> Decoder:
-    """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks from
-    their donors; for `variants` see `_start_variants`.
+    """Return a decoder of the donors' blocks; with `ends`, embedding to head are `base`'s.
+
+    For `variants` see `_start_variants`.
     """
     if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
         raise WakefulError(
@@ -199,39 +204,39 @@ def _assembled(
     return fill(target, seed)
 
 
-def _copy_part(target: Decoder, name: str, theirs: nn.Module) -> None:
-    """Copy the weights of a part into the target's, which are made where it has none yet.
+def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
+    """Copy the weights of a part into the target's; those on the meta device get memory first.
 
-    A donor without memory, which is inherited from to check a recipe, leaves them unmade; one whose
-    weights stay in their files shares them.
+    A donor on the meta device, as in a recipe's check, leaves them there; one whose weights stay in
+    their files shares them.
     """
-    part, state = target.get_submodule(name), dict(theirs.state_dict())
+    part, state = target.get_submodule(name), dict(donor_part.state_dict())
     for inner, parameter in list(part.named_parameters()):
-        there = theirs.get_parameter(inner)
-        if parameter.is_meta and isinstance(there, Paged):
-            set_parameter(target, f"{name}.{inner}", there.detach())
-        elif parameter.is_meta and not there.is_meta:
+        donor_weight = donor_part.get_parameter(inner)
+        if parameter.is_meta and isinstance(donor_weight, Paged):
+            set_parameter(target, f"{name}.{inner}", donor_weight.detach())
+        elif parameter.is_meta and not donor_weight.is_meta:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
-    shared = [inner for inner, made in part.named_parameters() if isinstance(made, Paged)]
+    shared = [inner for inner, weight in part.named_parameters() if isinstance(weight, Paged)]
     part.load_state_dict(
-        {n: each for n, each in state.items() if n not in shared}, strict=not shared
+        {inner: tensor for inner, tensor in state.items() if inner not in shared}, strict=not shared
     )
 
 
-def _start_variants(target: Decoder, known: Sequence[Sequence[Donor]]) -> None:
-    """Start the route, depth mix and normalizers where they change nothing, or where they were.
+def _start_variants(target: Decoder, variants: Sequence[Sequence[Donor]]) -> None:
+    """Start the route, depth mix and normalizers where they change nothing, or as their donors'.
 
-    Each of `known` has a donor for every layer, all of one decoder, −1 where that lacks the layer;
-    what a later one knows counts.
+    Each of `variants` lists a donor for every layer, all of one decoder, with layer −1 where that
+    decoder lacks it; later lists overrule earlier ones.
     """
     target.route.start_plain()
     target.depth.start_plain()
-    for donors in known:
-        theirs, sources = donors[0].decoder, [donor.layer for donor in donors]
-        if target.config.route == theirs.config.route:
-            target.route.take_over(theirs.route, sources)
-        if target.config.depth == theirs.config.depth:
-            target.depth.take_over(theirs.depth, sources)
+    for donors in variants:
+        base, sources = donors[0].decoder, [donor.layer for donor in donors]
+        if target.config.route == base.config.route:
+            target.route.take_over(base.route, sources)
+        if target.config.depth == base.config.depth:
+            target.depth.take_over(base.depth, sources)
     for normalizer in _normalizers(target):
         normalizer.start_plain()
 
@@ -241,7 +246,7 @@ def _normalizers(part: nn.Module) -> list[Normalizer]:
 
 
 def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy the halves that `donor.copy` names, each with the norms that stand around it."""
+    """Copy attention and feed-forward network as `donor.copy` says, each with its norms."""
     copy = donor.copy
     for name, part in target.blocks[layer].named_children():
         half = name.partition("_")[0]
@@ -251,41 +256,43 @@ def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
             _copy_attention(target, layer, donor)
             _keep_logits(target, layer, donor)
         else:
-            theirs = donor.decoder.blocks[donor.layer].get_submodule(name)
-            _copy_part(target, f"blocks.{layer}.{name}", theirs)
-            if isinstance(part, Norm) and isinstance(theirs, Norm):
-                part.take_over(theirs)
+            donor_part = donor.decoder.blocks[donor.layer].get_submodule(name)
+            _copy_part(target, f"blocks.{layer}.{name}", donor_part)
+            if isinstance(part, Norm) and isinstance(donor_part, Norm):
+                part.take_over(donor_part)
 
 
 def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy one layer's attention; a projection that it borrows comes from where it does.
+    """Copy one layer's attention; a projection borrowed from another layer comes from its owner.
 
-    So do the keys and values of a stored prefix, which stay what the reference's layer saw.
+    So do the keys and values of a stored prefix, unchanged.
     """
-    place = f"blocks.{layer}.attention"
-    ours = target.get_submodule(place)
+    path = f"blocks.{layer}.attention"
+    attention = target.get_submodule(path)
     for kind in _PROJECTIONS:
         owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
-        theirs = donor.decoder.blocks[owner].get_submodule("attention")
+        donor_attention = donor.decoder.blocks[owner].get_submodule("attention")
         if target.plan.owns(kind, layer):
-            _copy_part(target, f"{place}.{kind}", theirs.get_submodule(kind))
+            _copy_part(target, f"{path}.{kind}", donor_attention.get_submodule(kind))
             if target.config.stored_prefix and kind in _STORED:
                 name = f"stored.{_STORED[kind]}"
-                ours.get_parameter(name).copy_(theirs.get_parameter(name))
-    theirs = donor.decoder.blocks[donor.layer].get_submodule("attention")
-    _copy_part(target, f"{place}.out", theirs.get_submodule("out"))
+                attention.get_parameter(name).copy_(donor_attention.get_parameter(name))
+    donor_attention = donor.decoder.blocks[donor.layer].get_submodule("attention")
+    _copy_part(target, f"{path}.out", donor_attention.get_submodule("out"))
     if target.config.normalizer == donor.decoder.config.normalizer:
-        for own, other in zip(_normalizers(ours), _normalizers(theirs), strict=True):
-            own.load_state_dict(other.state_dict())
+        for normalizer, donor_normalizer in zip(
+            _normalizers(attention), _normalizers(donor_attention), strict=True
+        ):
+            normalizer.load_state_dict(donor_normalizer.state_dict())
 
 
 def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
-    """Undo what a new layer number does to attention logits that are divided by it."""
+    """Rescale queries where attention logits are divided by the layer number, which changed."""
     if not target.config.scale_logits_by_layer or donor.layer == layer:
         return
-    asks = {read.kind for reads in target.plan.reads for read in reads}
-    mixed = any("query" in route.mixes for routes in target.plan.routes for route in routes)
-    if "query" in asks or mixed or not target.plan.owns("query", layer):
+    read_kinds = {read.kind for reads in target.plan.reads for read in reads}
+    mixes_queries = any("query" in route.mixes for routes in target.plan.routes for route in routes)
+    if "query" in read_kinds or mixes_queries or not target.plan.owns("query", layer):
         raise WakefulError(
             f"layer {donor.layer} cannot become layer {layer}: model.scale_logits_by_layer divides "
             f"its logits by another number there, and the route {target.config.route} shares "

@@ -51,21 +51,21 @@ from wakeful.runs.records import Bridged, Gap
 from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import AS_IT_IS
 
-_HELD = 3**0.5 / 2
+_MIN_COSINE = 3**0.5 / 2
 """Cosine of the mean first token to the reference's from which no constraint is needed."""
 
 
 def gaps(layers: LayerMap, total: int) -> list[Gap]:
     """Return the gaps of a map, in order of depth.
 
-    Layers before the map's first have nothing before them that could carry a bridge, and a map
-    that goes back or repeats layers leaves no gap.
+    Layers before the map's first are no gap: no layer before them could carry a bridge. Nor does
+    a map have gaps that goes back or repeats layers.
     """
     if not layers.ascends:
         return []
     stops = (*layers.sources[1:], total)
-    kept = enumerate(zip(layers.sources, stops, strict=True))
-    return [Gap(after, source + 1, stop - 1) for after, (source, stop) in kept if stop > source + 1]
+    runs = enumerate(zip(layers.sources, stops, strict=True))
+    return [Gap(after, source + 1, stop - 1) for after, (source, stop) in runs if stop > source + 1]
 
 
 def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:
@@ -109,7 +109,7 @@ def bridge(
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: OnProgress = ignore_progress,
 ) -> list[Bridged]:
-    """Give the heir a bridge over each gap of its layers, in place; return what each came to.
+    """Bridge the gaps of an heir's layers, in place; return each bridge with its errors.
 
     Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
     models go through all of the text layer by layer, so that the activations of one layer of each
@@ -121,7 +121,7 @@ def bridge(
         reference: stays as it is.
         layers: the heir's.
         tokens: sequences to solve on.
-        options: how; by default as `BridgeConfig` says.
+        options: map, ridge, weights and first tokens; by default `BridgeConfig()`.
         documents: the number of each token's document, where none sees another; each then has a
             first token of its own.
         only: the gaps to bridge; by default all.
@@ -132,22 +132,24 @@ def bridge(
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
     """
     options = options or BridgeConfig()
-    wanted = gaps(layers, reference.config.num_layers) if only is None else only
-    if options.map == "none" or not wanted:
+    selected = gaps(layers, reference.config.num_layers) if only is None else only
+    if options.map == "none" or not selected:
         return []
     check_bridge(heir)
     check_bridge(reference)
-    ours, theirs = (TextStream(each, tokens, documents, autocast) for each in (heir, reference))
-    found = []
-    last = wanted[-1].last + 1
+    heir_stream, reference_stream = (
+        TextStream(decoder, tokens, documents, autocast) for decoder in (heir, reference)
+    )
+    bridges = []
+    last = selected[-1].last + 1
     progress(0, last)
-    for gap in wanted:
-        ours.through(gap.after)
-        for layer in range(theirs.layer, gap.last + 1):
-            theirs.through(layer + 1)
+    for gap in selected:
+        heir_stream.through(gap.after)
+        for layer in range(reference_stream.layer, gap.last + 1):
+            reference_stream.through(layer + 1)
             progress(layer + 1, last)
-        found.append(solve(ours, theirs, gap, options))
-    return found
+        bridges.append(solve(heir_stream, reference_stream, gap, options))
+    return bridges
 
 
 @torch.no_grad()
@@ -155,16 +157,16 @@ def rebridge(
     heir: Decoder,
     reference: Decoder,
     layers: LayerMap,
-    before: LayerMap,
+    old_layers: LayerMap,
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
-    **how: Any,
+    **kwargs: Any,
 ) -> list[Bridged]:
-    """Bridge the gaps that an heir did not have when its layers were `before`, in place.
+    """Bridge the gaps that an heir did not have when its layers were `old_layers`, in place.
 
-    A gap that is another one now loses its bridge: where the layer that carried it is still there,
-    its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned, and
-    are not among those returned; see `stayed`. `how` is what else `bridge` takes, but for `only`.
+    A gap that has changed loses its bridge: if the layer that carried it is still there, its matrix
+    is the reference's again. Unchanged gaps keep their bridges as trained, and these are not
+    returned; see `remaining_bridges`. `kwargs` are further arguments of `bridge`, except `only`.
 
     Raises:
         WakefulError: see `bridge`.
@@ -173,76 +175,83 @@ def rebridge(
     if options.map == "none":
         return []
 
-    def placed(layers: LayerMap) -> dict[tuple[int, int, int], Gap]:
-        found = gaps(layers, reference.config.num_layers)
-        return {(layers.sources[gap.after], gap.first, gap.last): gap for gap in found}
+    def gaps_by_layers(layers: LayerMap) -> dict[tuple[int, int, int], Gap]:
+        located = gaps(layers, reference.config.num_layers)
+        return {(layers.sources[gap.after], gap.first, gap.last): gap for gap in located}
 
-    old, new = placed(before), placed(layers)
+    old, new = gaps_by_layers(old_layers), gaps_by_layers(layers)
     for source, _, _ in old.keys() - new.keys():
         if source not in layers.sources:
             continue
-        ours, theirs = heir.blocks[layers.sources.index(source)], reference.blocks[source]
-        assert isinstance(ours, Block)
-        assert isinstance(theirs, Block)
-        for part, whole in zip(carriers(ours), carriers(theirs), strict=True):
-            part.load_state_dict(whole.state_dict())
-            if isinstance(part, Norm) and isinstance(whole, Norm):
-                part.take_over(whole)
-    only = [gap for place, gap in new.items() if place not in old]
-    return bridge(heir, reference, layers, tokens, options, only=only, **how)
+        heir_block, reference_block = (
+            heir.blocks[layers.sources.index(source)],
+            reference.blocks[source],
+        )
+        assert isinstance(heir_block, Block)
+        assert isinstance(reference_block, Block)
+        for heir_part, reference_part in zip(
+            carriers(heir_block), carriers(reference_block), strict=True
+        ):
+            heir_part.load_state_dict(reference_part.state_dict())
+            if isinstance(heir_part, Norm) and isinstance(reference_part, Norm):
+                heir_part.take_over(reference_part)
+    only = [gap for key, gap in new.items() if key not in old]
+    return bridge(heir, reference, layers, tokens, options, only=only, **kwargs)
 
 
-def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
-    """Return those of an earlier heir's bridges that stand over a gap of these layers.
+def remaining_bridges(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
+    """Return the earlier heir's bridges whose gaps these layers have too.
 
-    Each is numbered by the layer that carries it now, and has the errors that it was solved with.
+    `after` is the layer that carries the bridge now; the errors are those of its solution.
     `total` is the number of the reference's layers.
     """
-    carriers = {(gap.first, gap.last): gap.after for gap in gaps(layers, total)}
+    carrier_of = {(gap.first, gap.last): gap.after for gap in gaps(layers, total)}
     return [
-        dataclasses.replace(one, after=carriers[one.first, one.last])
-        for one in bridges
-        if (one.first, one.last) in carriers
+        dataclasses.replace(bridged, after=carrier_of[bridged.first, bridged.last])
+        for bridged in bridges
+        if (bridged.first, bridged.last) in carrier_of
     ]
 
 
-def solve(ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig) -> Bridged:
+def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
-    block = ours.blocks[gap.after]
+    block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
     weight, bias = widened(down.weight), down.bias
     width, hidden = weight.shape
-    through = options.map == "output"
-    size = width if through else hidden
+    on_output = options.map == "output"
+    size = width if on_output else hidden
     equations = Equations(size + (bias is not None), width, weight.device)
     old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
     scale, shift = _affine(norm)
     total, plain, first = 0.0, 0.0, _Mean()
-    for (read, added, put_out), state, firsts in zip(
-        ours.seen(), theirs.states(), ours.firsts, strict=True
+    for (read, added, block_output), state, firsts in zip(
+        heir.activations(), reference.states(), heir.firsts, strict=True
     ):
-        f, out, y = widened(read), widened(put_out), widened(state).to(weight.device)
+        f, out, y = widened(read), widened(block_output), widened(state).to(weight.device)
         rest = out - widened(added) + shift
-        if through:
+        if on_output:
             f = f @ weight.T if bias is None else f @ weight.T + widened(bias)
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
         if norm is not None:
-            f = f / _divisor(norm, f[..., :size] if through else f @ old.to(f))
+            f = f / _divisor(norm, f[..., :size] if on_output else f @ old.to(f))
         first.add(*(part[firsts] for part in (f, out, y, rest)))
-        counted = _counted(firsts, options)
+        counted = _counted_tokens(firsts, options)
         f, out, y, rest = (part[counted] for part in (f, out, y, rest))
         weights, lengths = token_weights(y, options), y.square().sum(1)
         total += float((weights * lengths).sum())
         plain += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
-    solution = _solved(equations, size, options, first, scale)
+    solution = _solution(equations, size, options, first, scale)
     new = solution[:size].T
-    replace_parameter(down, "weight", new @ weight.double() if through else new)
+    replace_parameter(down, "weight", new @ weight.double() if on_output else new)
     if bias is not None:
-        replace_parameter(down, "bias", solution[size] + (new @ bias.double() if through else 0))
-    left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
-    return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
+        replace_parameter(down, "bias", solution[size] + (new @ bias.double() if on_output else 0))
+    error = (
+        equations.error(solution) if norm is None else _rescale_norm(norm, heir, reference, options)
+    )
+    return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=error / total)
 
 
 def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
@@ -259,15 +268,19 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
     return (centered.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
 
 
-def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig) -> float:
-    """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
+def _rescale_norm(
+    norm: Norm, heir: TextStream, reference: TextStream, options: BridgeConfig
+) -> float:
+    """Scale a norm by least squares for the new matrix's outputs; return Σ w ‖x − y‖² then."""
     _, shift = _affine(norm)
     nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
-    for (_, added, put_out), state, firsts in zip(
-        ours.seen(), theirs.states(), ours.firsts, strict=True
+    for (_, added, block_output), state, firsts in zip(
+        heir.activations(), reference.states(), heir.firsts, strict=True
     ):
-        counted = _counted(firsts, options)
-        n, out, y = (widened(part)[counted] for part in (added, put_out, state.to(added.device)))
+        counted = _counted_tokens(firsts, options)
+        n, out, y = (
+            widened(part)[counted] for part in (added, block_output, state.to(added.device))
+        )
         z, n = (y - (out - n) - shift).double(), (n - shift).double()
         weights = token_weights(y, options).double().unsqueeze(1)
         nn_, nz, zz = (
@@ -281,13 +294,13 @@ def _rescaled(norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeC
     return float((zz - 2 * by * nz + by * by * nn_).sum())
 
 
-def _counted(firsts: Tensor, options: BridgeConfig) -> Tensor:
+def _counted_tokens(firsts: Tensor, options: BridgeConfig) -> Tensor:
     """Return the tokens that the least squares is over: a mask like `firsts`."""
     return torch.ones_like(firsts) if options.first == "in" else ~firsts
 
 
 class _Mean:
-    """Means over sequences, or documents, of what belongs to their first tokens."""
+    """Means of activations over the first tokens of sequences or documents."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -303,7 +316,7 @@ class _Mean:
         return [total / self.count for total in self.sums]
 
 
-def _solved(
+def _solution(
     equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
 ) -> Tensor:
     """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖².
@@ -315,8 +328,8 @@ def _solved(
     if options.first != "apart":
         return solution
     f, x, y, rest = first.means
-    if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _HELD:
-        wanted = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
+    if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _MIN_COSINE:
+        target = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
         lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
-        solution += torch.outer(lever, wanted - f @ solution) / (f @ lever)
+        solution += torch.outer(lever, target - f @ solution) / (f @ lever)
     return solution

@@ -1,9 +1,9 @@
-"""`bridged_losses`: which run of layers a model loses least by, once it is bridged.
+"""`bridged_losses`: the loss without each run of layers, once it is bridged.
 
-An angle tells how far a run turns the stream, not how much of the turn one linear map can stand
-for, nor what later layers make of the rest. Here each run is left out and bridged on some tokens,
-and the loss is measured on others: the reference goes through both once and keeps every layer's
-stream, so a run costs one least squares and the layers behind it.
+An angle says how far a run turns the stream, not how much of the turn one linear map can replace,
+nor how later layers react to the rest. Here each run is dropped and bridged on some tokens, and the
+loss is measured on others: the reference passes over both once and keeps every layer's stream, so
+a run costs one least squares and a pass through the layers after it.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import AS_IT_IS
 
 _STRIDE = 2
-"""Runs are first tried at every second start, then beside the best."""
+"""Runs are tried at every second start first, then at the best start's neighbors."""
 
 
 @torch.no_grad()
 def bridged_losses(
     reference: Decoder,
     tokens: Int[Tensor, "B L"],
-    dropped: int,
+    num_dropped: int,
     options: BridgeConfig,
     *,
     pinned: int = 1,
@@ -39,11 +39,11 @@ def bridged_losses(
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: OnProgress = ignore_progress,
 ) -> dict[int, float]:
-    """Return the loss, in nats per token, without the run of layers from each start that was tried.
+    """Return the loss, in nats per token, without `num_dropped` layers from each start tried.
 
-    The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
-    sequences are measured on, the others are solved on. `documents` and `autocast` are as `bridge`
-    takes them; `progress` is called with every run. The reference is as it was when this returns.
+    The first `pinned` layers stay, at least one, and so does the last. Losses are measured on the
+    last `held_out` sequences, bridges solved on the others. `documents` and `autocast` are as in
+    `bridge`; `progress` is called with every run. The reference is unchanged afterwards.
 
     Raises:
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
@@ -58,29 +58,29 @@ def bridged_losses(
     if len(tokens) <= held_out:
         raise WakefulError(f"{len(tokens)} sequences to choose by leave none to solve on")
     total = reference.config.num_layers
-    starts = range(max(1, pinned), total - dropped)
+    starts = range(max(1, pinned), total - num_dropped)
     if not starts:
         raise WakefulError(
-            f"no run of {dropped} layers fits between the ends of {total} layers: "
+            f"no run of {num_dropped} layers fits between the ends of {total} layers: "
             "keep more --layers"
         )
-    strided = starts[::_STRIDE]
-    progress(0, len(strided))
-    trial = _Trial(reference, tokens, documents, held_out, options, autocast)
+    tried = starts[::_STRIDE]
+    progress(0, len(tried))
+    trial = _BridgeTrials(reference, tokens, documents, held_out, options, autocast)
     losses: dict[int, float] = {}
-    for start in strided:
-        losses[start] = trial.loss(start, dropped)
-        progress(len(losses), len(strided))
+    for start in tried:
+        losses[start] = trial.loss(start, num_dropped)
+        progress(len(losses), len(tried))
     best = min(losses, key=lambda start: losses[start])
-    beside = [start for start in (best - 1, best + 1) if start in starts]
-    for start in beside:
-        losses[start] = trial.loss(start, dropped)
-        progress(len(losses), len(strided) + len(beside))
+    neighbors = [start for start in (best - 1, best + 1) if start in starts]
+    for start in neighbors:
+        losses[start] = trial.loss(start, num_dropped)
+        progress(len(losses), len(tried) + len(neighbors))
     return losses
 
 
-class _Trial:
-    """A model, its stream at every layer over a text, and runs of it left out in turn."""
+class _BridgeTrials:
+    """Trials of runs of a model's layers to drop, on its stream at every layer over a text."""
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class _Trial:
         self.targets = reference.counted(targets)
 
         def layers(*part: slice) -> list[TextStream]:
-            theirs = None if documents is None else documents[part]
-            return _by_layer(TextStream(reference, tokens[part], theirs, autocast))
+            part_documents = None if documents is None else documents[part]
+            return _layer_streams(TextStream(reference, tokens[part], part_documents, autocast))
 
         self.fitted = layers(slice(-held_out))
         self.measured = layers(slice(-held_out, None), slice(-1))
 
     def loss(self, start: int, dropped: int) -> float:
-        """Return the loss without the layers from `start` on, bridged by the one before them."""
+        """Return the loss without `dropped` layers from `start`, bridged by the one before."""
         before, stop = start - 1, start + dropped
         block = self.fitted[before].blocks[before]
-        kept = [(part, dict(part.named_parameters())) for part in carriers(block)]
+        originals = [(part, dict(part.named_parameters())) for part in carriers(block)]
         try:
             gap = Gap(before, start, stop - 1)
             solve(self.fitted[before].copy(), self.fitted[stop].copy(), gap, self.options)
@@ -116,9 +116,9 @@ class _Trial:
             stream.through(len(stream.blocks))
             return self._loss(stream.states())
         finally:
-            for part, parameters in kept:
-                for name, old in parameters.items():
-                    setattr(part, name, old)
+            for part, parameters in originals:
+                for name, parameter in parameters.items():
+                    setattr(part, name, parameter)
 
     def _loss(self, states: Iterator[Float[Tensor, "B L D"]]) -> float:
         total, done = 0.0, 0
@@ -131,10 +131,10 @@ class _Trial:
         return total / int((self.targets != IGNORED).sum())
 
 
-def _by_layer(stream: TextStream) -> list[TextStream]:
-    """Return a stream as each of its layers receives it, and as the last puts it out."""
-    found = [stream.copy()]
+def _layer_streams(stream: TextStream) -> list[TextStream]:
+    """Return the stream at the input of each layer, and at the output of the last."""
+    streams = [stream.copy()]
     for layer in range(len(stream.blocks)):
         stream.through(layer + 1)
-        found.append(stream.copy())
-    return found
+        streams.append(stream.copy())
+    return streams

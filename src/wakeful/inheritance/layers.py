@@ -114,14 +114,14 @@ def stacked(num_layers: int, *, of: int) -> LayerMap:
 
 
 def twice(num_layers: int, *, of: int) -> LayerMap:
-    """Return what `stacked` does, of a model that may have those ⌈n/2⌉ layers alone."""
+    """Return `stacked` layers, of a model that may have no more than ⌈n/2⌉ layers."""
     half = -(-num_layers // 2)
     _check_depth(half, of)
     return LayerMap(tuple(i % half for i in range(num_layers)), "stacked")
 
 
 def named_layers(layers: Sequence[int], *, of: int) -> LayerMap:
-    """Return the layers that are named, in the order they are named."""
+    """Return these layers, in this order."""
     layer_map = LayerMap(tuple(layers), "named")
     layer_map.check(of)
     return layer_map
@@ -132,14 +132,14 @@ RANGES = {"first": first, "middle": middle, "last": last, "alternate": alternate
 """Layer maps that need no diagnosis, by name."""
 
 
-def numbered(parts: Sequence[str]) -> list[int]:
-    """Return the layers that parts such as "0-2" and "18" name: the inverse of `written`."""
+def parse_layers(texts: Sequence[str]) -> list[int]:
+    """Return the layers that texts such as "0-2" and "18" list: inverse of `format_layers`."""
     layers: list[int] = []
-    for part in " ".join(parts).replace(",", " ").split():
-        found = re.fullmatch(r"(\d{1,6})(?:[-–](\d{1,6}))?", part)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
+    for part in " ".join(texts).replace(",", " ").split():
+        match = re.fullmatch(r"(\d{1,6})(?:[-–](\d{1,6}))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
             raise WakefulError(f"layers are written as 0-2 18-29, got {part!r}")
-        layers += range(int(found[1]), int(found[2] or found[1]) + 1)
+        layers += range(int(match[1]), int(match[2] or match[1]) + 1)
     return layers
 
 
@@ -161,14 +161,14 @@ _ROWS = {
 
 
 @dataclass(frozen=True)
-class Diagnosed:
-    """Measurements of a reference that choosing needs."""
+class LayerDiagnosis:
+    """Measurements of a reference's layers that layers are chosen by."""
 
     figures: dict[str, list[float]]
-    """Each metric of the module's table, one figure a layer; `angle` is that of single blocks."""
+    """One figure per layer for each row of the module's table; `angle` is that of single blocks."""
     angles: list[list[float]]
-    """`angles[l][k]`: angular distance of what layers l and k receive, k > l; for k the number of
-    layers, of the last one's output."""
+    """`angles[l][k]`: angular distance between the inputs of layers l and k, k > l; where k is the
+    number of layers, to the last one's output."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Nats per token without the run that begins at each layer, for `bridge`."""
 
@@ -178,7 +178,7 @@ class Diagnosed:
 
 
 class Angles(Probe):
-    """The last token's state as every layer receives it, and as the last puts it out."""
+    """The last token's state at the input of every layer, and at the output of the last."""
 
     def __init__(self) -> None:
         self.inputs: dict[int, list[Tensor]] = {}
@@ -187,9 +187,9 @@ class Angles(Probe):
     def see_hidden(self, event: HiddenEvent) -> None:
         if event.before is None:
             return
-        for found, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
-            last = [sequence[-1].double() for sequence in sequences]
-            found.setdefault(event.layer, []).extend(last)
+        for states, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
+            tokens = [sequence[-1].double() for sequence in sequences]
+            states.setdefault(event.layer, []).extend(tokens)
 
     def rows(self) -> Frame:
         """Return no rows: angles between layers are a matrix."""
@@ -207,28 +207,28 @@ class Angles(Probe):
 
 def diagnose_layers(
     decoder: Decoder, sequences: Sequence[Sequence[int]], progress: OnProgress = ignore_progress
-) -> Diagnosed:
+) -> LayerDiagnosis:
     """Run a decoder over sequences of one length and measure every layer."""
     progress(0, len(sequences))
     angles = Angles()
     device = decoder.head.weight.device
     watched = watch(decoder, Ranks(), BlockInfluence(), angles)
-    with evaluating(decoder), torch.inference_mode(), watched as seen:
+    with evaluating(decoder), torch.inference_mode(), watched as watcher:
         for done, sequence in enumerate(sequences, start=1):
             decoder.hidden(torch.tensor([list(sequence)], device=device))
             progress(done, len(sequences))
-    rows = seen.frame
-    figures = {by: _column(rows, *place) for by, place in _ROWS.items()}
-    return Diagnosed(figures, angles.matrix().tolist())
+    rows = watcher.frame
+    figures = {by: _column(rows, *row) for by, row in _ROWS.items()}
+    return LayerDiagnosis(figures, angles.matrix().tolist())
 
 
-def ordered(
-    diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
+def growth_order(
+    diagnosed: LayerDiagnosis, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
 ) -> list[int]:
-    """Return all layers in the order in which targets of growing depth take them in.
+    """Return all layers in the order in which targets of growing depth take them.
 
-    The first `num_layers` of the list are the target's of that depth; each growth takes the next.
-    `gaps` are the runs of neighbors that `angle` may drop.
+    A target of `num_layers` layers has the first `num_layers` of the list; growth adds the next.
+    `gaps` is the number of runs of neighbors that `angle` may drop.
     """
     total = diagnosed.num_layers
     if by not in get_args(By):
@@ -238,15 +238,17 @@ def ordered(
     if not 0 <= pinned <= num_layers:
         raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
     if by == "angle":
-        kept = total if num_layers <= pinned else total - 1  # the last, where one is left for it
-        layers = range(pinned, kept)
-        return _regrown(
-            diagnosed.angles, _least_turn(diagnosed.angles, layers, total - num_layers, gaps)
+        stop = total if num_layers <= pinned else total - 1  # the last, where one is left for it
+        layers = range(pinned, stop)
+        return _order_by_runs(
+            diagnosed.angles, _least_angle_runs(diagnosed.angles, layers, total - num_layers, gaps)
         )
     if by == "bridge":
         losses = diagnosed.losses
         starts = sorted(losses, key=lambda start: losses[start])[:1]  # none of a whole model
-        return _regrown(diagnosed.angles, [(start, start + total - num_layers) for start in starts])
+        return _order_by_runs(
+            diagnosed.angles, [(start, start + total - num_layers) for start in starts]
+        )
     if by == "lazy":
         run = laziest(diagnosed.figures["rank"], num_layers).sources
         return [*run, *(layer for layer in range(total) if layer not in run)]
@@ -262,8 +264,8 @@ def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
     return LayerMap(tuple(sorted(order[:num_layers])), rule)
 
 
-def _regrown(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> list[int]:
-    """Return all layers, those of the runs last and in the order in which they grow back."""
+def _order_by_runs(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> list[int]:
+    """Return all layers, those of the dropped runs last, in the order in which they grow back."""
     total = len(angles) - 1
     left_out = {layer for start, stop in runs for layer in range(start, stop)}
     order = [layer for layer in range(total) if layer not in left_out]
@@ -272,7 +274,7 @@ def _regrown(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> 
         return (angles[rest.start][rest.stop] if rest else 0.0) - angles[start][stop]
 
     while runs:
-        # What grows back is the end of a run without which the rest turns least.
+        # The end of a run grows back without which the rest of the run turns least.
         ends = [
             (start, stop, rest)
             for start, stop in runs
@@ -285,32 +287,32 @@ def _regrown(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> 
     return order
 
 
-def _least_turn(
+def _least_angle_runs(
     angles: Sequence[Sequence[float]], layers: range, dropped: int, gaps: int
 ) -> list[tuple[int, int]]:
-    """Return at most `gaps` runs of `dropped` layers in all with the least sum of angles.
+    """Return at most `gaps` runs of `dropped` layers in total with the least sum of angles.
 
-    Over each the stream turns least (Gromov et al. 2024).
-    A layer at least is kept between two runs. Of equal sums the earlier run is taken.
+    The angle of a run is how far the stream turns over it (Gromov et al. 2024). At least one layer
+    stays between two runs. Of equal sums the earlier run is taken.
     """
-    # By layers dropped and runs so far: the least sum and its runs; `ended[s]`: all before layer s.
+    # best[layers dropped, runs]: the least sum of angles and its runs; ended[s]: the same before s.
     best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
     ended = {}
     for stop in range(layers.start, layers.stop + 1):
         ended[stop] = dict(best)
         for start in range(layers.start, stop):
-            for (count, runs), (turn, found) in ended[start].items():
-                place, turned = (count + stop - start, runs + 1), turn + angles[start][stop]
-                if place[0] > dropped or place[1] > gaps:
+            for (count, runs), (angle, chosen) in ended[start].items():
+                key, new_angle = (count + stop - start, runs + 1), angle + angles[start][stop]
+                if key[0] > dropped or key[1] > gaps:
                     continue
-                if place not in best or turned < best[place][0]:
-                    best[place] = turned, [*found, (start, stop)]
+                if key not in best or new_angle < best[key][0]:
+                    best[key] = new_angle, [*chosen, (start, stop)]
     reached = [best[dropped, runs] for runs in range(gaps + 1) if (dropped, runs) in best]
     if not reached:
         raise WakefulError(
             f"{dropped} of the layers {format_layers(layers)} cannot be left out in {gaps} runs"
         )
-    return min(reached, key=lambda one: one[0])[1]
+    return min(reached, key=lambda candidate: candidate[0])[1]
 
 
 def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
@@ -321,5 +323,7 @@ def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
 
 
 def _column(rows: Frame, metric: str, position: str) -> list[float]:
-    found = rows.filter(pl.col("head").is_null(), metric=metric, variant="paper", position=position)
-    return found.sort("layer")["value"].to_list()
+    selected = rows.filter(
+        pl.col("head").is_null(), metric=metric, variant="paper", position=position
+    )
+    return selected.sort("layer")["value"].to_list()

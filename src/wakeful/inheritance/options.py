@@ -21,7 +21,7 @@ from wakeful.errors import WakefulError
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
                  "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
 _FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
-"""Choices that keep no layer for being among the first."""
+"""Choices in which `pinned` has no meaning."""
 Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
 """The inherited parts: everything; of the blocks the attention or the feed-forward network, each
 with the norm before it, or both without their norms (table 2); the blocks alone, without
@@ -55,27 +55,27 @@ _AUTOMATIC = (
 
 
 _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
-"""Fields that a short name sets too, unless they are named: to its value over a number."""
+"""Second fields that a short name sets, unless given: to its value divided by a number."""
 
 
-def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
+def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of `InheritOptions` from one that may use short names.
 
-    A recipe's options stand below those that the table has.
+    A recipe's options are defaults, which the table's own overrule.
 
     Raises:
-        WakefulError: two names say one thing.
+        WakefulError: two names set one field.
     """
-    if isinstance(own := RECIPES.get(str(given.get("recipe"))), Mapping):
+    if isinstance(preset := RECIPES.get(str(table.get("recipe"))), Mapping):
         # Layers that are named leave nothing to choose or grow by.
-        below = {name: own[name] for name in own if name != "choose" or "blocks" not in given}
-        return merged(below, expand_table({k: v for k, v in given.items() if k != "recipe"})) | {
-            "recipe": given["recipe"]
+        below = {name: preset[name] for name in preset if name != "choose" or "blocks" not in table}
+        return merged(below, expand_table({k: v for k, v in table.items() if k != "recipe"})) | {
+            "recipe": table["recipe"]
         }
-    long = to_table({name: value for name, value in given.items() if name not in SHORT_NAMES})
+    long = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
     implied: dict[str, Any] = {}
     for name, target in SHORT_NAMES.items():
-        if name not in given:
+        if name not in table:
             continue
         section, _, field_name = target.partition(".")
         below = long.get(section, {})
@@ -83,11 +83,11 @@ def expand_table(given: Mapping[str, Any]) -> dict[str, Any]:
             continue  # it is refused: a section is a table
         if field_name in below:
             raise WakefulError(f"{target} and {name} both set {target}: give one")
-        value = given[name]
+        value = table[name]
         long = merged(long, nest_value(target, value))
         if name in _IMPLIED and isinstance(value, int | float):
-            other, over = _IMPLIED[name]
-            implied = merged(implied, nest_value(other, value / over if over > 1 else value))
+            field_, divisor = _IMPLIED[name]
+            implied = merged(implied, nest_value(field_, value / divisor if divisor > 1 else value))
     return merged(implied, long)
 
 
@@ -110,15 +110,15 @@ class InheritOptions(FigureOptions):
     keep: What[float] = 0.0
     """Share of the reference's layers to keep, instead of layers."""
     choose: How[Choose] = "angle"
-    """Which layers: all but the neighbors over which the stream turns least (angle), or without
-    which, bridged, the loss is least (bridge); those with the highest rank, mass or influence; or
-    a range: first is the paper's."""
+    """Rule for the layers: all but the neighbors over which the stream turns least (angle), or
+    without which, bridged, the loss is least (bridge); those with the highest rank, mass or
+    influence; or a range: first is the paper's."""
     gaps: int = 1
-    """Runs of neighbors that angle may leave out."""
+    """Runs of neighbors that angle may drop."""
     blocks: tuple[int, ...] = ()
     """The layers themselves, counted from 0, instead of layers, keep and choose."""
     pinned: int = 1
-    """First layers that stay whatever a diagnosis says of them."""
+    """First layers that stay whatever their figures."""
     copy: Copy = "all"
     """Inherited parts; the rest starts at random. The paper's text copies all; its code leaves
     positions and final norm at random."""
@@ -132,7 +132,7 @@ class InheritOptions(FigureOptions):
     normalizer: What[str] = ""
     """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
     grow: How[int] = 0
-    """Layers that each round adds, 2 in the paper; the last takes what is left. 0: one round."""
+    """Layers that each round adds, 2 in the paper; the last may add fewer. 0: one round."""
     until: Until = "parity"
     """Grow until the reference's loss is reached, or through all rounds."""
     rounds: int = 0
@@ -146,8 +146,8 @@ class InheritOptions(FigureOptions):
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     recipe: How[RecipeName] = "wakeful"
     """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
-    adds two layers of the reference a round until its loss is reached. What else is given counts
-    more."""
+    adds two layers of the reference per round until its loss is reached. Other options overrule
+    these."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
     diagnose_length: int = 0
@@ -178,7 +178,7 @@ class InheritOptions(FigureOptions):
         Excludes("layers", "keep blocks", "both say which layers"),
         Excludes("keep", "blocks", "both say which layers"),
         Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
-        Excludes("pinned", " ".join(["blocks", *(f"choose={each}" for each in _FIXED)]),
+        Excludes("pinned", " ".join(["blocks", *(f"choose={rule}" for rule in _FIXED)]),
                  "that says which layers stay"),
         Needs("gaps", "choose=angle", "it decides what is left out"),
         Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),

@@ -23,11 +23,11 @@ from wakeful.runs.run import Environment, Run, read_windows
 REFERENCE = "exported-reference"
 """The folder that a reference in memory is exported to; `reference` is a baseline's."""
 _MOST_DOUBLINGS = 10.0
-"""A straight line that is longer than this says nothing."""
-_NEAREST = 0.9
-"""Nor does one from an evaluation after more than this share of the tokens."""
+"""Longest straight line, in doublings of the tokens, that is extrapolated."""
+_LATEST_START = 0.9
+"""Largest share of the tokens at which an extrapolated line may begin."""
 _ROUNDS = 3
-"""Of generation, to take its speed."""
+"""Rounds of generation whose median is the speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class PartLoss:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """Number of an arm's evaluations, at steps of the heir's too, have a higher loss than it."""
+class BehindCount:
+    """Evaluations of an arm at which its loss is higher than the heir's at the same step."""
 
     evaluations: int
     behind: int
@@ -77,7 +77,7 @@ class Arm:
     tokens: int
     seconds: float
     all_steps: int
-    """With those of the rounds of growth before it, as the next two."""
+    """Steps with those of earlier rounds of growth; tokens and seconds likewise."""
     all_tokens: int
     all_seconds: float
     parameters: int
@@ -89,7 +89,7 @@ class Arm:
     minus_reference: float
     minus_reference_error: float | None
     parity: bool
-    behind: Behind | None = None
+    behind: BehindCount | None = None
     """None of the last heir."""
     curve: tuple[Point, ...]
     parts: tuple[PartLoss, ...] = ()
@@ -133,7 +133,7 @@ class Reference:
     agreement: str = ""
     """Difference of our decoder from the model that Transformers runs; "" of our own."""
     parts: tuple[PartLoss, ...] = ()
-    """As an arm's."""
+    """Losses on the parts of a mixture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class LayerChoice:
     layers: tuple[int, ...]
     order: tuple[int, ...] = ()
     figures: dict[str, tuple[float, ...]]
-    """Those of every layer that were looked at."""
+    """Figures of all layers that the choice was made by."""
     pinned: int = 0
     gaps: int = 1
     bridges: tuple[Bridged, ...] = ()
@@ -188,7 +188,7 @@ class Summary:
     choice: LayerChoice
     recipe: Recipe
     departures: tuple[str, ...] = field(default=())
-    """Reasons why the heir computed otherwise than the inherited blocks, before any training."""
+    """Reasons why the heir computes otherwise than the inherited blocks, before any training."""
     sizes: Sizes
     data: DataFacts
     """The text that everything was trained and measured on."""
@@ -207,10 +207,10 @@ class Summary:
 
 def arms(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
     """Return the comparison's lines, heirs first, each with its stages in order."""
-    found: dict[str, list[FinishedStage]] = {}
+    stages: dict[str, list[FinishedStage]] = {}
     for finished in (*outcome.rounds, *outcome.baselines):
-        found.setdefault(finished.stage.arm, []).append(finished)
-    return list(found.items())
+        stages.setdefault(finished.stage.arm, []).append(finished)
+    return list(stages.items())
 
 
 def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
@@ -221,25 +221,25 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
     points: list[Point] = []
     tokens = 0
     for finished in stages:
-        seen = {row.step: row.tokens for row in rows(finished.run, Step)}
+        tokens_at = {row.step: row.tokens for row in rows(finished.run, Step)}
         points += [
             Point(
                 run=finished.stage.name,
                 step=finished.stage.offset + row.step,
-                tokens=tokens + seen.get(row.step, 0),
+                tokens=tokens + tokens_at.get(row.step, 0),
                 loss=row.loss,
                 standard_error=row.standard_error,
             )
             for row in rows(finished.run, Evaluation)
         ]
-        tokens += max(seen.values(), default=0)
+        tokens += max(tokens_at.values(), default=0)
     return tuple(points)
 
 
-def compared(
+def compare_arms(
     outcome: FinishedStages, reference: pl.DataFrame, reference_loss: float
 ) -> tuple[Arm, ...]:
-    """Return rounds and baselines, and how they compare with the last heir and the reference.
+    """Return rounds and baselines with their differences to the last heir and the reference.
 
     `reference` has the reference's loss in every validation window.
     """
@@ -249,12 +249,14 @@ def compared(
     for arm, stages in arms(outcome):
         final, points = stages[-1], curve(stages)
         validation = final.summary.validation
-        spent = stages
+        counted = stages
         if final in outcome.rounds:  # growth by parity has trained those before it too
-            spent = outcome.rounds[: outcome.rounds.index(final) + 1]
+            counted = outcome.rounds[: outcome.rounds.index(final) + 1]
         windows = _windows(final)
-        to_heir, to_heir_error = (0.0, None) if final is last else _against(windows, _windows(last))
-        to_reference, to_reference_error = _against(windows, reference)
+        to_heir, to_heir_error = (
+            (0.0, None) if final is last else _paired_difference(windows, _windows(last))
+        )
+        to_reference, to_reference_error = _paired_difference(windows, reference)
         lines.append(
             Arm(
                 arm=arm,
@@ -266,9 +268,9 @@ def compared(
                 steps=final.stage.offset + final.stage.steps,
                 tokens=sum(finished.summary.tokens for finished in stages),
                 seconds=sum(finished.summary.seconds for finished in stages),
-                all_steps=sum(finished.stage.steps for finished in spent),
-                all_tokens=sum(finished.summary.tokens for finished in spent),
-                all_seconds=sum(finished.summary.seconds for finished in spent),
+                all_steps=sum(finished.stage.steps for finished in counted),
+                all_tokens=sum(finished.summary.tokens for finished in counted),
+                all_seconds=sum(finished.summary.seconds for finished in counted),
                 parameters=final.summary.parameters.total,
                 loss=validation.loss,
                 standard_error=validation.standard_error,
@@ -287,27 +289,31 @@ def compared(
 
 
 def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tuple[OverSeeds, ...]:
-    """Return the arms that every seed came to; the heir is the last that all seeds have.
+    """Return the arms that every seed has; the heir is the last one that all seeds have.
 
     Seeds that reach parity at different depths make baselines of different depths under one name:
     an arm counts as shared where its depth and its steps are the same in all.
     """
     if len(outcomes) < 2:
         return ()
-    found = [
-        {_kind(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
+    losses_by_seed = [
+        {_comparison_key(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
         for outcome in outcomes
     ]
-    shared = [kind for kind in found[0] if all(kind in losses for losses in found)]
-    heirs = {_kind(finished.stage.arm, finished) for finished in outcomes[0].rounds}
+    shared = [
+        kind for kind in losses_by_seed[0] if all(kind in losses for losses in losses_by_seed)
+    ]
+    heirs = {_comparison_key(finished.stage.arm, finished) for finished in outcomes[0].rounds}
     *_, heir = (None, *(kind for kind in shared if kind in heirs))
     if heir is None:
         return ()
     lines = []
     for kind in shared:
-        losses = tuple(seed[kind] for seed in found)
+        losses = tuple(seed[kind] for seed in losses_by_seed)
         loss, error = mean_and_error(np.array(losses))
-        gap, gap_error = mean_and_error(np.array([seed[kind] - seed[heir] for seed in found]))
+        gap, gap_error = mean_and_error(
+            np.array([seed[kind] - seed[heir] for seed in losses_by_seed])
+        )
         lines.append(
             OverSeeds(
                 arm=kind[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
@@ -317,7 +323,7 @@ def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tup
     return tuple(lines)
 
 
-def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
+def _comparison_key(arm: str, final: FinishedStage) -> tuple[str, int, int]:
     """Return the key that makes two seeds' models one kind: arm, depth and steps."""
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
@@ -325,46 +331,47 @@ def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
 def outlook(points: Sequence[Point], target: float) -> Outlook:
     """Return the gap to the reference and how many times the tokens a straight line would take.
 
-    The line goes through the last evaluation and the latest that lies apart from it, loss over the
-    logarithm of tokens: a crude guess, for it is drawn where the learning rate has fallen, and
-    curves flatten.
+    The line of loss over the logarithm of tokens goes through the last evaluation and the latest
+    with at most nine tenths of its tokens: a crude guess, since the learning rate has fallen there,
+    and curves flatten.
     """
-    now, gap = points[-1], points[-1].loss - target
-    before = [point for point in points if 0 < point.tokens <= _NEAREST * now.tokens][-1:]
-    if not before:
+    end, gap = points[-1], points[-1].loss - target
+    earlier = [point for point in points if 0 < point.tokens <= _LATEST_START * end.tokens][-1:]
+    if not earlier:
         return Outlook(gap)
-    slope = (before[0].loss - now.loss) / math.log2(now.tokens / before[0].tokens)
+    slope = (earlier[0].loss - end.loss) / math.log2(end.tokens / earlier[0].tokens)
     if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
         return Outlook(gap, slope, 2.0 ** (gap / slope))
     return Outlook(gap, slope)
 
 
-def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
-    """Drop those before the first step: nothing has been trained yet."""
+def _behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:
+    """Return how often an arm is behind the heir, after the first step."""
     best = {point.step: point.loss for point in heir if point.step > 0}
     shared = [point for point in points if point.step in best]
-    return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
+    return BehindCount(len(shared), sum(point.loss > best[point.step] for point in shared))
 
 
-def _against(windows: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float | None]:
+def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
-    both = windows.join(other.select("window", theirs="loss"), on="window", maintain_order="left")
-    loss, error = mean_paired_difference(both["loss"], both["theirs"], both["tokens"])
+    baseline = baseline.select("window", baseline="loss")
+    both = windows.join(baseline, on="window", maintain_order="left")
+    loss, error = mean_paired_difference(both["loss"], both["baseline"], both["tokens"])
     return loss, finite(error)
 
 
 def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
-    """Return the loss on each part of a mixture; nothing of one text."""
+    """Return the loss on each part of a mixture; empty for a single text."""
     if "domain" not in reference.columns:
         return ()
     lines = []
-    for (part,), own in windows.group_by("domain", maintain_order=True):
-        loss, error = weighted_mean(own["loss"], own["tokens"])
-        minus, minus_error = _against(own, reference)
+    for (part,), part_windows in windows.group_by("domain", maintain_order=True):
+        loss, error = weighted_mean(part_windows["loss"], part_windows["tokens"])
+        minus, minus_error = _paired_difference(part_windows, reference)
         lines.append(
             PartLoss(
                 part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
-                minus_reference_error=minus_error, windows=len(own),
+                minus_reference_error=minus_error, windows=len(part_windows),
             )
         )  # fmt: skip
     return tuple(lines)

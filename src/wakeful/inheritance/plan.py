@@ -1,4 +1,4 @@
-"""From what a user asks to a recipe: which layers, how many rounds, what training."""
+"""From options to a recipe: its layers, its rounds, its training."""
 
 import dataclasses
 import glob
@@ -16,19 +16,19 @@ from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import (
     RANGES,
     By,
-    Diagnosed,
+    LayerDiagnosis,
     LayerMap,
     from_order,
+    growth_order,
     named_layers,
-    ordered,
 )
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.recipe import Recipe
 from wakeful.training import mean_loss
 
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
-"""Choices that say which layer comes next."""
-_AS_ASKED = (
+"""Choices that order all layers, so that heirs can grow."""
+_SHARED_FIELDS = (
     "copy", "route", "normalizer", "grow", "until", "grow_from", "seeds", "bridge", "heal",
     "optimizer", "sample",
 )  # fmt: skip
@@ -36,7 +36,7 @@ _AS_ASKED = (
 _EVALUATIONS = 5
 """Evaluations of a round after its start, unless train.eval_every says otherwise."""
 _RESOLUTION = 0.1
-"""Nats: the difference between two heirs that a budget should be able to tell."""
+"""Nats: the difference between two heirs that a budget should be able to resolve."""
 _FEWEST_STEPS = 20
 """In this many, half of SmolLM2 moves by a third of a nat (docs/archive/findings.md)."""
 _WINDOWS = 20
@@ -45,8 +45,8 @@ _MOST_HELD_OUT = 0.5
 """Share of a text beyond which it is better to give more text than to hold out more of it."""
 
 
-def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None) -> LayerMap:
-    """Return the first heir's layers; without a diagnosis one that is as deep."""
+def plan_layers(options: InheritOptions, total: int, diagnosed: LayerDiagnosis | None) -> LayerMap:
+    """Return the first heir's layers; without a diagnosis the first layers, as many."""
     if options.blocks:
         return named_layers(options.blocks, of=total)
     depth = depth_of(options, total)
@@ -63,9 +63,9 @@ def depth_of(options: InheritOptions, total: int) -> int:
 
 
 def make_recipe(
-    source: str, options: InheritOptions, total: int, data: Data, diagnosed: Diagnosed | None
+    source: str, options: InheritOptions, total: int, data: Data, diagnosed: LayerDiagnosis | None
 ) -> Recipe:
-    """Return the recipe that options come to."""
+    """Return the recipe of the options."""
     layers = plan_layers(options, total, diagnosed)
     order: tuple[int, ...] = ()
     if not options.blocks and options.choose in _GROWS:
@@ -98,17 +98,17 @@ def make_recipe(
             eval_every=train.eval_every or math.ceil(train.steps / _EVALUATIONS),
             distill=DistillConfig(),
         ),
-        **{name: getattr(options, name) for name in _AS_ASKED},
+        **{name: getattr(options, name) for name in _SHARED_FIELDS},
     )
 
 
-def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
+def _ordered(diagnosed: LayerDiagnosis, options: InheritOptions, num_layers: int) -> list[int]:
     by = cast(By, options.choose)
-    return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
+    return growth_order(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
 def absolute_source(source: str) -> str:
-    """Return a path, a glob or a mixture of them that holds from any folder; a name as it is."""
+    """Return a path, a glob or a mixture with absolute paths; a name as it is."""
     domains = mixture_of(source)
     if domains is not None:
         parts = [(part.name, absolute_source(part.source), part.weight) for part in domains]
@@ -120,26 +120,26 @@ def absolute_source(source: str) -> str:
 def budget_warnings(
     recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data
 ) -> list[str]:
-    """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
+    """Return why a budget cannot resolve heirs from noise, and which could; empty where it can.
 
     `reference` has the reference's loss in every validation window. Its standard error over n
-    windows stands for those of differences, which are smaller, and falls with √n. `text` is what
-    was asked for and `data` what it came to.
+    windows is an upper estimate of the differences' errors, and falls with √n. `text` is the
+    options' text and `data` the prepared one.
     """
     reasons = []
     _, error = mean_loss(reference)
     windows, tokens = len(reference), int(reference["tokens"].sum())
-    said = f"the validation text has {tokens:,} tokens in"
+    prefix = f"the validation text has {tokens:,} tokens in"
     if windows < 2:
         enough = _WINDOWS * recipe.train.length
         reasons.append(
-            f"{said} one window, which gives no error at all; {enough:,} tokens in {_WINDOWS} "
+            f"{prefix} one window, which gives no error at all; {enough:,} tokens in {_WINDOWS} "
             f"windows would ({_more(text, data, enough / tokens)})"
         )
     elif error > _RESOLUTION:
         times = (error / _RESOLUTION) ** 2
         reasons.append(
-            f"{said} {windows} windows, over which the reference's own loss is known to ± "
+            f"{prefix} {windows} windows, over which the reference's own loss is known to ± "
             f"{error:.2f} nats: smaller differences between heirs may be noise; "
             f"{times * tokens:,.0f} tokens would tell {_RESOLUTION:g} nats "
             f"({_more(text, data, times)})"
@@ -154,16 +154,16 @@ def budget_warnings(
 
 def _more(text: DataConfig, data: Data, times: float) -> str:
     """Return the option that makes a validation set `times` times as large."""
-    given, again = data.is_named_by(text.source), ""
-    generated = given and "sampled" in data.info
-    if given:
-        again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
+    prepared, prepare_again = data.is_named_by(text.source), ""
+    generated = prepared and "sampled" in data.info
+    if prepared:
+        prepare_again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
     if data.info.get("validation_source"):
-        return f"{again}a longer --validation_{'source' if given else 'text'}"
+        return f"{prepare_again}a longer --validation_{'source' if prepared else 'text'}"
     settings = data.info.get("settings")  # which older folders lack
     fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
     if not isinstance(fraction, float):
-        return f"{again}a larger --validation_fraction"
+        return f"{prepare_again}a larger --validation_fraction"
     if times * fraction > _MOST_HELD_OUT:
-        return f"{again}more --tokens" if generated else f"{again}more text"
-    return f"{again}--validation_fraction {times * fraction:.2g}"
+        return f"{prepare_again}more --tokens" if generated else f"{prepare_again}more text"
+    return f"{prepare_again}--validation_fraction {times * fraction:.2g}"

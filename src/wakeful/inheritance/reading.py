@@ -1,4 +1,4 @@
-"""An inheritance's text, and its reference's layers and losses, read before it plans."""
+"""An inheritance's text, and its reference's layers and losses, measured before planning."""
 
 import dataclasses
 from functools import partial
@@ -17,10 +17,10 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.inheritance.choice import bridged_losses
-from wakeful.inheritance.layers import By, Diagnosed, diagnose_layers
+from wakeful.inheritance.layers import By, LayerDiagnosis, diagnose_layers
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.plan import depth_of
-from wakeful.inheritance.solving import documents, spread
+from wakeful.inheritance.solving import document_numbers, spread_windows
 from wakeful.loading.model import Model
 from wakeful.terminal.display import Display
 from wakeful.training import autocast, window_losses
@@ -28,19 +28,19 @@ from wakeful.training import autocast, window_losses
 SOLVED_ON, MEASURED_ON = 12_288, 4_096
 """Tokens that runs of layers are tried on."""
 TRIED_LENGTH = 256
-"""Longest of these sequences: many short ones are of more kinds than a few long ones."""
+"""Longest of these sequences: many short ones are more varied than a few long ones."""
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
-    """Return the text as the reference's tokens, with a validation set that is not in it."""
+    """Return the text as the reference's tokens, with a validation set that it does not contain."""
     source = options.data.source
     try:
         data = load_data(options.data, show.stage, tokenizer=reference.own_tokenizer)
     except NothingHeldOut:
-        own = "" if mixture_of(source) else "--validation_text, "
+        option = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(
             f"every document of {source} that would be held out partly occurs in the others: "
-            f"give {own}more text, or a larger --data.validation_fraction"
+            f"give {option}more text, or a larger --data.validation_fraction"
         ) from None
     data.check(options.data)
     for part in data.parts:
@@ -65,32 +65,35 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
     return data
 
 
-def _check_tokenizer(source: str, ours: Tokenizer, reference: Model) -> None:
-    """Refuse text that was prepared with other tokens than the reference's tokenizer gives."""
-    theirs = reference.own_tokenizer
-    if not ours.same_tokens(theirs):
+def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
+    """Raise `WakefulError` for text that another tokenizer than the reference's prepared."""
+    expected = reference.own_tokenizer
+    if not tokenizer.same_tokens(expected):
         raise WakefulError(
-            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
-            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
-            "the reference's tokenizer (--tokenizer), or give the text itself"
+            f"the tokenizer does not match: {source} was prepared with one of "
+            f"{tokenizer.vocab_size} tokens that is not {reference.name}'s, of "
+            f"{expected.vocab_size}; prepare it with the reference's tokenizer (--tokenizer), or "
+            "give the text itself"
         )
-    lost = ""
-    if ours.begin != theirs.begin:
-        lost = f"begins texts with token {theirs.begin}, and that one's with {ours.begin}"
-    elif theirs.chat_template and not ours.chat_template:
-        lost = "has a chat template, and that one none"
-    if lost:
+    difference = ""
+    if tokenizer.begin != expected.begin:
+        difference = (
+            f"begins texts with token {expected.begin}, and that one's with {tokenizer.begin}"
+        )
+    elif expected.chat_template and not tokenizer.chat_template:
+        difference = "has a chat template, and that one none"
+    if difference:
         raise WakefulError(
             f"{source} was prepared with the tokens of {reference.name}'s tokenizer alone, which "
-            f"{lost}: prepare it with the folder that tokenizer lies in (--tokenizer), or give the "
-            "text itself"
+            f"{difference}: prepare it with the folder that tokenizer lies in (--tokenizer), or "
+            "give the text itself"
         )
 
 
 def diagnosed_layers(
     options: InheritOptions, reference: Model, data: Data, show: Display
-) -> Diagnosed | None:
-    """Measure the reference's layers where the choice depends on them."""
+) -> LayerDiagnosis | None:
+    """Measure the reference's layers if the choice depends on them; None otherwise."""
     if options.blocks or options.choose not in get_args(By):
         return None
     length, count = options.diagnose_length, options.diagnose_sequences
@@ -99,38 +102,39 @@ def diagnosed_layers(
         raise WakefulError(
             f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
         )
-    tokens = spread(data, count, length, options.data)
+    tokens = spread_windows(data, count, length, options.data)
     if len(tokens) < count:
         raise WakefulError(
             f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
             f"the training text has {options.data.max_tokens or data.train.num_tokens}: lower "
             "--diagnose_length"
         )
-    found = diagnose_layers(
+    diagnosis = diagnose_layers(
         reference.decoder(), tokens.tolist(),
         partial(show.count, f"diagnosing {reference.name}: sequences"),
     )  # fmt: skip
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
     if options.choose != "bridge" or not dropped:
-        return found
+        return diagnosis
     length = min(options.train.length, TRIED_LENGTH)
     rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)
     measured = max(1, MEASURED_ON // length)
-    tokens = spread(data, rows + measured, length, options.data)
+    tokens = spread_windows(data, rows + measured, length, options.data)
     held_out = max(1, len(tokens) * measured // (rows + measured))
-    last = torch.zeros(len(tokens), dtype=torch.bool)  # from all over the text too
-    last[evenly(held_out, len(tokens))] = True
-    tokens = torch.cat([tokens[~last], tokens[last]])
+    measured_rows = torch.zeros(len(tokens), dtype=torch.bool)  # from all over the text too
+    measured_rows[evenly(held_out, len(tokens))] = True
+    tokens = torch.cat([tokens[~measured_rows], tokens[measured_rows]])
     device = choose_device(options.train.device)
     decoder = reference.decoder().to(device)
     losses = bridged_losses(
         decoder, tokens, dropped, options.bridge, pinned=options.pinned, held_out=held_out,
-        documents=documents(tokens, data, options.data), autocast=autocast(options.train, device),
+        documents=document_numbers(tokens, data, options.data),
+        autocast=autocast(options.train, device),
         progress=partial(show.count, f"runs of {dropped} layers tried:"),
     )  # fmt: skip
     decoder.to("cpu")
-    return dataclasses.replace(found, losses=losses)
+    return dataclasses.replace(diagnosis, losses=losses)
 
 
 def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl.DataFrame:

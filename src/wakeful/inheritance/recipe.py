@@ -1,4 +1,4 @@
-"""Everything that decides an inheritance: layers, bridges, healing, growth, baselines.
+"""Settings of an inheritance: layers, bridges, healing, growth, baselines.
 
 Every model is an ordinary training run in a folder of its own, so each can be resumed, reported,
 generated from, diagnosed and inherited from again.
@@ -31,10 +31,10 @@ FROM_TEXT = DistillConfig(), LoraConfig()
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is trained, resolved; recipe.toml holds it."""
+    """recipe.toml: all settings of an inheritance, resolved."""
 
     reference: str
-    """The model to inherit from, as it was named."""
+    """Name or path of the model to inherit from."""
     rule: str
     """Rule by which the layers were chosen."""
     layers: tuple[int, ...]
@@ -51,16 +51,16 @@ class Recipe:
     until: Until = "parity"
     grow_from: GrowFrom = "reference"
     seeds: tuple[int, ...] = ()
-    """Everything is trained with each; empty: with train.seed alone."""
+    """Seeds that everything is trained with; empty: train.seed alone."""
     baselines: tuple[BaselineName, ...] = ()
     bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
-    """Of the heirs."""
+    """Bridges of the heirs."""
     heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
     """The heirs' teacher and loss."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warmup: float = 0.0
-    """Share of each run's steps; 0: optimizer.warmup_steps."""
+    """Share of each run's steps for warmup; 0: optimizer.warmup_steps."""
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
 
@@ -87,9 +87,9 @@ class Recipe:
             )
 
     def of_seeds(self) -> "list[tuple[str, Recipe]]":
-        """Return the recipe with each seed and the folder of its runs, the first's here."""
-        first, *others = self.seeds or (self.train.seed,)
-        named = [("", first), *((f"seed-{seed}", seed) for seed in others)]
+        """Return folder and recipe of each seed; the first seed's folder is the inheritance's."""
+        first, *rest = self.seeds or (self.train.seed,)
+        named = [("", first), *((f"seed-{seed}", seed) for seed in rest)]
         return [
             (name, dataclasses.replace(self, train=dataclasses.replace(self.train, seed=seed)))
             for name, seed in named
@@ -113,7 +113,7 @@ class Recipe:
         return from_order(self.order, self.depth(number), self.rule)
 
     def depth(self, number: int) -> int:
-        """Return how many layers round `number` has, from 0; the last may grow by fewer."""
+        """Return the number of layers of round `number`, from 0; the last may grow by fewer."""
         depth = len(self.layers) + number * self.grow
         return min(depth, len(self.order)) if self.order else depth
 
@@ -139,6 +139,6 @@ class Recipe:
         )
 
 
-def read_recipe(place: Path) -> Recipe:
+def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of an inheritance's folder."""
-    return from_table(Recipe, read_table(place / "recipe.toml"))
+    return from_table(Recipe, read_table(folder / "recipe.toml"))

@@ -11,7 +11,7 @@ import altair as alt
 import polars as pl
 
 from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
-from wakeful.inheritance.outcome import Behind, Reference, Sizes, Summary, read_inheritance
+from wakeful.inheritance.outcome import BehindCount, Reference, Sizes, Summary, read_inheritance
 from wakeful.layer_ranges import format_layers
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
 from wakeful.reports.lineage import adapters, describe_bridge, objective
@@ -47,7 +47,7 @@ _SIZES = (
 )
 
 
-def _shown(summary: Summary, value: float, error: float | None, sign: str = "") -> str:
+def _loss_text(summary: Summary, value: float, error: float | None, sign: str = "") -> str:
     """Return a loss over the validation windows with its interval."""
     return with_interval(value, error, _windows(summary), sign)
 
@@ -86,22 +86,22 @@ def interval_columns(
 
 def verdicts(summary: Summary) -> list[str]:
     """Return the outcome in sentences: parity, the baselines, what it saved."""
-    ours, theirs = summary.sizes.heir, summary.sizes.reference
-    others = (
-        f"{arm.arm}: {_shown(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
+    heir, reference = summary.sizes.heir, summary.sizes.reference
+    baselines = (
+        f"{arm.arm}: {_loss_text(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
         f"{summary.heir.arm}{_how_often(arm.behind)}."
         for arm in summary.arms if not arm.heir
     )  # fmt: skip
     saved = (
-        f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
-        f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
+        f"It has {heir.parameters / reference.parameters:.1%} of the reference's parameters, "
+        f"{heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its key/value "
         f"cache, and writes {_times_as_fast(summary.sizes)} times as fast."
     )
-    return [_parity(summary), *others, saved]
+    return [_parity(summary), *baselines, saved]
 
 
-def _cost(reference: Reference) -> str:
-    """Say what the reference's own training took, which no baseline here pays."""
+def _reference_cost(reference: Reference) -> str:
+    """Return the cost of the reference's own training, which no baseline here pays."""
     if reference.tokens is None:
         return (
             f"What training {reference.name} cost is not known: its files do not say. An heir "
@@ -114,8 +114,8 @@ def _cost(reference: Reference) -> str:
     )
 
 
-def _choice(summary: Summary) -> str:
-    """Say which layers were taken first, and why those."""
+def _choice_text(summary: Summary) -> str:
+    """Return the first heir's layers and the rule that chose them, in words."""
     chosen, total = summary.choice, summary.reference.layers
     why = {
         "first": "the first layers, as the paper does",
@@ -134,8 +134,8 @@ def _choice(summary: Summary) -> str:
     return f"{len(chosen.layers)} of {total} layers ({format_layers(chosen.layers)}): {why}."
 
 
-def _lesson(summary: Summary) -> str:
-    """Say what the heirs learn from."""
+def _healing_text(summary: Summary) -> str:
+    """Return the heirs' loss, in words."""
     heal = summary.recipe.heal
     if heal.by == "text":
         return f"heirs learn from the text alone, by cross-entropy{adapters(heal.lora)}"
@@ -154,12 +154,12 @@ def _parity(summary: Summary) -> str:
         grown = (
             f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
         )
-    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
+    gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
-        f"{_shown(summary, heir.loss, heir.standard_error)} nats per token after {heir.tokens:,} "
-        f"tokens{grown}; {reference.name} itself has "
-        f"{_shown(summary, reference.loss, reference.standard_error)} on the same text"
+        f"{_loss_text(summary, heir.loss, heir.standard_error)} nats per token after "
+        f"{heir.tokens:,} tokens{grown}; {reference.name} itself has "
+        f"{_loss_text(summary, reference.loss, reference.standard_error)} on the same text"
     )
     if heir.parity:
         return f"{begins}: parity is reached, {gap} under it."
@@ -167,22 +167,22 @@ def _parity(summary: Summary) -> str:
     times, slope = outlook.times_the_tokens, outlook.nats_per_doubling
     if times is not None:
         rest = (
-            f" At the pace of its last evaluations ({slope:.3f} nats a doubling of the tokens) a "
+            f" At the pace of its last evaluations ({slope:.3f} nats per doubling of the tokens) a "
             f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
         )
     elif slope is not None and slope > 0:
         rest = (
-            f" Its last evaluations gain {slope:.3f} nats a doubling of the tokens: at that pace "
-            "more than a thousand times the tokens."
+            f" Its last evaluations gain {slope:.3f} nats per doubling of the tokens: at that "
+            "pace more than a thousand times the tokens."
         )
     else:
         rest = " Its last evaluations do not say what more training would bring."
     return f"{begins}: it is {gap} short of parity.{rest}"
 
 
-def _how_often(found: Behind | None) -> str:
-    """Return in how many evaluations after the first step; nothing where there are none."""
-    behind, count = (found.behind, found.evaluations) if found else (0, 0)
+def _how_often(counts: BehindCount | None) -> str:
+    """Return in how many evaluations after the first step an arm is behind; "" without any."""
+    behind, count = (counts.behind, counts.evaluations) if counts else (0, 0)
     if not count:
         return ""
     often = f"behind it at {behind} of {count} evaluations" if behind else "never behind it"
@@ -193,17 +193,17 @@ def _how_often(found: Behind | None) -> str:
 
 def _times_as_fast(sizes: Sizes) -> str:
     """Return the ratio of the speeds, with its error over the rounds."""
-    ours, theirs = sizes.heir, sizes.reference
-    ratio = ours.tokens_per_second / theirs.tokens_per_second
-    pairs = zip(ours.speeds, theirs.speeds, strict=True)
-    ratios = [mine / other for mine, other in pairs]
+    heir, reference = sizes.heir, sizes.reference
+    ratio = heir.tokens_per_second / reference.tokens_per_second
+    pairs = zip(heir.speeds, reference.speeds, strict=True)
+    ratios = [heir_speed / reference_speed for heir_speed, reference_speed in pairs]
     return with_interval(ratio, mean_and_error(ratios)[1], len(ratios))
 
 
 def headline(summary: Summary) -> str:
     """Return whether the heir reached parity, in a sentence."""
     heir, reference = summary.heir, summary.reference
-    gap = _shown(summary, abs(heir.minus_reference), heir.minus_reference_error)
+    gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
     depth = f"{heir.depth} of {reference.layers} layers"
     if heir.parity:
         return f"{heir.arm} reaches parity with {reference.name} with {depth}."
@@ -214,22 +214,22 @@ def inheritance_report(path: str | Path) -> Report:
     """Return the report of an inheritance's folder."""
     summary, environment = read_inheritance(path)
     reference, heir, recipe = summary.reference, summary.heir, summary.recipe
-    choice = _choice(summary)
+    choice = _choice_text(summary)
     if heir.layers != summary.choice.layers:
         choice += f" The last heir has the layers {format_layers(heir.layers)}."
-    tell = ""
+    unknown = ""
     if "reference" not in recipe.baselines:
-        tell = (
+        unknown = (
             " The baseline reference, which trains the whole model on the same tokens, would tell."
         )
     chosen_by = _chosen_by(summary)
     sections = [
         Section("Verdict", [
             *map(Text, verdicts(summary)),
-            Text(_cost(reference), "caveat"),
+            Text(_reference_cost(reference), "caveat"),
             Text("The models trained here have read other documents of this text, and "
                  f"{reference.name} as it is may not have: an heir can come near it, or pass it, "
-                 f"by knowing the text rather than the language.{tell}", "caveat"),
+                 f"by knowing the text rather than the language.{unknown}", "caveat"),
             *(Text(f"At its start the heir differs from plain blocks: {text}.", "caveat")
               for text in summary.departures),
         ], brief=True),
@@ -250,7 +250,7 @@ def inheritance_report(path: str | Path) -> Report:
         *_over_seeds(summary),
         Section("Depth", [
             Text(choice),
-            *(Text(describe_bridge(fit, recipe.bridge)) for fit in summary.choice.bridges),
+            *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.choice.bridges),
             *([Text("The figures before the choice, of the reference on the training text.",
                     "note"), Side(chosen_by)] if chosen_by else []),
         ]),
@@ -269,23 +269,23 @@ def inheritance_report(path: str | Path) -> Report:
 
 def _final_table(summary: Summary) -> Table:
     reference, heir = summary.reference, summary.heir
-    whole = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
+    parameters = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [
         [reference.name, str(reference.layers), "–",
-         _shown(summary, reference.loss, reference.standard_error), "–", "–", whole,
+         _loss_text(summary, reference.loss, reference.standard_error), "–", "–", parameters,
          "not trained here", "–"],
     ]  # fmt: skip
     for arm in summary.arms:
         start = arm.curve[0].standard_error if arm.curve else None
         beside = "–"
         if arm.arm != heir.arm:
-            beside = _shown(summary, arm.minus_heir, arm.minus_heir_error, "+")
+            beside = _loss_text(summary, arm.minus_heir, arm.minus_heir_error, "+")
         rows.append([
             Cell(arm.arm, "parity" if arm.parity else ""),
             str(arm.depth),
-            _shown(summary, arm.start_loss, start),
-            _shown(summary, arm.loss, arm.standard_error),
-            _shown(summary, arm.minus_reference, arm.minus_reference_error, "+"),
+            _loss_text(summary, arm.start_loss, start),
+            _loss_text(summary, arm.loss, arm.standard_error),
+            _loss_text(summary, arm.minus_reference, arm.minus_reference_error, "+"),
             beside,
             f"{arm.parameters / 1e6:.1f} M",
             f"{arm.tokens:,}",
@@ -306,18 +306,20 @@ def _parts(summary: Summary) -> Iterator[Section]:
     reference = summary.reference
     if not reference.parts:
         return
-    first = [with_interval(one.loss, one.standard_error, one.windows) for one in reference.parts]
+    first = [
+        with_interval(part.loss, part.standard_error, part.windows) for part in reference.parts
+    ]
     rows = [[reference.name, *first], *(
         [arm.arm, *(
-            Cell(with_interval(one.loss, one.standard_error, one.windows), under=[with_interval(
-                one.minus_reference, one.minus_reference_error, one.windows, "+")])
-            for one in arm.parts
+            Cell(with_interval(part.loss, part.standard_error, part.windows), under=[with_interval(
+                part.minus_reference, part.minus_reference_error, part.windows, "+")])
+            for part in arm.parts
         )] for arm in summary.arms
     )]  # fmt: skip
     yield Section("Loss by part", [
-        Table(["model", *(one.part for one in reference.parts)], rows,
+        Table(["model", *(part.part for part in reference.parts)], rows,
               "Validation loss on each part of the mixture", marks=_marks(summary)),
-        Text("Nats a token over what is held out of each part of the mixture; below it, minus "
+        Text("Nats per token over the held-out text of each part of the mixture; below it, minus "
              f"{reference.name}’s, paired by window. The loss above is over all of it together.",
              "note"),
     ])  # fmt: skip
@@ -369,7 +371,7 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
                      f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
                      f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
                      f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {seeds}"),
-        ("Healing", _lesson(summary)),
+        ("Healing", _healing_text(summary)),
         *([("Reference", f"read as our decoder: {reference.agreement}")]
           if reference.agreement else []),
         ("Inherited", f"{recipe.copy} of each block, with embedding, positions, final norm and "
@@ -385,9 +387,9 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
 
 
 def _chosen_by(summary: Summary) -> list[Chart]:
-    kept = set(summary.choice.layers)
+    chosen = set(summary.choice.layers)
     return [
-        Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, kept, _FIGURES[name]),
+        Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, chosen, _FIGURES[name]),
               _FIGURES[name], explained(name))
         for name, values in summary.choice.figures.items()
         if name in _FIGURES
@@ -417,14 +419,14 @@ def loss_curves(summary: Summary) -> Drawing:
     return chart.properties(height=360, width="container")
 
 
-def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
+def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
     """Draw a figure that every layer had before the choice; kept layers are marked."""
     layers = range(len(values))
     frame = pl.DataFrame(
         {
             "layer": layers,
             "value": [float(value) for value in values],
-            "layers": ["kept" if layer in kept else "left out" for layer in layers],
+            "layers": ["kept" if layer in chosen else "left out" for layer in layers],
         }
     )
     names = ["kept", "left out"]
@@ -448,11 +450,11 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
 
 
 def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
-    ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
-    ratio = f"{ours / theirs:.3f}" if theirs else "–"
+    heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
+    ratio = f"{heir / reference:.3f}" if reference else "–"
     if key == "tokens_per_second":
-        speeds = (with_interval(one.tokens_per_second, mean_and_error(one.speeds)[1],
-                                len(one.speeds))
-                  for one in (sizes.reference, sizes.heir))  # fmt: skip
+        speeds = (with_interval(model.tokens_per_second, mean_and_error(model.speeds)[1],
+                                len(model.speeds))
+                  for model in (sizes.reference, sizes.heir))  # fmt: skip
         return [title, *speeds, _times_as_fast(sizes)]
-    return [title, style.format(theirs * unit), style.format(ours * unit), ratio]
+    return [title, style.format(reference * unit), style.format(heir * unit), ratio]

@@ -1,6 +1,6 @@
 """A recipe carried out: inherit, train, evaluate, grow until parity (algorithm 1), and baselines.
 
-What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
+Progress is read from the runs' folders alone: a recipe continues where it was interrupted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,14 +33,16 @@ BASELINES: Mapping[BaselineName, str] = {
     "random": "the same shape at random",
     "reference": "the whole reference, trained further",
 }
-"""What the models beside an heir start from."""
+"""Starts of the models that are trained beside an heir."""
 
 
 def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:
-    """Raise what training any stage in these processes would raise; return the configuration of a
-    run that would train the whole reference.
+    """Check every stage of a recipe on the meta device, where weights take no memory.
 
-    Every model is made on the meta device, where weights take no memory.
+    Return the configuration of a run that would train the whole reference.
+
+    Raises:
+        WakefulError: training a stage in these processes would raise it.
     """
     steps = recipe.train.steps
     with torch.device("meta"):
@@ -51,7 +53,7 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     check_parts(recipe.run_config("heir", heir, steps, recipe.healing), world)
     for name in recipe.baselines:
         with torch.device("meta"):
-            decoder = heir if name == "random" else _whole(recipe, blank)
+            decoder = heir if name == "random" else _whole_reference(recipe, blank)
         check_parts(recipe.run_config(name, decoder, steps), world)
     return recipe.run_config("reference", reference, steps)
 
@@ -63,7 +65,7 @@ def _inherited(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
     )  # fmt: skip
 
 
-def _whole(recipe: Recipe, reference: Decoder) -> Decoder:
+def _whole_reference(recipe: Recipe, reference: Decoder) -> Decoder:
     """Return the whole reference, with the heir's route and normalizer."""
     total = reference.config.num_layers
     return inherit_blocks(
@@ -86,7 +88,7 @@ class Seed:
     """The inheritance's folder, where it is not `out`."""
 
     def carry_out(self) -> FinishedStages:
-        """Train the heirs and the baselines, going on with what is there.
+        """Train the heirs and the baselines; continue the runs that exist.
 
         Raises:
             Interrupted: a signal ended a run, which is saved.
@@ -112,9 +114,7 @@ class Seed:
                 return
 
     def _heir_stage(self, number: int, before: FinishedStage | None) -> TrainingStage:
-        """Return the stage of a round's heir; it grows from the one before where the recipe says
-        so.
-        """
+        """Return the stage of a round's heir; `grow_from` student begins with the one before."""
         recipe, layers = self.recipe, self.recipe.layer_map(number)
         grows_on = recipe.grow_from == "student" and recipe.rounds > 1
         student = before if grows_on else None
@@ -145,9 +145,9 @@ class Seed:
         )  # fmt: skip
 
     def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
-        """Return a baseline's stage: as many steps as the last heir has had."""
+        """Return a baseline's stage, with as many steps as the last heir's arm."""
         recipe = self.recipe
-        start = partial(_whole, recipe, self.reference)
+        start = partial(_whole_reference, recipe, self.reference)
         if name == "random":
             start = partial(
                 at_random, self.reference, last.layers, route=recipe.route,
@@ -159,17 +159,17 @@ class Seed:
         )  # fmt: skip
 
     def finish(self, stage: TrainingStage) -> FinishedStage:
-        """Return the stage's run: the one that is there, continued if need be, or a new one."""
-        recipe, place, display = self.recipe, self.out / stage.name, self.display
-        refuse_link(place)
+        """Carry out a stage: return its finished run, continue an unfinished one or train anew."""
+        recipe, folder, display = self.recipe, self.out / stage.name, self.display
+        refuse_link(folder)
         with joined() as world:
             world.meet()  # no process looks while another begins the run
-            there, done = world.gather([run_at(place) is not None, is_done(place)])[0]
-        if there:
-            run = Run.open(place)
+            exists, done = world.gather([run_at(folder) is not None, is_done(folder)])[0]
+        if exists:
+            run = Run.open(folder)
             if not done:
                 with display(stage.name) as show:
-                    run = train_run(run.config, place, resume=True, show=show)
+                    run = train_run(run.config, folder, resume=True, show=show)
             return FinishedStage(stage, run)
         decoder = stage.start()
         origin = {
@@ -181,24 +181,26 @@ class Seed:
         }
         if stage.bridge is not None:
             with display(stage.name) as show:
-                passed = partial(show.count, "bridging the layers left out: layers passed")
-                origin["bridges"] = [to_table(one) for one in stage.bridge(decoder, passed)]
+                on_progress = partial(show.count, "bridging the layers left out: layers passed")
+                origin["bridges"] = [
+                    to_table(bridge) for bridge in stage.bridge(decoder, on_progress)
+                ]
         config = recipe.run_config(
             stage.name, decoder, stage.steps, stage.lesson, offset=stage.offset
         )
         with display(stage.name) as show:
-            run = train_run(config, place, initial=Initial(decoder, origin), show=show)
+            run = train_run(config, folder, initial=Initial(decoder, origin), show=show)
         return FinishedStage(stage, run)
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Say how to go on where a signal ends a run."""
-        again = f"continue with: {resume_command('inherit', self.resume or self.out)}"
+        """Add the command that continues to the error of a run that a signal ended."""
+        next_step = f"continue with: {resume_command('inherit', self.resume or self.out)}"
         try:
             yield
         except Interrupted:
-            raise Interrupted("stopped, and what was trained is saved", again) from None
+            raise Interrupted("stopped, and what was trained is saved", next_step) from None
         except WakefulError as error:
             if error.__cause__ is None or not is_lost(error.__cause__):
                 raise
-            raise WakefulError(lost(again)) from error.__cause__
+            raise WakefulError(lost(next_step)) from error.__cause__

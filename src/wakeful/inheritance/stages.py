@@ -1,4 +1,4 @@
-"""The training runs that a recipe takes, each a stage: what it starts from and learns from."""
+"""Stages of a recipe: training runs, each with its start, its loss and its bridges."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,24 +22,24 @@ class TrainingStage:
     arm: str
     """The line of the comparison it belongs to."""
     summary: str
-    """What the arm starts from."""
+    """The arm's start, in words."""
     steps: int
     offset: int = 0
-    """Steps that the arm has taken before it."""
+    """Steps of the arm before this stage."""
     start: Callable[[], Decoder]
     layers: tuple[int, ...] = ()
-    """The reference's layers that an heir took."""
+    """The reference's layers that an heir has."""
     lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
     """The loss and the adapters it learns by."""
     bridge: Callable[[Decoder, OnProgress], list[Bridged]] | None = None
-    """Bridges the layers that an heir leaves out, once it has started."""
+    """Bridges the layers that an heir drops, in place, after its start."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """What else its run.json says of its start."""
+    """Further fields of its run.json about its start."""
 
 
 @dataclass(frozen=True)
 class FinishedStage:
-    """A stage and the run it became."""
+    """A stage and its finished run."""
 
     stage: TrainingStage
     run: Run
@@ -55,7 +55,7 @@ class FinishedStage:
 
     @property
     def bridges(self) -> tuple[Bridged, ...]:
-        """All that it began with, in order of depth."""
+        """Bridges at its start, in order of depth."""
         recorded = (self.run.header.initial or {}).get("bridges", [])
         return from_table(tuple[Bridged, ...], recorded, record="run.json")
 

@@ -1,4 +1,4 @@
-"""`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
+"""`TextStream`: a decoder's residual stream over a text, advanced layer by layer."""
 
 import copy
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from wakeful.model.hooks import hooked
 from wakeful.norms.base import Norm
 from wakeful.training import AS_IT_IS
 
-_AT_ONCE = 2048
-"""Tokens that go through a layer together."""
+_TOKENS_PER_BATCH = 2048
+"""Tokens that go through a layer in one batch."""
 
 
 class TextStream:
-    """A decoder's stream over all of a text, as far as its first layers take it."""
+    """A decoder's residual stream over all of a text, at the input of layer `layer`."""
 
     def __init__(
         self,
@@ -31,41 +31,43 @@ class TextStream:
         self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
-        rows = max(1, _AT_ONCE // tokens.shape[1])
+        rows = max(1, _TOKENS_PER_BATCH // tokens.shape[1])
         device = decoder.embed.weight.device
         parts = tokens.to(device).split(rows)
         numbers = (torch.zeros_like(tokens) if documents is None else documents).to(device)
         divided = [None] * len(parts) if documents is None else numbers.split(rows)
         self.parts = [
-            decoder.before_blocks(decoder.embed(part), tokens=part, documents=own)
-            for part, own in zip(parts, divided, strict=True)
+            decoder.before_blocks(decoder.embed(part), tokens=part, documents=part_documents)
+            for part, part_documents in zip(parts, divided, strict=True)
         ]
         self.firsts = begins_of(numbers).split(rows)
-        """Which tokens are the first that their row, or document, has: (B, L) a part."""
+        """Masks (B, L) per part of the tokens that begin a row or document."""
 
     def through(self, layer: int) -> None:
-        """Go on to what the layer of this number receives."""
+        """Advance to the input of layer `layer`."""
         while self.layer < layer:
             for number, (x, flow) in enumerate(self.parts):
                 with self.autocast:
-                    out, left = self.blocks[self.layer](x, flow)
-                flow.memory.update(left)
+                    out, memory = self.blocks[self.layer](x, flow)
+                flow.memory.update(memory)
                 self.parts[number] = out, flow
             self.layer += 1
 
     def copy(self) -> "TextStream":
-        """Return the stream as far as it is, to go on with apart."""
-        found = copy.copy(self)
-        found.parts = list(self.parts)
-        return found
+        """Return an independent stream at the same layer."""
+        stream = copy.copy(self)
+        stream.parts = list(self.parts)
+        return stream
 
     def states(self) -> Iterator[Float[Tensor, "B L D"]]:
         """Yield the stream, part by part."""
         return (x for x, _ in self.parts)
 
-    def seen(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield what the next layer's `down` reads (B, L, H), what its feed-forward network adds to
-        the stream (B, L, D), and what the layer puts out (B, L, D), part by part.
+    def activations(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield activations of the next layer, part by part.
+
+        They are the input of `down` (B, L, H), the feed-forward network's addition to the stream
+        (B, L, D), and the layer's output (B, L, D).
         """
         block = self.blocks[self.layer]
         down = block.mlp.down

@@ -30,7 +30,7 @@ from wakeful.hf.weights_out import export_decoder, refuse_existing
 from wakeful.inheritance import outcome
 from wakeful.inheritance import plan as planning
 from wakeful.inheritance.blocks import departures
-from wakeful.inheritance.layers import Diagnosed, LayerMap
+from wakeful.inheritance.layers import LayerDiagnosis, LayerMap
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
@@ -207,7 +207,7 @@ class _Job:
                 parts=outcome.by_part(self.windows, self.windows),
             ),
             final=last.stage.arm,
-            arms=outcome.compared(first, self.windows, loss),
+            arms=outcome.compare_arms(first, self.windows, loss),
             outlook=outcome.outlook(
                 outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
             ),
@@ -240,7 +240,7 @@ class _Prepared:
     reference: Model
     options: InheritOptions
     data: Data
-    diagnosed: Diagnosed | None
+    diagnosed: LayerDiagnosis | None
     recipe: Recipe
     config: Config
     """Configuration of a run that would train the whole reference."""
