@@ -12,7 +12,7 @@ import pytest
 from wakeful.cli import main
 from wakeful.config import tables
 from wakeful.errors import WakefulError
-from wakeful.training.layouts import LaidOut, layout_of, layouts
+from wakeful.training.layouts import LayoutParts, layout_of, layouts
 from wakeful.variants import plugins
 
 ALONE = """
@@ -93,7 +93,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "tables.py").write_text(
         "from wakeful.training.layouts import LaidOut\n"
         "class Mine:\n"
-        "    def laid_out(self, comparison):\n"
+        "    def parts(self, comparison):\n"
         "        return LaidOut(verdicts=['Mine too.'])\n"
         "TABLES = {'mine': Mine()}\n"
     )
@@ -126,6 +126,6 @@ def test_another_packages_verb_layout_and_preset_are_found(
     assert main(["hello", "you"]) == 0
     assert capsys.readouterr().out == "['you']\n"
     assert [*layouts()] == ["mine"]
-    assert layout_of("mine").laid_out(None) == LaidOut(verdicts=["Mine too."])  # pyright: ignore
+    assert layout_of("mine").parts(None) == LayoutParts(verdicts=["Mine too."])  # pyright: ignore
     with pytest.raises(WakefulError, match=r"layouts: .*'min' \(did you mean 'mine'\?\)"):
         layout_of("min")

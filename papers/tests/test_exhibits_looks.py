@@ -12,7 +12,7 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.probes.attention import Importance
 from wakeful.training import watching
-from wakeful.training.watching import observed
+from wakeful.training.watching import diagnose_windows
 from wakeful_papers.exhibits.derived import Results, figure_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import PICTURES, SeenRow, of_layers
@@ -53,14 +53,14 @@ def seen() -> dict[str, set[str]]:
     """Curves by the probe that sees them, those of every run by the empty name."""
     decoder: Any = tiny_decoder(dtype=torch.float32)
     windows: Any = Windows()
-    always = set(of_layers(observed(decoder, windows, 2, [Importance()], ranks=False)))
+    always = set(of_layers(diagnose_windows(decoder, windows, 2, [Importance()], ranks=False)))
     more = {
-        name: set(of_layers(observed(decoder, windows, 2, [make()], ranks=False)))
+        name: set(of_layers(diagnose_windows(decoder, windows, 2, [make()], ranks=False)))
         for name, make in PROBES.items()
         if name not in PICTURES
     }
     own = {
-        name: set(of_layers(observed(decoder, windows, 2, [make(decoder)], ranks=False)))
+        name: set(of_layers(diagnose_windows(decoder, windows, 2, [make(decoder)], ranks=False)))
         for name, make in OF_DECODER.items()
     }
     return {"": always, **more, **own}
@@ -91,7 +91,7 @@ def test_windows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     decoder: Any = tiny_decoder()
     windows: Any = Windows()
     windows.token_file = SimpleNamespace(is_trigger=lambda rows: rows % 3 == rows[:, :1] % 3)
-    whole = observed(decoder, windows, 2, [Importance()])
+    whole = diagnose_windows(decoder, windows, 2, [Importance()])
     sizes: list[int] = []
     hidden = decoder.hidden
 
@@ -101,7 +101,7 @@ def test_windows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(decoder, "hidden", counted)
     monkeypatch.setattr(watching, "_AT_ONCE", 17)
-    parts = observed(decoder, windows, 2, [Importance()])
+    parts = diagnose_windows(decoder, windows, 2, [Importance()])
     assert sizes == [1, 1]
     assert "trigger" in parts.filter(metric="bos_mass")["position"]
     keys = ["layer", "head", "position", "metric", "variant", "kind"]

@@ -91,7 +91,7 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
     # Slower only: costs do not count. Its losses differ by 0.003 a seed: not separated.
     assert found.inseparable == ("c",)
     assert found.num_columns == 4
-    assert LAYOUTS["own/arena"].laid_out(comparison).verdicts[-1] == (
+    assert LAYOUTS["own/arena"].parts(comparison).verdicts[-1] == (
         "Not significantly different from vanilla in any of the 4 ranked figures that are not "
         "costs: c."
     )
@@ -194,13 +194,13 @@ def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
     found = ranks(read_comparison(tmp_path / "c"))
     assert found.seeds == (0, 1)
     unranked = "The variants are not ranked: they have no finished seed in common."
-    assert unranked not in LAYOUTS["own/arena"].laid_out(read_comparison(tmp_path / "c")).notes
+    assert unranked not in LAYOUTS["own/arena"].parts(read_comparison(tmp_path / "c")).notes
     for variant, seeds in {"b": (1,), "c": (0,)}.items():
         for seed in seeds:
             place = tmp_path / "c" / variant / f"seed-{seed}" / "run.json"
             place.write_text(late.read_text())
     assert ranking_of(read_comparison(tmp_path / "c"), ARENA) is None
-    assert unranked in LAYOUTS["own/arena"].laid_out(read_comparison(tmp_path / "c")).notes
+    assert unranked in LAYOUTS["own/arena"].parts(read_comparison(tmp_path / "c")).notes
 
 
 def test_a_figure_that_no_variant_has_with_all_seeds_draws_no_front(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.records import DataFacts, data_facts
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
-from wakeful.training.validation import optimal, window_losses
+from wakeful.training.validation import task_losses, window_losses
 from wakeful.variants import build, variants
 
 TEXT = "aab" * 20 + "c"  # closed to a circle: c is followed by a
@@ -170,7 +170,7 @@ def test_the_best_loss_counts_real_targets_alone(task: Backcopy) -> None:
     stream = TaskData(task).validation
     windows = ValidationWindows(stream, length=100, batch_size=4)  # 2¹⁴ is no multiple of 100
     inputs, targets = windows.batch(len(windows) - 1)
-    best = optimal(stream, inputs, targets)
+    best = task_losses(stream, inputs, targets)
     assert best is not None
     assert best.isfinite().all()
     assert (best[targets == -100] == 0).all()

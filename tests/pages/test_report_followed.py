@@ -18,7 +18,7 @@ from wakeful.runs.run import Run
 from wakeful.training.charts import followed_charts, head_charts, training_loss_chart
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report, verdicts
-from wakeful.training.tables import followed, heads_over_steps, sink_growth
+from wakeful.training.tables import followed_figures, heads_over_steps, sink_growth
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
 MASSES = {
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> None:
-    table = followed(read_comparison(folder))
+    table = followed_figures(read_comparison(folder))
     rows = {(r["figure"], r["variant"], r["step"]): r for r in table.iter_rows(named=True)}
     assert len(rows) == len(table) == 4 * 2 * 3
     assert rows["bos_mass_other", "ill", 10]["value"] == pytest.approx(0.4)
@@ -159,7 +159,7 @@ def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> No
     log.write_text("\n".join(kept) + "\n")
     change_json(folder / "run.json", {"baseline": "well"})
     comparison = read_comparison(folder)
-    for table in (followed(comparison), heads_over_steps(comparison)):
+    for table in (followed_figures(comparison), heads_over_steps(comparison)):
         sinks = table.filter(figure="bos_mass_other")
         steps = {name: {*sinks.filter(variant=name)["step"]} for name in ("ill", "well")}
         assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
@@ -190,7 +190,7 @@ def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1]))
-    assert followed(comparison).is_empty()
+    assert followed_figures(comparison).is_empty()
     assert followed_charts(comparison) == []
     page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" not in page

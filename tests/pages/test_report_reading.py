@@ -67,7 +67,7 @@ def test_a_run_under_way_is_drawn_as_far_as_it_has_come(tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     assert comparison.variants == ("a", "d")
     assert comparison.unfinished == ("b, seed 0",)
-    assert comparison.drawn == ("a", "b", "d")
+    assert comparison.with_curves == ("a", "b", "d")
     assert summary_table(comparison)["variant"].to_list() == ["a", "d"]
     frame = relative_training_loss(comparison, 5).filter(pl.col("variant") == "b")
     assert frame["step"].to_list() == list(range(1, 16))

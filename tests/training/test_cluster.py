@@ -25,7 +25,15 @@ from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 from wakeful.training import cluster
-from wakeful.training.cluster import Call, Ended, Work, cluster_of, deal, run_work, train_row
+from wakeful.training.cluster import (
+    Call,
+    JobResult,
+    Work,
+    cluster_of,
+    distribute_work,
+    run_work,
+    train_row,
+)
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
 
@@ -117,10 +125,10 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = rows(text, tmp_path, 3)
-    made = stand_in(monkeypatch, {str(three[0].place): 1})
+    made = stand_in(monkeypatch, {str(three[0].folder): 1})
     train_row(*three[2].call[1:])  # is there already
     notes = Notes()
-    deal(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
+    distribute_work(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)
     assert made.engine == "local"
     assert made.folder.parent == tmp_path / "out" / "jobs"
@@ -136,15 +144,15 @@ def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = rows(text, tmp_path, 2)
-    (one.place).mkdir(parents=True)
-    (one.place / "mine.txt").write_text("mine")
+    (one.folder).mkdir(parents=True)
+    (one.folder / "mine.txt").write_text("mine")
     made = stand_in(monkeypatch, {})
     with pytest.raises(WakefulError, match=r"row 0: .*exists"):
-        deal([one, other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+        distribute_work([one, other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
     assert made.jobs[1].cancelled
-    made = stand_in(monkeypatch, {str(other.place): 9})
+    made = stand_in(monkeypatch, {str(other.folder): 9})
     with pytest.raises(WakefulError, match="row 1: 3 jobs in a row ended before they had saved"):
-        deal([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+        distribute_work([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
 
 
 def test_small_rows_share_a_job_and_a_large_one_has_its_own(
@@ -152,22 +160,22 @@ def test_small_rows_share_a_job_and_a_large_one_has_its_own(
 ) -> None:
     made = stand_in(monkeypatch, {})
     batches: list[list[str]] = []
-    real = cluster.in_turn
+    real = cluster.run_calls
 
-    def seen(calls: list[Call]) -> list[Ended]:
+    def seen(calls: list[Call]) -> list[JobResult]:
         batches.append([str(given[-1])[-1] for _, *given in calls])
         return real(calls)
 
-    monkeypatch.setattr(cluster, "in_turn", seen)
+    monkeypatch.setattr(cluster, "run_calls", seen)
     monkeypatch.setattr(cluster, "rough_seconds", lambda operations, device: operations)
     costs = [1.0, 1.0, 1.0, 1.0, math.inf, 30.0, 30.0, 30.0]
     several = [Costly(f"row {n}", tmp_path / str(n), cost) for n, cost in enumerate(costs)]
-    deal(several, cluster_of("slurm(workers=2)"), tmp_path, Notes())
+    distribute_work(several, cluster_of("slurm(workers=2)"), tmp_path, Notes())
     # A minute at most; where less is left, half of it each.
     assert batches == [["0", "1", "2", "3"], ["4"], ["5"], ["6"], ["7"]]
     batches.clear()
     again = [Costly(f"row {n}", tmp_path / f"again-{n}", 1.0) for n in range(7)]
-    deal(again, cluster_of("slurm(workers=2)"), tmp_path, Notes())
+    distribute_work(again, cluster_of("slurm(workers=2)"), tmp_path, Notes())
     assert batches == [["0", "1", "2"], ["3", "4"], ["5"], ["6"]]
     assert len(made.jobs) == 9
 
@@ -177,8 +185,8 @@ def test_a_job_of_several_rows_that_ends_is_gone_on_with(
 ) -> None:
     rows = [Costly(f"row {n}", tmp_path / str(n), 1.0) for n in range(4)]
     notes = Notes()
-    made = stand_in(monkeypatch, {str(rows[0].place): 1})
-    deal(rows, cluster_of("slurm(workers=1)"), tmp_path, notes)
+    made = stand_in(monkeypatch, {str(rows[0].folder): 1})
+    distribute_work(rows, cluster_of("slurm(workers=1)"), tmp_path, notes)
     assert all(row.done for row in rows)
     assert len(made.jobs) == 2
     assert notes.lines[0].startswith("row 0: its job ended")
@@ -187,7 +195,7 @@ def test_a_job_of_several_rows_that_ends_is_gone_on_with(
     stopped = [Costly("one", tmp_path / "a", 1.0), Costly("two", tmp_path / "b", 1.0, stops=1),
                Costly("three", tmp_path / "c", 1.0)]  # fmt: skip
     notes.lines.clear()
-    deal(stopped, cluster_of("slurm(workers=1)"), tmp_path, notes)
+    distribute_work(stopped, cluster_of("slurm(workers=1)"), tmp_path, notes)
     assert [line.partition(" is")[0] for line in notes.lines] == [
         "one", "two: its job ended (it was stopped); it goes on in another", "two", "three",
     ]  # fmt: skip
@@ -202,12 +210,12 @@ def test_what_waits_for_another_begins_after_it(
     heir = Costly("heir", tmp_path / "heir", math.inf, after=("first",))
     other = Costly("other", tmp_path / "other", math.inf)
     where = cluster_of("slurm(workers=1)")
-    faults = deal([heir, first, other], where, tmp_path, notes, may_fail=True)
+    faults = distribute_work([heir, first, other], where, tmp_path, notes, may_fail=True)
     assert faults == {"first": "it broke"}
     assert notes.lines == ["first: it broke; the others go on without it",
                            "heir is done (2 of 3)", "other is done (3 of 3)"]  # fmt: skip
     with pytest.raises(WakefulError, match="first: it broke"):
-        deal([first, heir], where, tmp_path, notes)
+        distribute_work([first, heir], where, tmp_path, notes)
 
 
 def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +231,14 @@ def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Submitit, "submit", submit)
     for where in ("local(workers=3)", "local(workers=99)", "slurm(workers=3)"):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        deal([Costly("row", tmp_path / where, 1.0)], cluster_of(where), tmp_path, Notes())
+        distribute_work(
+            [Costly("row", tmp_path / where, 1.0)], cluster_of(where), tmp_path, Notes()
+        )
         assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    deal([Costly("row", tmp_path / "own", 1.0)], cluster_of("local(workers=3)"), tmp_path, Notes())
+    distribute_work(
+        [Costly("row", tmp_path / "own", 1.0)], cluster_of("local(workers=3)"), tmp_path, Notes()
+    )
     assert given == ["2", "1", None, "5"]
 
 
@@ -241,19 +253,19 @@ class Costly(Work):
 
     @property
     def done(self) -> bool:
-        return (self.place / "done").exists()
+        return (self.folder / "done").exists()
 
 
-def done_at(fault: str, stops: int, place: str) -> Ended:
+def done_at(fault: str, stops: int, place: str) -> JobResult:
     if fault:
-        return Ended(fault)
+        return JobResult(fault)
     Path(place).mkdir(exist_ok=True)
     tries = len([*Path(place).glob("try-*")])
     if tries < stops:
         (Path(place) / f"try-{tries}").touch()
-        return Ended("it was stopped", stopped=True)
+        return JobResult("it was stopped", stopped=True)
     (Path(place) / "done").touch()
-    return Ended()
+    return JobResult()
 
 
 class Preempted(Work):
@@ -264,23 +276,23 @@ class Preempted(Work):
 
     @property
     def done(self) -> bool:
-        return (self.place / "step-5").is_dir()
+        return (self.folder / "step-5").is_dir()
 
 
-def step(place: str) -> Ended:
+def step(place: str) -> JobResult:
     saved = [*Path(place).glob("step-*")]
     for each in saved:  # old ones are pruned
         each.rmdir()
     (Path(place) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
     done = (Path(place) / "step-5").is_dir()
-    return Ended() if done else Ended("it was stopped", stopped=True)
+    return JobResult() if done else JobResult("it was stopped", stopped=True)
 
 
 def test_a_run_is_preempted_as_often_as_may_be_while_it_saves_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, work = stand_in(monkeypatch, {}), Preempted("mine", tmp_path / "mine")
-    deal([work], cluster_of("slurm(workers=1)"), tmp_path, Notes())
+    distribute_work([work], cluster_of("slurm(workers=1)"), tmp_path, Notes())
     assert work.done
     assert len(made.jobs) == 6
 
@@ -293,7 +305,7 @@ def test_sigterm_cancels_the_jobs(
     two = rows(text, tmp_path, 2)
     monkeypatch.setattr(cluster.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted, match="its jobs are canceled; give the same command again"):
-        deal(two, cluster_of("local(workers=2)"), tmp_path / "out", Notes())
+        distribute_work(two, cluster_of("local(workers=2)"), tmp_path / "out", Notes())
     assert [job.cancelled for job in made.jobs] == [True, True]
     assert signal.getsignal(signal.SIGTERM) == mine
 
@@ -378,8 +390,10 @@ def test_a_worker_of_this_machine_sees_its_own_gpus(
 
     monkeypatch.setattr(local, "start_controller", start)
     with pytest.raises(RuntimeError, match="both are submitted"):
-        deal(rows(text, tmp_path, 2), cluster_of("local(workers=2, gpus=2, hours=1)"), tmp_path,
-             Notes())  # fmt: skip
+        distribute_work(
+            rows(text, tmp_path, 2), cluster_of("local(workers=2, gpus=2, hours=1)"), tmp_path,
+            Notes(),
+        )  # fmt: skip
     assert given == [("0,1", 60), ("2,3", 60)]
 
 
@@ -497,14 +511,14 @@ def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_pa
     command = started(HOLDS, "held")
     worker = started(WORKS, "works")
     with pytest.raises(WakefulError, match=r"another command distributes work in .*cmp, or the w"):
-        deal([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
+        distribute_work([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
     time.sleep(0.5)
     assert worker.poll() is None
     command.kill()
     command.communicate()
     worker.communicate(timeout=60)
     assert worker.returncode == -signal.SIGTERM
-    deal([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
+    distribute_work([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
 
 
 @pytest.mark.long

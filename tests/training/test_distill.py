@@ -165,7 +165,7 @@ def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
     read.return_value.decoder.return_value = tiny_decoder(seed=1)
     monkeypatch.setattr(import_module("wakeful.loading.load"), "read_decoder", read)
     shared = Mock(side_effect=lambda teacher, *_: teacher)
-    monkeypatch.setattr(objective, "in_shares", shared)
+    monkeypatch.setattr(objective, "shard_model", shared)
     lesson = {"teacher": "read"}
     config = config_from_table({"train": merged({"distill": lesson}, train)})
     device = torch.device("meta")  # in the place of an accelerator

@@ -14,7 +14,7 @@ from wakeful.config.schema import Config
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.deferred import Unread
+from wakeful.training.deferred import PendingSteps
 from wakeful.training.loop import train_run
 
 
@@ -56,14 +56,14 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
 def test_a_signal_does_not_wait_until_losses_are_read(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = Unread.add
+    add = PendingSteps.add
 
-    def signalled(self: Unread, step: int, *rest: Any) -> None:
+    def signalled(self: PendingSteps, step: int, *rest: Any) -> None:
         add(self, step, *rest)
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Unread, "add", signalled)
+    monkeypatch.setattr(PendingSteps, "add", signalled)
     settings = {"steps": 40, "log_every": 20, "checkpoint_every": 0, "eval_every": 0}
     with pytest.raises(Interrupted, match="stopped by SIGTERM after step 5,"):
         train_run(tiny(text, train=settings), tmp_path / "run")

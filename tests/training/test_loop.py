@@ -37,7 +37,7 @@ from wakeful.terminal.display import Display
 from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
-from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolved
+from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolve_config
 from wakeful.training.validation import mean_loss, window_losses
 
 
@@ -60,7 +60,7 @@ def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
     run = train_run(config, tmp_path / "run")
     assert run.header.status == "done"
     written = config_from_table(tomllib.loads((run.path / "config.toml").read_text()))
-    assert written == resolved(config, load_data(config.data))
+    assert written == resolve_config(config, load_data(config.data))
     metrics = pl.read_parquet(run.path / "metrics.parquet")
     trained = metrics.filter(pl.col("kind") == "train")
     assert trained["step"].to_list() == list(range(1, 9))
@@ -149,7 +149,7 @@ def test_clipping_bounds_the_step(text: Path, tmp_path: Path) -> None:
                  "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
     run = train_run(config, tmp_path / "run")
-    start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    start = make_decoder(resolve_config(config, load_data(config.data)), torch.device("cpu"))
     moved = sum(
         float((weights(run)[name] - tensor).square().sum())
         for name, tensor in start.state_dict().items()
@@ -163,8 +163,8 @@ def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     vanilla = tiny(text)
     cured = tiny(text, model={"route": "svformer", "normalizer": "softmax1(learned=True)"})
     data = load_data(vanilla.data)
-    one = make_decoder(resolved(vanilla, data), torch.device("cpu")).state_dict()
-    two = make_decoder(resolved(cured, data), torch.device("cpu")).state_dict()
+    one = make_decoder(resolve_config(vanilla, data), torch.device("cpu")).state_dict()
+    two = make_decoder(resolve_config(cured, data), torch.device("cpu")).state_dict()
     assert set(one) - set(two) == {"blocks.1.attention.value.weight"}
     for name in set(one) & set(two):
         assert torch.equal(one[name], two[name]), name
@@ -250,7 +250,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 def test_the_optimizer_gives_no_decay_to_vectors(text: Path) -> None:
     config = tiny(text, model={"norm": "layernorm", "bias": True})
-    decoder = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    decoder = make_decoder(resolve_config(config, load_data(config.data)), torch.device("cpu"))
     optimizer = make_optimizer(config, decoder)
     decayed = {p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
     for name, parameter in decoder.named_parameters():
@@ -400,7 +400,7 @@ def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
                  "initial_lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
     config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
     run = train_run(config, tmp_path / "run")
-    start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    start = make_decoder(resolve_config(config, load_data(config.data)), torch.device("cpu"))
     moved = sum(
         float((weights(run)[name] - tensor).square().sum())
         for name, tensor in start.state_dict().items()

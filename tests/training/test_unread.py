@@ -20,7 +20,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.deferred import Unread, read_ahead
+from wakeful.training.deferred import PendingSteps, prefetch
 from wakeful.training.loop import fastest_tokens, train_run
 from wakeful.training.setup import Training
 from wakeful.training.size import operations_of
@@ -73,7 +73,7 @@ def test_between_readings_nothing_waits_for_the_device(
         finish(*arguments)
 
     monkeypatch.setattr(Training, "gradients", gradients)
-    monkeypatch.setattr(loop, "_moved", move)
+    monkeypatch.setattr(loop, "_optimizer_step", move)
     monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])
     with waits:
@@ -119,7 +119,7 @@ def test_mfu_is_the_share_of_what_the_peaks_of_known_gpus_allow(
     assert fastest == 4 * 989e12 / operations_of(config.model, config.train.length)
     assert fastest_tokens(config, decoder, torch.device("cpu"), world) is None
     assert fastest_tokens(tiny(text), decoder, gpu, world) is None
-    unread = Unread(0, 0.0, fastest=1e9)
+    unread = PendingSteps(0, 0.0, fastest=1e9)
     unread.begin()
     unread.add(1, 0.1, 1000, torch.ones(()), torch.ones(()), None)
     unread.read()
@@ -188,11 +188,11 @@ class Numbered(Batches):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_batches_come_ahead_in_order(device: str) -> None:
     def steps(fails: int = -1) -> Iterator[Tensor]:
-        return read_ahead(Numbered(fails), range(3, 8), torch.device(device))
+        return prefetch(Numbered(fails), range(3, 8), torch.device(device))
 
     assert [int(batch[0, 0]) for batch in steps()] == [3, 4, 5, 6, 7]
     coming = steps(fails=6)
     assert [int(next(coming)[0, 0]) for _ in range(3)] == [3, 4, 5]
     with pytest.raises(WakefulError, match="step 6 cannot be read"):
         next(coming)
-    assert list(read_ahead(Numbered(-1), range(0), torch.device(device))) == []
+    assert list(prefetch(Numbered(-1), range(0), torch.device(device))) == []

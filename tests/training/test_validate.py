@@ -23,7 +23,7 @@ from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run
 from wakeful.training.objective import make_loss
 from wakeful.training.report import comparison_report
-from wakeful.training.setup import make_decoder, resolved
+from wakeful.training.setup import make_decoder, resolve_config
 from wakeful.training.validation import mean_loss, window_losses
 
 
@@ -33,7 +33,7 @@ def with_data(text: Path, **over: dict) -> tuple[Config, Decoder, ValidationWind
     windows = ValidationWindows(
         data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
     )
-    decoder = make_decoder(resolved(config, data), torch.device("cpu"))
+    decoder = make_decoder(resolve_config(config, data), torch.device("cpu"))
     with torch.no_grad():  # far from the uniform start, so that tokens differ in loss
         for parameter in decoder.parameters():
             parameter.mul_(8)

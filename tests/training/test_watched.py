@@ -26,7 +26,7 @@ from wakeful.runs.records import HeadWeights, rows
 from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train_run
-from wakeful.training.watching import FOLLOWED, WATCHED, figures, observed, whole_windows
+from wakeful.training.watching import FOLLOWED, WATCHED, diagnose_windows, figures, whole_windows
 
 
 class Weights(Probe):
@@ -99,7 +99,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     config = tiny(text)
     trained = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
-    found = figures(observed(trained.decoder(), windows, 3))
+    found = figures(diagnose_windows(trained.decoder(), windows, 3))
     probe, hidden = Weights(), Hiddens()
     inputs = torch.cat([batch[0] for batch in windows])[:3]
     with torch.no_grad(), watch(trained.decoder(), probe, hidden):

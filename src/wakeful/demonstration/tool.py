@@ -139,7 +139,7 @@ def _train(folder: Path, variants: Mapping[str, Config], display: DisplayFactory
     title = f"wakeful demo: {folder.name}, one seed"
     return compare(
         *variants.values(), out=folder, title=title, resume=resume, display=display
-    ).found
+    ).compared
 
 
 def _diagnose_once(

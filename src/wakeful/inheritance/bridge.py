@@ -49,7 +49,7 @@ from wakeful.norms.base import Norm
 from wakeful.paged import replace_parameter
 from wakeful.runs.records import Bridged, Gap
 from wakeful.terminal.display import OnProgress, ignore_progress
-from wakeful.training import AS_IT_IS
+from wakeful.training import NO_AUTOCAST
 
 _MIN_COSINE = 3**0.5 / 2
 """Cosine of the mean first token to the reference's from which no constraint is needed."""
@@ -106,7 +106,7 @@ def bridge(
     *,
     documents: Int[Tensor, "B L"] | None = None,
     only: Sequence[Gap] | None = None,
-    autocast: AbstractContextManager[object] = AS_IT_IS,
+    autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
 ) -> list[Bridged]:
     """Bridge the gaps of an heir's layers, in place; return each bridge with its errors.

@@ -20,7 +20,7 @@ from wakeful.inheritance.stream import TextStream
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.runs.records import Gap
 from wakeful.terminal.display import OnProgress, ignore_progress
-from wakeful.training import AS_IT_IS
+from wakeful.training import NO_AUTOCAST
 
 _STRIDE = 2
 """Runs are tried at every second start first, then at the best start's neighbors."""
@@ -36,7 +36,7 @@ def bridged_losses(
     pinned: int = 1,
     held_out: int = 4,
     documents: Int[Tensor, "B L"] | None = None,
-    autocast: AbstractContextManager[object] = AS_IT_IS,
+    autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
 ) -> dict[int, float]:
     """Return the loss, in nats per token, without `num_dropped` layers from each start tried.

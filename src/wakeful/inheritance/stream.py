@@ -12,7 +12,7 @@ from wakeful.model.block import Block, PeriBlock
 from wakeful.model.decoder import Decoder, begins_of
 from wakeful.model.hooks import hooked
 from wakeful.norms.base import Norm
-from wakeful.training import AS_IT_IS
+from wakeful.training import NO_AUTOCAST
 
 _TOKENS_PER_BATCH = 2048
 """Tokens that go through a layer in one batch."""
@@ -26,7 +26,7 @@ class TextStream:
         decoder: Decoder,
         tokens: Int[Tensor, "B L"],
         documents: Int[Tensor, "B L"] | None = None,
-        autocast: AbstractContextManager[object] = AS_IT_IS,
+        autocast: AbstractContextManager[object] = NO_AUTOCAST,
     ) -> None:
         self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]

@@ -9,7 +9,7 @@ from wakeful.errors import WakefulError
 from wakeful.inheritance import Inheritance, inheritance_report
 from wakeful.reports.html import write
 from wakeful.runs.run import Run
-from wakeful.training import Comparison, reported
+from wakeful.training import Comparison, report_comparison
 from wakeful.variants.plugins import verb_of
 
 _KINDS = {
@@ -75,4 +75,6 @@ def report(
             "about one comparison or about one inheritance; the other verbs write report.html "
             "themselves"
         )
-    return reported(places, page, title, baseline=baseline, only=only, figures=figures, table=table)
+    return report_comparison(
+        places, page, title, baseline=baseline, only=only, figures=figures, table=table
+    )

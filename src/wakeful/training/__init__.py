@@ -12,20 +12,20 @@ if TYPE_CHECKING:
         relative_loss_chart,
     )
     from wakeful.training.compared import ComparedRuns, TrainedRun
-    from wakeful.training.comparison import Comparison, compare, reported
+    from wakeful.training.comparison import Comparison, compare, report_comparison
     from wakeful.training.distillation import distillation_in_rows
     from wakeful.training.loop import Initial, resume_command, train_run
     from wakeful.training.parallel import choose_own_device
     from wakeful.training.report import caveat, verdicts
-    from wakeful.training.setup import AS_IT_IS, autocast, check_parts, check_run
+    from wakeful.training.setup import NO_AUTOCAST, autocast, check_parts, check_run
     from wakeful.training.size import run_operations, run_size
     from wakeful.training.tables import machines
     from wakeful.training.tool import Run, train
     from wakeful.training.validation import mean_loss, window_losses
 
 __all__ = [
-    "AS_IT_IS",
     "FOLLOWED",
+    "NO_AUTOCAST",
     "ComparedRuns",
     "Comparison",
     "Initial",
@@ -43,7 +43,7 @@ __all__ = [
     "machines",
     "mean_loss",
     "relative_loss_chart",
-    "reported",
+    "report_comparison",
     "resume_command",
     "run_operations",
     "run_size",
@@ -58,12 +58,12 @@ __getattr__, __dir__, _ = attach(
     submod_attrs={
         "charts": ["FOLLOWED", "difference_chart", "followed_charts", "relative_loss_chart"],
         "compared": ["ComparedRuns", "TrainedRun"],
-        "comparison": ["Comparison", "compare", "reported"],
+        "comparison": ["Comparison", "compare", "report_comparison"],
         "distillation": ["distillation_in_rows"],
         "loop": ["Initial", "resume_command", "train_run"],
         "parallel": ["choose_own_device"],
         "report": ["caveat", "verdicts"],
-        "setup": ["AS_IT_IS", "autocast", "check_parts", "check_run"],
+        "setup": ["NO_AUTOCAST", "autocast", "check_parts", "check_run"],
         "size": ["run_operations", "run_size"],
         "tables": ["machines"],
         "tool": ["Run", "train"],

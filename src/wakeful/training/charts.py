@@ -25,20 +25,20 @@ FOLLOWED = {
     "residual_peak_first": "BOS's residual norm over the others'",
     "excess_loss": "loss over the task's own (nats)",
 }
-"""The axis of each figure that is followed over steps."""
+"""Axis title of each figure that is followed over steps."""
 _MOST_CURVES = 12
-"""In one chart; past them nobody finds a line in its legend."""
+"""Most curves in one chart; of more, none can be found in the legend."""
 _STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1))
 
 
 def with_curves(comparison: ComparedRuns) -> list[str]:
     """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
-    if len(comparison.drawn) <= _MOST_CURVES:
-        return list(comparison.drawn)
+    if len(comparison.with_curves) <= _MOST_CURVES:
+        return list(comparison.with_curves)
     gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
     paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
     best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
-    return [name for name in comparison.drawn if name in {comparison.baseline, *best}]
+    return [name for name in comparison.with_curves if name in {comparison.baseline, *best}]
 
 
 def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
@@ -48,26 +48,26 @@ def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
     if frame.is_empty():
         return None
     # The first steps are all initialization; averaging starts to mean something after a window.
-    shown = [name for name in with_curves(comparison) if name != comparison.baseline]
+    variants = [name for name in with_curves(comparison) if name != comparison.baseline]
     steady = frame.filter(
         pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
-        pl.col("variant").is_in(shown),
+        pl.col("variant").is_in(variants),
     )
     if steady.is_empty():
         return None
     y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
     steady = steady.select("variant", "step", "low", "high", value="difference")
     zero = [charts.line_at("y", 0.0, "zero")]
-    return _curves(comparison, steady, y, "+.4f", shown, under=zero)
+    return _curves(comparison, steady, y, "+.4f", variants, under=zero)
 
 
 def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
     """Draw the smoothed training loss of each variant's first seed."""
-    shown = with_curves(comparison)
+    variants = with_curves(comparison)
     frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
-    frame = frame.filter(pl.col("variant").is_in(shown)).rename({"loss": "value"})
+    frame = frame.filter(pl.col("variant").is_in(variants)).rename({"loss": "value"})
     y = alt.Y("value:Q", title="training loss (nats per token)", scale=alt.Scale(zero=False))
-    return _curves(comparison, frame, y, ".4f", shown)
+    return _curves(comparison, frame, y, ".4f", variants)
 
 
 def followed_charts(comparison: ComparedRuns) -> list[Chart]:
@@ -75,25 +75,25 @@ def followed_charts(comparison: ComparedRuns) -> list[Chart]:
 
     Each line is the mean over seeds, its band the 95% confidence interval.
     """
-    shown, found = with_curves(comparison), list[Chart]()
-    for _, title, frame in _each_followed(tables.followed(comparison), shown):
+    variants, curve_charts = with_curves(comparison), list[Chart]()
+    for _, title, frame in _each_followed(tables.followed_figures(comparison), variants):
         far = pl.col("error") * pl.col("seeds").map_elements(
             lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
         )
         error = pl.when(far.is_finite()).then(far)
         value = pl.col("value")
-        drawn = frame.select("variant", "step", value, low=value - error, high=value + error)
+        bands = frame.select("variant", "step", value, low=value - error, high=value + error)
         y = alt.Y("value:Q", title=title)
-        found.append(Chart(title, partial(_curves, comparison, drawn, y, ".4f", shown)))
-    return found
+        curve_charts.append(Chart(title, partial(_curves, comparison, bands, y, ".4f", variants)))
+    return curve_charts
 
 
 def _each_followed(
-    table: pl.DataFrame, shown: Sequence[str]
+    table: pl.DataFrame, variants: Sequence[str]
 ) -> Iterator[tuple[str, str, pl.DataFrame]]:
     """Yield each figure that was followed: its name, its title, and its rows of variants shown."""
     for name, title in FOLLOWED.items():
-        frame = table.filter(pl.col("variant").is_in(shown), figure=name)
+        frame = table.filter(pl.col("variant").is_in(variants), figure=name)
         if not frame.is_empty():
             yield name, title, frame
 
@@ -103,18 +103,18 @@ def head_charts(comparison: ComparedRuns) -> list[tuple[str, list[Chart]]]:
 
     Colors are those of one scale in all charts of a figure.
     """
-    shown, found = with_curves(comparison), list[tuple[str, list[Chart]]]()
-    for name, title, frame in _each_followed(tables.heads_over_steps(comparison), shown):
+    variants, by_figure = with_curves(comparison), list[tuple[str, list[Chart]]]()
+    for name, title, frame in _each_followed(tables.heads_over_steps(comparison), variants):
         largest = max(1.0, *frame["value"])
         domain = charts.SHARE if name.startswith("bos_mass") else (0.0, largest)
         head = "key/value head" if name.startswith("value_drain") else "head"
         of_each = [
             Chart(f"{title}, {variant}", partial(
                 _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
-            for variant in shown if variant in frame["variant"]
+            for variant in variants if variant in frame["variant"]
         ]  # fmt: skip
-        found.append((title, of_each))
-    return found
+        by_figure.append((title, of_each))
+    return by_figure
 
 
 def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> charts.Drawing:
@@ -192,14 +192,14 @@ def _cost(comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str
 
 
 def _curves(
-    comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, shown: Sequence[str],
+    comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, variants: Sequence[str],
     under: Sequence[alt.Chart] = (),
 ) -> charts.Drawing:  # fmt: skip
     """Draw a line over steps for each variant, with a legend of those `shown`."""
     tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
     chart = charts.lines(
         frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",
-        legend=alt.Legend(values=list(shown)), under=under,
+        legend=alt.Legend(values=list(variants)), under=under,
     )  # fmt: skip
     return chart.properties(height=300, width="container")
 

@@ -1,4 +1,4 @@
-"""Work dealt out over processes or machines by submitit: runs, or all that one seed trains.
+"""Distribution of runs over processes or machines by submitit.
 
 "local(workers=2)"                            processes of this machine
 "slurm(workers=16, hours=12, partition='a')"  SLURM's jobs
@@ -34,16 +34,16 @@ from wakeful.variants import build_call
 from wakeful.variants.plugins import optional
 
 TRIES = 3
-"""Jobs of one run that may end one after another without having saved a step."""
+"""Consecutive jobs of one run that may end without having saved a step."""
 _PAUSE = {"local": 0.2, "slurm": 10.0}
-"""Seconds between two looks at the jobs."""
+"""Seconds between two checks of the jobs."""
 _SAVES = 60.0
 """Seconds in which a worker of this machine ends its step and saves it."""
-TOGETHER = 60.0
-"""Seconds that a job of several small rows takes, very roughly: a process takes ten to begin."""
+BATCH_SECONDS = 60.0
+"""Seconds that a job of several small rows takes, very roughly; a process needs ten to start."""
 _LOGS = "jobs"
 _COMMAND = ".command"
-"""The file beside the logs' folders that a command holds while it distributes work."""
+"""Lock file beside the logs' folders, held by a command while it distributes work."""
 _ENGINE = "SUBMITIT_EXECUTOR"
 """Environment variable by which submitit names a job's launcher."""
 THREADS = "OMP_NUM_THREADS"
@@ -51,7 +51,7 @@ THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """The result of a job."""
 
     fault: str = ""
@@ -62,49 +62,49 @@ class Ended:
     """True where training diverged, as it would again."""
 
 
-Call = tuple[Callable[..., Ended], *tuple[Any, ...]]
-"""A function and what it is called with."""
+Call = tuple[Callable[..., JobResult], *tuple[Any, ...]]
+"""A function and its arguments."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Place of training, and the number of runs at a time."""
+    """Engine of the jobs, and their number at a time."""
 
     engine: str
     workers: int
     gpus: int
-    """Of each."""
+    """GPUs of each worker."""
     parameters: Mapping[str, Any]
-    """Of submitit's executor."""
+    """Parameters of submitit's executor."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work, which goes on in another job where one ended before it was done."""
+    """A piece of work; if its job ends before it is done, another job continues it."""
 
     label: str
     """Its name in messages."""
-    place: Path
-    """The folder that its checkpoints are below."""
+    folder: Path
+    """The folder of its checkpoints."""
     call: Call
     """The function that the job calls, and its arguments."""
     after: Collection[str] = ()
-    """The labels of what must have ended before it begins."""
+    """Labels of the work that must have ended before it begins."""
     operations: float = math.inf
     """Floating-point operations that it takes, very roughly; inf has a job of its own."""
-    said: bool = True
-    """True where the run in its place says when nothing is left to do; else only its job does."""
+    shows_done: bool = True
+    """True where the run in its folder shows when it is done; otherwise only its job does."""
 
     @property
     def done(self) -> bool:
-        """Tell whether no work is known to remain."""
-        return self.said and is_done(self.place)
+        """True where its folder shows that it is done."""
+        return self.shows_done and is_done(self.folder)
 
 
-def run_work(label: str, config: Config, place: Path) -> Work:
-    """Return a run to be trained, or what is left of it."""
-    call = train_row, config_to_table(config), str(place)
-    return Work(label, place, call, operations=run_operations(config))
+def run_work(label: str, config: Config, folder: Path) -> Work:
+    """Return the training of a run, from its newest checkpoint if there is one."""
+    call = train_row, config_to_table(config), str(folder)
+    return Work(label, folder, call, operations=run_operations(config))
 
 
 def cluster_of(expression: str) -> Cluster:
@@ -114,19 +114,19 @@ def cluster_of(expression: str) -> Cluster:
         WakefulError: it names none, an option is out of its range, submitit is not installed, or
             SLURM is not to be had here.
     """
-    known = {"local": _local, "slurm": _slurm}
-    found: Cluster = build_call("cluster", known, expression)(expression)
-    check_rules(found, AtLeast("workers", 1), AtLeast("gpus", 0))
+    engines = {"local": _local, "slurm": _slurm}
+    cluster: Cluster = build_call("cluster", engines, expression)(expression)
+    check_rules(cluster, AtLeast("workers", 1), AtLeast("gpus", 0))
     _submitit()
-    if found.engine == "slurm" and shutil.which("srun") is None:
+    if cluster.engine == "slurm" and shutil.which("srun") is None:
         raise WakefulError(
             f"cluster = {expression}: there is no srun here; give the command on a machine that "
             "submits to SLURM"
         )
-    return found
+    return cluster
 
 
-def deal(
+def distribute_work(
     rows: Sequence[Work],
     cluster: Cluster,
     folder: Path,
@@ -135,25 +135,25 @@ def deal(
     may_diverge: Container[str] = (),
     may_fail: bool = False,
 ) -> dict[str, str]:
-    """Do the work that is not done, in jobs of a row or of several small ones, `workers` at a time.
+    """Do unfinished work in jobs of one row or of several small ones, `workers` at a time.
 
-    What a job left goes on in another, a run from its newest checkpoint. Jobs write what they say
-    into a new folder below `folder`/jobs, which all machines must see, as they must the rows'
-    folders. submitit unpickles what its jobs leave there, so nothing that was there before is read.
-    Where a row of a label in `may_diverge` does so, the others go on without it, and with
-    `may_fail` whatever was wrong. Return what was wrong with those, by label.
+    A row whose job ended early continues in another, a run from its newest checkpoint. Jobs write
+    their logs into a new folder below `folder`/jobs, which all machines must see, as well as the
+    rows' folders. submitit unpickles its jobs' results there, so no earlier file is read.
+    If a row whose label is in `may_diverge` diverges, the others continue without it; with
+    `may_fail` after any fault. Return the faults by label.
 
     Workers of this machine end when the command does, also where it is killed.
 
     Raises:
-        WakefulError: a row's training refused to begin or to go on, its jobs kept ending before
-            they had saved a step, or another command's workers are at it.
+        WakefulError: a row's training raised it, its jobs kept ending before they had saved a
+            step, or another command's workers hold the folder.
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
     submitit, command = _submitit(), folder / _LOGS / _COMMAND
     logs = command.with_name(secrets.token_hex(8))
     running = dict[int, tuple[list[Work], Any]]()
-    taken = (
+    locked = (
         f"another command distributes work in {folder}, or the workers of one that was killed are "
         "saving their step: wait a minute, then give the command again"
     )
@@ -161,33 +161,33 @@ def deal(
     refuse_link(command)
     with disk_errors(logs):
         command.parent.mkdir(parents=True, exist_ok=True)
-    with lock_file(command, taken), ExitStack() as ends:
+    with lock_file(command, locked), ExitStack() as ends:
         executor = _executor(submitit, cluster, logs)
-        left = [row for row in rows if not row.done]
-        dealing = _Dealing(left, cluster.workers, logs, may_diverge, may_fail)
+        remaining = [row for row in rows if not row.done]
+        queue = _Queue(remaining, cluster.workers, logs, may_diverge, may_fail)
         ends.callback(on_signal, signal.SIGTERM, on_signal(signal.SIGTERM, _stop))
         ends.callback(lambda: _end([job for _, job in running.values()], cluster))
-        while dealing.waiting or running:
+        while queue.waiting or running:
             for slot in range(cluster.workers):
-                if slot not in running and (batch := dealing.batch()):
+                if slot not in running and (batch := queue.take_batch()):
                     job = _submitted(executor, cluster, slot, batch, command)
                     running[slot] = batch, job
             for slot, (batch, job) in list(running.items()):
                 if not job.done():
                     for row in itertools.takewhile(lambda row: row.done, batch):
-                        dealing.trained(row, show)
+                        queue.note_done(row, show)
                     continue
                 del running[slot]
-                for row, came in zip(batch, _result(submitit, job, batch), strict=False):
-                    dealing.ended(row, came, show)
-                again = [row for row in batch if row.label in dealing.left]
-                dealing.waiting = again + dealing.waiting
+                for row, result in zip(batch, _result(submitit, job, batch), strict=False):
+                    queue.take_result(row, result, show)
+                unfinished = [row for row in batch if row.label in queue.remaining]
+                queue.waiting = unfinished + queue.waiting
             time.sleep(_PAUSE[cluster.engine] if running else 0)
-    return dealing.faults
+    return queue.faults
 
 
-class _Dealing:
-    """Work left to be dealt out, and the outcome of the rest."""
+class _Queue:
+    """Work that waits for a job, and the outcomes of the rest."""
 
     def __init__(
         self,
@@ -199,44 +199,44 @@ class _Dealing:
     ) -> None:
         self.waiting, self.total, self.workers, self.logs = list(rows), len(rows), workers, logs
         self.may_diverge, self.may_fail = may_diverge, may_fail
-        self.left = {row.label for row in rows}
-        """The labels of what is still to be done."""
+        self.remaining = {row.label for row in rows}
+        """Labels of unfinished rows."""
         self.faults: dict[str, str] = {}
         self.tries: collections.Counter[str] = collections.Counter()
         self.saved: dict[str, set[str]] = {}
         self.speed = rough_seconds(1.0, choose_device("auto")) if rows else 0.0
 
-    def batch(self) -> list[Work]:
-        """Take the next job's rows: those that may begin, in order, up to a worker's share of all.
+    def take_batch(self) -> list[Work]:
+        """Take the next job's rows: those that may begin, in order, up to a worker's share.
 
-        The share is taken of what is left, so that the last jobs are short and end together.
+        The share is of the waiting rows, so that the last jobs are short and end together.
         """
-        ready = [row for row in self.waiting if self.left.isdisjoint(row.after)]
+        ready = [row for row in self.waiting if self.remaining.isdisjoint(row.after)]
         times = [self.speed * row.operations for row in ready]
-        most = min(TOGETHER, sum(times) / self.workers)
-        spent = list(itertools.accumulate(times))
-        batch = [row for row, until in zip(ready, spent, strict=True) if until <= most]
+        limit = min(BATCH_SECONDS, sum(times) / self.workers)
+        totals = list(itertools.accumulate(times))
+        batch = [row for row, until in zip(ready, totals, strict=True) if until <= limit]
         batch = batch or ready[:1]
-        taken = {row.label for row in batch}
-        self.waiting = [row for row in self.waiting if row.label not in taken]
+        labels = {row.label for row in batch}
+        self.waiting = [row for row in self.waiting if row.label not in labels]
         for row in batch:
-            self.saved[row.label] = _saved(row.place)
+            self.saved[row.label] = _checkpoints_of(row.folder)
         return batch
 
-    def trained(self, row: Work, show: Display) -> None:
-        """Say once that a row has ended."""
-        if row.label in self.left:
-            self.left.discard(row.label)
-            show.note(f"{row.label} is done ({self.total - len(self.left)} of {self.total})")
+    def note_done(self, row: Work, show: Display) -> None:
+        """Report once that a row is done."""
+        if row.label in self.remaining:
+            self.remaining.discard(row.label)
+            show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
 
-    def ended(self, row: Work, came: Ended, show: Display) -> None:
-        """Take the outcome of a row in a job that has ended; raise it if others need that row."""
-        fault = came.fault
+    def take_result(self, row: Work, result: JobResult, show: Display) -> None:
+        """Take the result of a row whose job has ended; raise its fault if it may not fail."""
+        fault = result.fault
         if not fault or row.done:  # a signal may come after the last step
-            self.trained(row, show)
+            self.note_done(row, show)
             return
-        if came.stopped:
-            if _saved(row.place) != self.saved[row.label]:
+        if result.stopped:
+            if _checkpoints_of(row.folder) != self.saved[row.label]:
                 self.tries[row.label] = 0
             self.tries[row.label] += 1
             if self.tries[row.label] < TRIES:
@@ -246,15 +246,15 @@ class _Dealing:
                 f"{TRIES} jobs in a row ended before they had saved a step, the last with {fault}; "
                 f"see {self.logs}, then give the same command again"
             )
-        if not (self.may_fail or (came.diverged and row.label in self.may_diverge)):
-            raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
+        if not (self.may_fail or (result.diverged and row.label in self.may_diverge)):
+            raise (Diverged if result.diverged else WakefulError)(f"{row.label}: {fault}")
         show.note(f"{row.label}: {fault}; the others go on without it")
         self.faults[row.label] = fault
-        self.left.discard(row.label)
+        self.remaining.discard(row.label)
 
 
 def _end_with(command: str) -> None:
-    """Let this worker save its step and end once nobody holds the file of its command."""
+    """Let this worker save its step and end once its command no longer holds the lock file."""
 
     def watch() -> None:
         with Path(command).open() as file:
@@ -266,9 +266,9 @@ def _end_with(command: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _saved(place: Path) -> set[str]:
-    """Return the checkpoints that are there; a run that goes on has others later."""
-    return {each.as_posix() for each in place.rglob("step-*")}
+def _checkpoints_of(folder: Path) -> set[str]:
+    """Return the paths of the checkpoints; they change while a run continues."""
+    return {path.as_posix() for path in folder.rglob("step-*")}
 
 
 def _end(jobs: Sequence[Any], cluster: Cluster) -> None:
@@ -295,48 +295,48 @@ def _stop(number: int, frame: Any) -> None:
     )
 
 
-def train_row(table: Mapping[str, Any], place: str) -> Ended:
-    """Train a run or go on with it.
+def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
+    """Train or continue a run.
 
-    The configuration is what the user wrote, so the modules that it names are imported: a job is a
-    new process, and going on with a run imports none.
+    The configuration is the user's own, so the modules that it names are imported: a job is a new
+    process, and resuming a run imports none.
     """
 
     def work() -> None:
         config = config_from_table(table)
         admit_parts(config)
         task_of(config.data.source, imports=True)
-        train_run(config, place, resume=(Path(place) / "run.json").is_file())
+        train_run(config, folder, resume=(Path(folder) / "run.json").is_file())
 
-    return ended_of(work)
+    return job_result(work)
 
 
-def in_turn(calls: Sequence[Call], command: str = "") -> list[Ended]:
-    """Do a job's rows one after another, up to one that is stopped; return what became of each.
+def run_calls(calls: Sequence[Call], command: str = "") -> list[JobResult]:
+    """Do a job's rows one after another, up to one that is stopped; return their results.
 
-    A worker of this machine ends with the process that holds the file `command`.
+    A worker of this machine ends with the process that holds the lock file `command`.
     """
     if command and os.environ.get(_ENGINE) == "local":
         _end_with(command)
-    ended: list[Ended] = []
-    for function, *given in calls:
-        ended.append(function(*given))
+    ended: list[JobResult] = []
+    for function, *arguments in calls:
+        ended.append(function(*arguments))
         if ended[-1].stopped:
             break
     return ended
 
 
-def ended_of(work: Callable[[], object]) -> Ended:
-    """Do a job's work and return what was wrong."""
+def job_result(work: Callable[[], object]) -> JobResult:
+    """Do a job's work and return its result, with the fault if there was one."""
     if os.environ.get(_ENGINE) == "local":
         os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job
     try:
         work()
     except Interrupted:
-        return Ended("it was stopped", stopped=True)
+        return JobResult("it was stopped", stopped=True)
     except WakefulError as error:
-        return Ended(str(error), diverged=isinstance(error, Diverged))
-    return Ended()
+        return JobResult(str(error), diverged=isinstance(error, Diverged))
+    return JobResult()
 
 
 def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
@@ -353,43 +353,43 @@ def _submitted(
 ) -> Any:
     calls = [row.call for row in batch]
     if cluster.engine == "local" and cluster.gpus:
-        own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
-        executor.update_parameters(visible_gpus=list(own))
+        gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
+        executor.update_parameters(visible_gpus=list(gpus))
     if cluster.engine != "local":
-        return executor.submit(in_turn, calls)
+        return executor.submit(run_calls, calls)
     # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
-    before = on_signal(signal.SIGINT, signal.SIG_IGN)
+    handler = on_signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with _threads(cluster.workers):
-            return executor.submit(in_turn, calls, str(command))
+            return executor.submit(run_calls, calls, str(command))
     finally:
-        on_signal(signal.SIGINT, before)
+        on_signal(signal.SIGINT, handler)
 
 
 @contextmanager
 def _threads(workers: int) -> Iterator[None]:
-    """Let a process that begins now have its share of the cores, unless the user says how many."""
+    """Give processes started now their share of the cores, unless the user sets the number."""
     if THREADS in os.environ:
         yield
         return
     # macOS has no such call; of the machine's cores a process of Linux may have only some.
-    ours = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    os.environ[THREADS] = str(max(1, len(ours) // workers))
+    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    os.environ[THREADS] = str(max(1, len(cores) // workers))
     try:
         yield
     finally:
         del os.environ[THREADS]
 
 
-def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[Ended]:
+def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResult]:
     """Return the outcomes of an ended job's rows, up to its end; a killed one was stopped."""
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         fault = lines[-1].strip()[:200] if lines else type(error).__name__
-        finished = [Ended() for _ in itertools.takewhile(lambda row: row.done, batch)]
-        return [*finished, Ended(fault, stopped=True)][: len(batch)]
+        finished = [JobResult() for _ in itertools.takewhile(lambda row: row.done, batch)]
+        return [*finished, JobResult(fault, stopped=True)][: len(batch)]
 
 
 def _submitit() -> Any:

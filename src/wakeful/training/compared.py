@@ -49,11 +49,11 @@ class TrainedRun:
     validation: pl.DataFrame
     """One row per validation window: window, loss (mean nats per token), tokens."""
     followed: pl.DataFrame
-    """Figures over steps, `step`, `figure` and `value`: means over layers, and a task's
-    excess loss; no rows where nothing was asked for."""
+    """Figures over steps, `step`, `figure` and `value`: means over layers, and a task's excess
+    loss; no rows where the configuration follows none."""
     heads: pl.DataFrame
-    """The same of each layer and head: `step`, `figure`, `layer`, `head` and `value`; no head in
-    figures of a layer, and key/value heads in the value drain."""
+    """The same for each layer and head: `step`, `figure`, `layer`, `head` and `value`; `head` is
+    null in figures of a layer, and a key/value head in the value drain."""
 
     @property
     def summary(self) -> Summary:
@@ -74,15 +74,15 @@ class ComparedRuns:
     """Every planned variant, in an order that does not change as runs finish."""
     runs: tuple[TrainedRun, ...]
     unfinished: tuple[str, ...]
-    """Runs that are not in the tables, by name."""
+    """Labels of the runs that are not in the tables."""
     partial: tuple[TrainedRun, ...]
-    """Those of them that have begun: what they have logged is in the training curves."""
+    """Unfinished runs that have started: their logs are in the training curves."""
     layouts: tuple[str, ...] = ()
     """Layouts of its page, by their names (`reports.layouts`)."""
 
     @cached_property
     def variants(self) -> tuple[str, ...]:
-        """Those that have a finished run."""
+        """Variants with a finished run."""
         finished = {run.variant for run in self.runs}
         return tuple(name for name in self.names if name in finished)
 
@@ -91,27 +91,27 @@ class ComparedRuns:
         """The variant that differences are taken from."""
         return self.variants[0]
 
-    def among(self, others: Sequence[str]) -> "ComparedRuns":
+    def select_variants(self, variants: Sequence[str]) -> "ComparedRuns":
         """Return the comparison of the baseline with these variants alone.
 
         Raises:
             WakefulError: one is none of the variants that have finished.
         """
-        for name in others:
+        for name in variants:
             self._check_finished("only", name)
-        kept = {self.baseline, *others}
-        left = [name for name in self.names if name not in kept]
+        included = {self.baseline, *variants}
+        dropped = [name for name in self.names if name not in included]
         return replace(
             self,
-            names=tuple(name for name in self.names if name in kept),
-            runs=tuple(run for run in self.runs if run.variant in kept),
-            partial=tuple(run for run in self.partial if run.variant in kept),
+            names=tuple(name for name in self.names if name in included),
+            runs=tuple(run for run in self.runs if run.variant in included),
+            partial=tuple(run for run in self.partial if run.variant in included),
             unfinished=tuple(
-                each for each in self.unfinished if each.rpartition(", seed ")[0] not in left
+                label for label in self.unfinished if label.rpartition(", seed ")[0] not in dropped
             ),
         )
 
-    def against(self, baseline: str) -> "ComparedRuns":
+    def with_baseline(self, baseline: str) -> "ComparedRuns":
         """Return the comparison with another baseline.
 
         Raises:
@@ -128,10 +128,10 @@ class ComparedRuns:
             )
 
     @property
-    def drawn(self) -> tuple[str, ...]:
-        """The variants that have a training curve."""
-        begun = {*self.variants, *(run.variant for run in self.partial)}
-        return tuple(name for name in self.names if name in begun)
+    def with_curves(self) -> tuple[str, ...]:
+        """Variants with a training curve."""
+        started = {*self.variants, *(run.variant for run in self.partial)}
+        return tuple(name for name in self.names if name in started)
 
     def of(self, variant: str) -> list[TrainedRun]:
         """Return a variant's finished runs by seed."""
@@ -146,9 +146,9 @@ class ComparedRuns:
         return "seeds" if len(self.compared(variant)) > 1 else "windows"
 
     def compared(self, variant: str) -> list[TrainedRun]:
-        """Return the runs that a variant's figures are of: those with a baseline's of their seed.
+        """Return the runs behind a variant's figures: those whose seed the baseline has too.
 
-        A variant that shares no seed with the baseline is shown by all that it has.
+        If it shares no seed with the baseline, all of its runs.
         """
         return [run for run, _ in self.pairs(variant)] or self.of(variant)
 
@@ -163,8 +163,9 @@ class ComparedRuns:
         return [seed for seed in self.seeds if seed not in there]
 
     def pairs(self, variant: str, runs: Sequence[TrainedRun] | None = None) -> Pairs:
-        """Return (run, finished baseline run) for each seed that both have; `runs` are the
-        variant's, its finished ones where not given.
+        """Return (run, finished baseline run) for each seed that both have.
+
+        `runs` are the variant's; by default its finished ones.
         """
         base = {run.seed: run for run in self.of(self.baseline)}
         runs = self.of(variant) if runs is None else runs
@@ -178,11 +179,11 @@ def _by_seed(variant: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
 def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> ComparedRuns:
     """Read a comparison folder, one run, or several runs.
 
-    The variant `baseline` is the one that differences are taken from; empty is the folder's own, or
-    the first of several runs.
+    Differences are to the variant `baseline`; empty is the folder's own, or the first of several
+    runs.
 
-    Runs that are not finished are named in `unfinished` and stay out of every table; those that
-    have begun are in `partial`, for the training curves. The baseline must have finished.
+    Unfinished runs are listed in `unfinished` and not in tables; those that have started are in
+    `partial`, for the training curves. The baseline must have finished.
 
     Raises:
         WakefulError: a run is damaged, or two cannot be compared: other text, another tokenizer,
@@ -191,33 +192,33 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     if isinstance(source, str | Path):
         header = Run.open(source).header
         if header.kind == "compare":
-            found = _comparison_folder(Path(source), header, baseline or header.baseline)
-            return found.against(baseline) if baseline else found
+            comparison = _comparison_folder(Path(source), header, baseline or header.baseline)
+            return comparison.with_baseline(baseline) if baseline else comparison
         source = [source]
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     for path in source:
-        # A finished baseline is what all else is measured by; without it the error says so.
+        # The first run is the baseline, which must have finished: reading it says so otherwise.
         done = not runs or is_done(Path(path))
         (runs if done else partial).append(read_run(path, done=done))
-    apart = _called_apart([*runs, *partial])
-    runs, partial = apart[: len(runs)], apart[len(runs) :]
-    found = _checked(
+    named = _with_unique_names([*runs, *partial])
+    runs, partial = named[: len(runs)], named[len(runs) :]
+    comparison = _check_paired(
         ComparedRuns(
             Path(source[0]).name,
-            names=tuple(dict.fromkeys(run.variant for run in apart)),
+            names=tuple(dict.fromkeys(run.variant for run in named)),
             runs=tuple(runs),
             unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
             partial=tuple(partial),
         )
     )
-    return found.against(baseline) if baseline else found
+    return comparison.with_baseline(baseline) if baseline else comparison
 
 
-def _called_apart(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """Call runs by their paths too where those of one name are not seeds of one variant.
+def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    """Add the paths to the names of runs that share a name without being seeds of one variant.
 
-    Two have one seed, as those of a preset do, or other configurations.
+    Such runs have the same seed, or configurations that differ in more than the seed.
     """
     paths = [run.path.resolve() for run in runs]
     for number, path in enumerate(paths):
@@ -225,24 +226,24 @@ def _called_apart(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
             raise WakefulError(f"{runs[number].path} is named twice: name each run once")
     counts = Counter((run.variant, run.seed) for run in runs)
     alike = {variant for (variant, _), count in counts.items() if count > 1}
-    alike |= {run.variant for run, _, _ in _odd_ones(runs)}
+    alike |= {run.variant for run, _, _ in _differing_runs(runs)}
     return [
         replace(run, variant=f"{run.variant} ({run.path})") if run.variant in alike else run
         for run in runs
     ]
 
 
-def _odd_ones(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, str]]:
-    """Return each run that differs from its variant's first one, with that one and the fields."""
+def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, str]]:
+    """Return each run that differs from its variant's first, with that run and the fields."""
     of_variant: dict[str, list[TrainedRun]] = defaultdict(list)
     for run in runs:
         of_variant[run.variant].append(run)
-    found: list[tuple[TrainedRun, TrainedRun, str]] = []
-    for first, *others in of_variant.values():
-        for run in others:
-            odd = config_differences(first.config, run.config).keys() - _OF_ONE_VARIANT
-            found += [(run, first, ", ".join(sorted(odd)))] if odd else []
-    return found
+    differences: list[tuple[TrainedRun, TrainedRun, str]] = []
+    for first, *rest in of_variant.values():
+        for run in rest:
+            fields = config_differences(first.config, run.config).keys() - _OF_ONE_VARIANT
+            differences += [(run, first, ", ".join(sorted(fields)))] if fields else []
+    return differences
 
 
 def _comparison_folder(path: Path, header: Header, baseline: str) -> ComparedRuns:
@@ -256,14 +257,14 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> ComparedRun
     partial: list[TrainedRun] = []
     unfinished: list[str] = []
     for variant, seed in itertools.product(header.variants, header.seeds):
-        place = path / variant / f"seed-{seed}"
-        if is_done(place):
-            runs.append(read_run(place, variant))
+        folder = path / variant / f"seed-{seed}"
+        if is_done(folder):
+            runs.append(read_run(folder, variant))
             continue
         unfinished.append(f"{variant}, seed {seed}")
-        if (place / "data.json").is_file():
-            partial.append(read_run(place, variant, done=False))
-    for run, first, odd in _odd_ones([*runs, *partial]):
+        if (folder / "data.json").is_file():
+            partial.append(read_run(folder, variant, done=False))
+    for run, first, odd in _differing_runs([*runs, *partial]):
         raise WakefulError(
             f"{run.path} and {first.path} are not seeds of one variant: they differ in {odd}; move "
             "one out of the comparison, and give wakeful report the paths of both"
@@ -271,13 +272,13 @@ def _comparison_folder(path: Path, header: Header, baseline: str) -> ComparedRun
     finished = {run.variant for run in runs}
     if baseline not in finished and baseline in (header.baseline, *header.variants):
         done = ", ".join(name for name in header.variants if name in finished)
-        other = f", or choose one that has, with --baseline: {done}" if done else ""
+        choice = f", or choose one that has, with --baseline: {done}" if done else ""
         raise WakefulError(
             f"{path} has no finished run of its baseline {baseline!r}; go on with the command that "
-            f"began it and --resume{other}"
+            f"began it and --resume{choice}"
         )
     names = (header.baseline, *(v for v in header.variants if v != header.baseline))
-    return _checked(
+    return _check_paired(
         ComparedRuns(
             header.name, names, tuple(runs), unfinished=tuple(unfinished),
             partial=tuple(run for run in partial if not run.metrics.is_empty()),
@@ -291,11 +292,10 @@ def _is_folder_name(name: str) -> bool:
 
 
 def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> TrainedRun:
-    """Read a training run that is `done`, or one under way: of its summary there is only the data
-    it reads.
+    """Read a finished training run, or with `done` false one under way, which has no summary.
 
     Raises:
-        WakefulError: a file of it is missing, damaged or without what reports read.
+        WakefulError: a file of it is missing, damaged or incomplete.
     """
     run = Run.open(path)
     summary = run.read(Summary, "summary.json") if done else None
@@ -322,14 +322,14 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
 
 
 def _trajectories(run: Run) -> pl.DataFrame:
-    """Return what was followed of layers and heads: `step`, `figure`, `layer`, `head`, `value`."""
+    """Return the followed figures of layers and heads: step, figure, layer, head, value."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
     variant, of_head = pl.col("variant"), pl.col("head").is_not_null()
     # The paper's value drain joins a layer's heads; each head's own is a variant beside it.
-    found = block_outputs(run.trajectories()).filter(
+    selected = block_outputs(run.trajectories()).filter(
         (variant == "paper") | ((variant == "per_head") & of_head)
     )
-    return found.select("step", figure, "layer", "head", "value")
+    return selected.select("step", figure, "layer", "head", "value")
 
 
 def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
@@ -345,8 +345,8 @@ def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
     return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))
 
 
-def _checked(comparison: ComparedRuns) -> ComparedRuns:
-    """Refuse runs whose losses cannot be paired."""
+def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
+    """Raise `WakefulError` for runs whose losses cannot be paired."""
     first = comparison.runs[0]
     for run in (*comparison.runs[1:], *comparison.partial):
         if odd := _difference(run, first):
@@ -355,17 +355,21 @@ def _checked(comparison: ComparedRuns) -> ComparedRuns:
 
 
 def _difference(run: TrainedRun, first: TrainedRun) -> str:
-    """Return in what two runs differ whose losses cannot be paired; "" where they can be."""
+    """Return the difference that keeps two runs' losses from being paired; "" without any."""
     for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
         if getattr(run.data, key) != getattr(first.data, key):
             return f"{key} differs; train both on the same data"
-    ours, theirs = (max(1, each.config.model.relaxed_prefix) for each in (run, first))
-    if ours != theirs:
+    prefix, first_prefix = (
+        max(1, compared_run.config.model.relaxed_prefix) for compared_run in (run, first)
+    )
+    if prefix != first_prefix:
         return (
-            f"model.relaxed_prefix differs, {ours} and {theirs}, and losses leave out the targets "
-            "inside it; report each alone"
+            f"model.relaxed_prefix differs, {prefix} and {first_prefix}, and losses leave out the "
+            "targets inside it; report each alone"
         )
-    windows, others = (each.validation.select("window", "tokens") for each in (run, first))
-    if run.done and not windows.equals(others):
+    windows, first_windows = (
+        compared_run.validation.select("window", "tokens") for compared_run in (run, first)
+    )
+    if run.done and not windows.equals(first_windows):
         return "validation windows differ (train.length must be the same)"
     return ""

@@ -1,4 +1,4 @@
-"""The verb compare: variants and seeds in, paired differences and a page out; report beside it."""
+"""`compare`: variants and seeds in, paired differences and a page out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,34 +28,36 @@ from wakeful.training.tables import summary_table
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Paged):
-    """Variants trained alike, and how they differ."""
+    """Variants trained under the same conditions, with their differences."""
 
-    found: Compared
+    compared: Compared
 
     @property
     def frame(self) -> pl.DataFrame:
         """One row per variant: losses, paired differences, size, cache and speed."""
-        return summary_table(self.found)
+        return summary_table(self.compared)
 
     @property
     def results(self) -> pl.DataFrame:
-        """One row per variant, as files have it: 95% intervals instead of standard errors."""
+        """One row per variant, with 95% intervals instead of standard errors."""
         return interval_columns(self.frame, ["seeds_used", "errors_of"])
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A row of figures per variant, the baseline, what differences pair, what is unfinished."""
+        """Figures of each variant, the baseline, units of paired differences, unfinished runs."""
         return {
             "variants": self.frame.to_dicts(),
-            "baseline": self.found.baseline,
-            "paired_over": {name: self.found.paired_over(name) for name in self.found.variants},
-            "unfinished": list(self.found.unfinished),
+            "baseline": self.compared.baseline,
+            "paired_over": {
+                name: self.compared.paired_over(name) for name in self.compared.variants
+            },
+            "unfinished": list(self.compared.unfinished),
         }
 
     @property
     def report(self) -> Report:
-        """Each variant's paired difference in loss from the baseline's, and how far to trust it."""
-        return comparison_report(self.found)
+        """Each variant's paired difference in loss from the baseline's, with intervals."""
+        return comparison_report(self.compared)
 
 
 @ordinary_switches()
@@ -86,7 +88,7 @@ def compare(
         title: of the page.
         layouts: names of layouts that add to the page, such as a paper's table.
         baseline: variant that the others are compared with; empty is the first of all.
-        resume: go on with what was interrupted there.
+        resume: continue the comparison that was interrupted there.
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
             empty is here, one after another.
         figures: formats to write the charts in too, into the folder figures.
@@ -101,8 +103,8 @@ def compare(
     variants, seeds = chosen_variants(rows.variants, only), rows.seeds(seeds)
     layouts = list(dict.fromkeys([*layouts, *rows.layouts]))
     if len(variants) < 2 and not (variants and resume):
-        what = repr(next(iter(variants))) if variants else "nothing"
-        raise WakefulError(f"nothing to compare {what} with: name two variants")
+        variant = repr(next(iter(variants))) if variants else "nothing"
+        raise WakefulError(f"nothing to compare {variant} with: name two variants")
     if baseline and baseline not in variants:
         raise WakefulError(
             f"baseline = {baseline!r} is none of the variants {', '.join(variants)}"
@@ -127,10 +129,10 @@ def compare(
         display=display or default_display, layouts=layouts, resume=resume, cluster=cluster,
     )  # fmt: skip
     page = run.path / "report.html"
-    return reported([run.path], page, title, baseline=baseline, figures=figures)
+    return report_comparison([run.path], page, title, baseline=baseline, figures=figures)
 
 
-def reported(
+def report_comparison(
     folders: Sequence[Path],
     page: Path,
     title: str,
@@ -140,13 +142,14 @@ def reported(
     figures: Sequence[FigureFormat],
     table: Sequence[TableFormat] = (),
 ) -> Comparison:
-    """Write the page about finished runs, or about one comparison, and return what it says.
+    """Write the page about finished runs, or about one comparison, and return the comparison.
 
     The table of results is written too, in the formats of `table`, and with `figures` of csv.
     """
-    whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
-    found = whole.among(only) if only else whole
-    told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
-    done = Comparison(folders[0], write(told, page, figures), found)
-    done.save_results(table, figures)
-    return done
+    compared = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
+    if only:
+        compared = compared.select_variants(only)
+    content = comparison_report(compared, title=title or f"wakeful: {folders[0].name}")
+    comparison = Comparison(folders[0], write(content, page, figures), compared)
+    comparison.save_results(table, figures)
+    return comparison

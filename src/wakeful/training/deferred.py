@@ -1,6 +1,6 @@
-"""Asynchronous training: batches read ahead, and losses read later.
+"""Asynchronous training: batches are read ahead, and losses later.
 
-To read a loss waits for all work before it.
+Reading a loss waits for all of the device's earlier work.
 """
 
 import math
@@ -17,12 +17,10 @@ from wakeful.data.order import Batches
 from wakeful.runs.records import Step
 
 
-def read_ahead(
+def prefetch(
     batches: Batches, steps: Iterable[int], device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches of `steps`; for a GPU each is read while the one before it is worked on,
-    into memory that the copy need not wait for.
-    """
+    """Yield the batches of `steps`; a GPU's are read during the step before, into pinned memory."""
     if device.type == "cpu":
         yield from map(batches.batch, steps)
         return
@@ -32,16 +30,16 @@ def read_ahead(
         return batch.pin_memory() if device.type == "cuda" else batch
 
     with ThreadPoolExecutor(1) as pool:
-        coming = deque[Future[torch.Tensor]]()
+        futures = deque[Future[torch.Tensor]]()
         for step in steps:
-            coming.append(pool.submit(read, step))
-            if len(coming) > 1:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
+            futures.append(pool.submit(read, step))
+            if len(futures) > 1:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
 
 
-class _Taken(NamedTuple):
+class _PendingStep(NamedTuple):
     step: int
     lr: float
     tokens: int
@@ -51,79 +49,79 @@ class _Taken(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A step, counted from 1, and what of it is not finite."""
+    """A step, counted from 1, and its figure that is not finite, in words."""
 
     step: int
-    what: str
+    message: str
 
 
-class Unread:
-    """The steps since the last reading, and how long they take together."""
+class PendingSteps:
+    """Steps whose losses are still on the device, and the time they take together."""
 
     def __init__(self, tokens: int, seconds: float, fastest: float | None = None) -> None:
         """Begin after `tokens` and `seconds` of training.
 
-        `fastest` is the tokens a second that the devices' peak would allow, where it is known.
+        `fastest` is the tokens per second at the devices' peak, where it is known.
         """
         self.fastest = fastest
         self.tokens = tokens
         self.seconds = seconds
         self._before = tokens
-        self._taken: list[_Taken] = []
+        self._taken: list[_PendingStep] = []
         self._values: list[tuple[float, float]] = []
         self._began = 0.0
 
     def begin(self) -> None:
-        """Start the clock, where it stands still."""
+        """Start the clock unless it runs."""
         if not self._taken:
             self._began = time.perf_counter()
 
     def add(
         self, step: int, lr: float, tokens: int, loss: Tensor, norm: Tensor, best: float | None
     ) -> None:
-        """Note step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
+        """Add step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
         self.tokens += tokens
-        self._taken.append(_Taken(step, lr, self.tokens, loss, norm, best))
+        self._taken.append(_PendingStep(step, lr, self.tokens, loss, norm, best))
 
     def read(self) -> Fault | None:
         """Wait for the device; return the first step with a figure that is not finite.
 
-        That step and those after it are forgotten.
+        That step and those after it are dropped.
         """
-        taken, self._values = self._taken, []
-        if not taken:
+        steps, self._values = self._taken, []
+        if not steps:
             return None
-        pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in taken])
+        pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in steps])
         for number, (loss, norm) in enumerate(pairs.tolist()):
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
-                    self._taken = taken[:number]
-                    return Fault(taken[number].step, f"the {name} is {value}")
+                    self._taken = steps[:number]
+                    return Fault(steps[number].step, f"the {name} is {value}")
             self._values.append((loss, norm))
         return None
 
     def rows(self) -> list[Step]:
-        """Stop the clock; return the rows of the steps that were read: each has its share of it."""
+        """Stop the clock; return a row for each step read, with its share of the time."""
         elapsed = time.perf_counter() - self._began
-        taken, self._taken = self._taken, []
+        steps, self._taken = self._taken, []
         rows = []
-        before, share = self._before, elapsed / max(1, len(taken))
-        for each, (loss, norm) in zip(taken, self._values, strict=True):
+        tokens_before, share = self._before, elapsed / max(1, len(steps))
+        for pending, (loss, norm) in zip(steps, self._values, strict=True):
             self.seconds += share
-            speed = (each.tokens - before) / share
+            speed = (pending.tokens - tokens_before) / share
             rows.append(
                 Step(
-                    step=each.step,
+                    step=pending.step,
                     loss=loss,
-                    lr=each.lr,
+                    lr=pending.lr,
                     grad_norm=norm,
-                    tokens=each.tokens,
+                    tokens=pending.tokens,
                     seconds=round(self.seconds, 4),
                     tokens_per_second=round(speed, 1),
                     mfu=None if self.fastest is None else round(speed / self.fastest, 4),
-                    excess_loss=None if each.best is None else loss - each.best,
+                    excess_loss=None if pending.best is None else loss - pending.best,
                 )
             )
-            before = each.tokens
+            tokens_before = pending.tokens
         self._before = self.tokens
         return rows

@@ -1,4 +1,4 @@
-"""A teacher's predictions as what a student learns.
+"""Distillation: a student learns from a teacher's predictions.
 
 Hinton et al. 2015; When Attention Collapses, appendix B. Each loss stands twice: its definition,
 and the same a few rows at a time, to rounding, with its gradient in closed form. With s a row of
@@ -70,33 +70,33 @@ def distillation_in_rows(
 
     Gradients reach the student alone, once.
     """
-    theirs, wanted = teacher.detach().flatten(0, 1), targets.flatten()
+    teacher_logits, flat_targets = teacher.detach().flatten(0, 1), targets.flatten()
     width = student.shape[-1] if over == "mean" else 1
 
-    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def of(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
         log_q = _divided(logits, temperature).log_softmax(-1)
-        log_p = _divided(theirs[some].to(logits.dtype), temperature).log_softmax(-1)
+        log_p = _divided(teacher_logits[part].to(logits.dtype), temperature).log_softmax(-1)
         p = log_p.exp()
         loss = log_p.sub_(log_q).mul_(p).sum(-1) * ((1 - alpha) * temperature**2 / width)
         slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / width)
-        return _with_targets(loss, slope, logits, wanted[some], alpha)
+        return _with_targets(loss, slope, logits, flat_targets[part], alpha)
 
-    return _mean(student, of, wanted, rows)
+    return _mean(student, of, flat_targets, rows)
 
 
 def _divided(logits: Tensor, temperature: float) -> Tensor:
-    """Divide logits by T, which at 1 would be a pass for nothing."""
+    """Divide logits by T; at T = 1 return them without a copy."""
     return logits / temperature if temperature != 1 else logits
 
 
 def _with_targets(
     loss: Tensor, slope: Tensor, logits: Tensor, targets: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Add α times the cross-entropy to a loss of rows, and its gradient to theirs."""
+    """Add α times the cross-entropy to the rows' losses, and its gradient to their gradients."""
     if not alpha:
         return loss, slope
-    hard, steep = cross_entropy_and_slope(logits, targets)
-    return loss.add_(hard, alpha=alpha), slope.add_(steep, alpha=alpha)
+    hard, hard_slope = cross_entropy_and_slope(logits, targets)
+    return loss.add_(hard, alpha=alpha), slope.add_(hard_slope, alpha=alpha)
 
 
 def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
@@ -104,7 +104,7 @@ def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
 
 
 def check_vocabulary(student: int, teacher: int) -> None:
-    """Raise `WakefulError` where a teacher has no prediction of some token of a student's."""
+    """Raise `WakefulError` where a teacher lacks tokens of the student's vocabulary."""
     if student > teacher:
         raise WakefulError(
             f"the teacher's vocabulary of {teacher} tokens is smaller than the student's of "

@@ -38,9 +38,9 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
     $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
     """
-    wanted = wanted_packages(config) if enabled else {}
+    packages = wanted_packages(config) if enabled else {}
     with ExitStack() as stack:
-        logs = [_PACKAGES[name][1](wanted[name], config, run, first, stack) for name in wanted]
+        logs = [_PACKAGES[name][1](packages[name], config, run, first, stack) for name in packages]
 
         def write(row: Mapping[str, Any]) -> None:
             for log in logs:

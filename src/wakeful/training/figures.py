@@ -46,12 +46,12 @@ def _step_milliseconds(run: TrainedRun) -> float | None:
     return 1000 / rate if rate > 0 else None
 
 
-def _damage(found: Mapping[str, float | None]) -> float | None:
+def _damage(figures: Mapping[str, float | None]) -> float | None:
     """Return ln (perplexity / perplexity in full precision)."""
-    quantized, more = found.get("perplexity"), found.get("increase")
-    if quantized is None or more is None or not quantized - more > 0:
+    quantized, increase = figures.get("perplexity"), figures.get("increase")
+    if quantized is None or increase is None or not quantized - increase > 0:
         return None
-    return math.log(quantized / (quantized - more))
+    return math.log(quantized / (quantized - increase))
 
 
 def _megabytes(sizes: Mapping[str, int]) -> float | None:

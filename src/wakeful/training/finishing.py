@@ -30,14 +30,16 @@ from wakeful.runs.records import (
 )
 from wakeful.training.setup import Training
 from wakeful.training.validation import validate
-from wakeful.training.watching import logged, whole_windows
+from wakeful.training.watching import logged_diagnosis, whole_windows
 
 
 def quantization_damage(
     config: Config, decoder: Decoder, windows: ValidationWindows
 ) -> dict[str, dict[str, float | None]]:
-    """Return each scheme's `perplexity`, `increase` over full precision and `divergence` (KL, nats
-    per token), on the first whole validation windows, every one alone; None of what overflows.
+    """Return each scheme's `perplexity`, its `increase` over full precision, and `divergence`.
+
+    Divergence is KL in nats per token. All are on the first whole validation windows, each a
+    sequence of its own; None where a figure overflows.
     """
     settings = config.train.quantize
     if not settings.schemes:
@@ -48,19 +50,19 @@ def quantization_damage(
     sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
     with evaluating(decoder):
         forms = {scheme: quantize_module(decoder, scheme) for scheme in settings.schemes}
-        found = measure_damage(config.name, decoder, forms, sequences)
+        damage = measure_damage(config.name, decoder, forms, sequences)
     return {
         scheme: {
-            "perplexity": finite(found.perplexity(scheme)[0]),
-            "increase": finite(found.increase(scheme)[0]),
-            "divergence": finite(found.divergence(scheme)[0]),
+            "perplexity": finite(damage.perplexity(scheme)[0]),
+            "increase": finite(damage.increase(scheme)[0]),
+            "divergence": finite(damage.divergence(scheme)[0]),
         }
         for scheme in settings.schemes
     }
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset a GPU's peak memory, so that it is one run's and not that of those before."""
+    """Reset a GPU's peak memory, so that it does not include earlier runs."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -79,11 +81,11 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
     if isinstance(optimizer, OrthoAdam):
         state += optimizer.rotation_bytes()
     weights = sum(parameter.nbytes for parameter in decoder.parameters())
-    found: dict[str, Any] = {"weights": weights, "optimizer": state}
+    counts: dict[str, Any] = {"weights": weights, "optimizer": state}
     device = decoder.head.weight.device
     if device.type == "cuda":
-        found["peak"] = torch.cuda.max_memory_allocated(device)
-    return found
+        counts["peak"] = torch.cuda.max_memory_allocated(device)
+    return counts
 
 
 _LARGEST_EXPONENT = 700.0
@@ -93,14 +95,14 @@ _LARGEST_EXPONENT = 700.0
 def finish_run(training: Training) -> None:
     """Evaluate, continue the sample prompts and write the run's figures.
 
-    The last two are the first process's work alone, with the whole model; the others wait.
+    The first process alone writes, with the whole model; the others wait.
     """
     config, run, steps = training.config, training.run, training.config.train.steps
     frame, row = validate(training, steps)
     if not training.world.first:
         return
     used = training_bytes(training.decoder, training.optimizer)
-    decoder = _whole(training)
+    decoder = _whole_model(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.write_frame("metrics.parquet", run.logged())
     trained = rows(run, Step)
@@ -117,7 +119,7 @@ def finish_run(training: Training) -> None:
             perplexity=math.exp(min(row.loss, _LARGEST_EXPONENT)),
             length=config.train.length,
         ),
-        diagnosis=logged(run, steps),
+        diagnosis=logged_diagnosis(run, steps),
         quantization=quantization_damage(config, decoder, training.windows),
         bytes=used,
         samples=tuple(_samples(training, decoder)),
@@ -126,12 +128,12 @@ def finish_run(training: Training) -> None:
     run.write_json("summary.json", summary)
 
 
-def _whole(training: Training) -> Decoder:
-    """Return the whole model as others read it, its adapters merged.
+def _whole_model(training: Training) -> Decoder:
+    """Return the unsharded model with its adapters merged, as it is saved.
 
-    Where it is in shares or has adapters, it comes from the last step's checkpoint.
+    A sharded model, or one with adapters, is read from the last step's checkpoint.
     """
-    if not (training.parallel.in_shares or training.config.train.lora.rank):
+    if not (training.parallel.is_sharded or training.config.train.lora.rank):
         return training.decoder
     decoder = Decoder(training.config.model)
     weight = training.decoder.head.weight
@@ -141,16 +143,16 @@ def _whole(training: Training) -> Decoder:
 
 
 _PROMPTS, _PROMPT = 3, 8
-"""Windows of the validation text whose beginnings are continued, and the tokens of each."""
+"""Number of default prompts, from validation windows, and their tokens."""
 
 
-def _beginnings(training: Training) -> list[str]:
-    """Return the first whole words of validation windows, spread over the text, as prompts."""
+def _default_prompts(training: Training) -> list[str]:
+    """Return the first complete words of validation windows, spread over the text, as prompts."""
     tokens, tokenizer = training.data.validation, training.data.tokenizer
     starts = tokens.spread(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
     texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT)]
-    whole = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
-    return [text if found is None else found[1] for text, found in zip(texts, whole, strict=True)]
+    matches = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
+    return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]
 
 
 def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
@@ -158,7 +160,7 @@ def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
     settings, bos = config.sample, data.begin(config.data)
     before = [] if bos is None else [bos]
     decoder.eval()
-    for prompt in settings.prompts or _beginnings(training):
+    for prompt in settings.prompts or _default_prompts(training):
         # A document begins with the end of the one before; an empty prompt begins one.
         ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.context - len(ids)

@@ -1,4 +1,4 @@
-"""Layouts: what installed packages add to a comparison's page, such as a table of a paper."""
+"""Layouts: additions of installed packages to a comparison's page, such as a paper's table."""
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from wakeful.variants.plugins import entries
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOut:
+class LayoutParts:
     """Parts that a layout adds to the page of a comparison."""
 
     verdicts: Sequence[str] = ()
-    """Sentences after those on losses."""
+    """Sentences after those about losses."""
     notes: Sequence[str] = ()
-    """Caveat about its figures."""
+    """Caveats about its figures."""
     first: Sequence[Section] = ()
     """Sections right after the verdict."""
     last: Sequence[Section] = ()
@@ -31,8 +31,8 @@ class LaidOut:
 class Layout(Protocol):
     """A layout, by its name in a package's mapping `wakeful.layouts` (`plugins`)."""
 
-    def laid_out(self, comparison: ComparedRuns) -> LaidOut:
-        """Return what it says of a comparison."""
+    def parts(self, comparison: ComparedRuns) -> LayoutParts:
+        """Return its parts of a comparison's page."""
         ...
 
 
@@ -47,10 +47,10 @@ def layout_of(name: str) -> Layout:
     Raises:
         WakefulError: no installed package has one of that name.
     """
-    known = layouts()
-    if name not in known:
+    installed = layouts()
+    if name not in installed:
         raise WakefulError(
-            f"layouts: no layout {name[:80]!r}{nearest(name, known)}"
-            + ("" if known else "; no installed package brings any")
+            f"layouts: no layout {name[:80]!r}{nearest(name, installed)}"
+            + ("" if installed else "; no installed package brings any")
         )
-    return known[name]
+    return installed[name]

@@ -1,4 +1,4 @@
-"""Training, from top to bottom."""
+"""The training loop."""
 
 import contextlib
 import dataclasses
@@ -31,12 +31,12 @@ from wakeful.runs.records import check_rows, check_same_data, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.terminal.display import Display, duration
-from wakeful.training.deferred import Fault, Unread, read_ahead
+from wakeful.training.deferred import Fault, PendingSteps, prefetch
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.objective import loss_name
 from wakeful.training.parallel import choose_own_device
-from wakeful.training.setup import Training, admit_parts, check_parts, resolved
+from wakeful.training.setup import Training, admit_parts, check_parts, resolve_config
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
@@ -69,19 +69,19 @@ def train_run(
 ) -> Run:
     """Train one model into the run directory `path` and return it.
 
-    `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
-    losses and the final weights are those of a run that was never interrupted, to the bit. With
-    `steps` it goes on to that many: from its newest checkpoint on, the learning rate is that of a
-    run planned this long, so it rises again from where the old schedule had come down to.
-    `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
-    and are evaluated before the first step; the model is then theirs, whose vocabulary may be
-    larger than the data's. Modules that the configuration names are imported for a new run that
-    begins at random: for others it was read from a folder, or from a recipe that was.
+    `resume` continues an existing run from its newest checkpoint: on one machine's CPU the losses
+    and the final weights are those of a run that was never interrupted, to the bit. With `steps` it
+    is lengthened to that many: from its newest checkpoint on, the learning rate is that of a run
+    planned this long, so it rises again from the end of the old schedule. `initial` weights become
+    the run's checkpoint of step 0, so that resuming does not need them, and are evaluated before
+    the first step; the model's configuration is then theirs, and its vocabulary may be larger than
+    the data's. Modules that the configuration names are imported only for a new run with random
+    weights: other configurations were read from a folder, or from a recipe in one.
 
     Raises:
         WakefulError: the configuration or the text cannot be trained on, `path` exists (or, with
-            `resume`, holds no such run), the disk is full, or a loss is not finite. Whatever was
-            there before is kept.
+            `resume`, holds no such run), the disk is full, or a loss is not finite. Files that
+            existed before are kept.
     """
     with joined() as world:
         show = show if show and world.first else Display()
@@ -100,7 +100,7 @@ def _train(
     world: World,
 ) -> Run:
     if resume:
-        config = _begun(Run.open(path), steps)
+        config = _resumed_config(Run.open(path), steps)
     else:
         if world.first:
             Run(path).refuse_existing("train")
@@ -108,18 +108,20 @@ def _train(
             admit_parts(config)
     device = choose_own_device(config.train.device, world)
     check_parts(config, world)
-    begun_in = Run.open(path).header.folder if resume else ""
+    run_folder = Run.open(path).header.folder if resume else ""
     imports = initial is None and not resume
     data = world.leader_first(
-        lambda: _found_from(begun_in, lambda: load_data(config.data, show.stage, imports=imports))
+        lambda: _read_from(run_folder, lambda: load_data(config.data, show.stage, imports=imports))
     )
-    world.check_same(  # which waits for machines that prepare the text themselves
+    world.check_same(  # waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
         "the processes read different data: give each machine the same files",
     )
-    config = config if resume else _new(config, data, initial, show)
-    given = None if resume or initial is None else initial.decoder
-    training = _found_from(begun_in, lambda: Training(config, data, device, world, given=given))
+    config = config if resume else _new_config(config, data, initial, show)
+    initial_decoder = None if resume or initial is None else initial.decoder
+    training = _read_from(
+        run_folder, lambda: Training(config, data, device, world, initial=initial_decoder)
+    )
     training.show = show
     if config.train.diagnose.every:
         check_one_matrix(training.decoder, config.train.length)
@@ -138,7 +140,7 @@ def _train(
             if steps and run.config != config:
                 run.write_text("config.toml", config_to_toml(config))
                 for name in ("summary.json", "validation.parquet", "metrics.parquet"):
-                    run.remove(name)  # what it wrote at its old end
+                    run.remove(name)  # files of its old end
             progress = checkpoint.RunProgress()
             if resume and checkpoint.steps(run.checkpoints):
                 progress = _continued(training)
@@ -153,43 +155,41 @@ def _train(
                 _steps(training, progress)
                 switch(training.optimizer, train=False)
                 finish_run(training)
-        _done(training)
+        _check_stopped(training)
     return run
 
 
-def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
-    """Return a new run's configuration as it is carried out."""
+def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
+    """Return a new run's configuration with every field resolved; warn where it changes."""
     data.check(config.data)
     if data.warning:
         show.note(data.warning)
-    asked = config.optimizer.warmup_steps
-    config = resolved(config, data, initial and initial.decoder.config)
+    warmup = config.optimizer.warmup_steps
+    config = resolve_config(config, data, initial and initial.decoder.config)
     more = config.model.vocab_size - data.vocab_size
     if more and initial is None:
         show.note(
             f"model.vocab_size = {config.model.vocab_size:,} is {more:,} more than the tokenizer "
             "has: their rows are never read"
         )
-    if config.optimizer.warmup_steps < asked:
+    if config.optimizer.warmup_steps < warmup:
         show.note(
-            f"optimizer.warmup_steps = {asked} is longer than the run: the learning rate rises "
+            f"optimizer.warmup_steps = {warmup} is longer than the run: the learning rate rises "
             f"over all of its {config.train.steps} steps"
         )
     return config
 
 
-def _found_from(folder: str, read: Callable[[], T]) -> T:
-    """Return what is read by paths that lead from the folder that a run began in or, where nothing
-    is there any more, from this one.
-    """
+def _read_from(folder: str, read: Callable[[], T]) -> T:
+    """Return `read()`, called in the folder that a run began in or, if that fails, in this one."""
     if folder and os.path.isdir(folder) and not os.path.samefile(folder, os.getcwd()):
         with contextlib.suppress(WakefulError), contextlib.chdir(folder):
             return read()
     return read()
 
 
-def _begun(run: Run, steps: int) -> Config:
-    """Return a run's configuration, which fits its newest checkpoint, with its `steps` if given."""
+def _resumed_config(run: Run, steps: int) -> Config:
+    """Return a run's configuration, checked against its newest checkpoint; `steps` lengthen it."""
     config = run.config
     if checkpoint.steps(run.checkpoints):
         checkpoint.check_description(checkpoint.newest(run.checkpoints), config.model)
@@ -204,7 +204,7 @@ def _begun(run: Run, steps: int) -> Config:
 
 
 def _create(training: Training, path: str | Path, initial: Initial | None) -> None:
-    """Make the run directory, with the weights it starts from where they are given."""
+    """Make the run directory, with a checkpoint of the initial weights if given."""
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
     origin |= {"modules": modules_named(to_table(config)), "folder": os.getcwd()}
@@ -221,9 +221,9 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
 
 
 def _as_trained(config: Config, data: Data) -> Tokenizer:
-    """Return the tokenizer as one that, left to itself, begins a text as training did.
+    """Return the tokenizer with the use of BOS that training had.
 
-    Documents that a model wrote hold the beginnings that it gave them.
+    Documents that a model wrote contain their own beginnings, and keep the tokenizer's.
     """
     tokenizer = data.tokenizer
     if data.begin(config.data) is not None:
@@ -233,7 +233,7 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
 
 
 def _continued(training: Training) -> checkpoint.RunProgress:
-    """Load the newest checkpoint; return how far it had come."""
+    """Load the newest checkpoint; return its progress."""
     world, folder = training.world, training.run.checkpoints
     newest = checkpoint.newest(folder)
     checkpoint.load_model(newest, training.decoder, world)
@@ -251,8 +251,8 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     fastest = fastest_tokens(config, decoder, device, world)
-    unread = Unread(progress.tokens, progress.seconds, fastest)
-    coming = read_ahead(training.batches, range(first, settings.steps), device)
+    unread = PendingSteps(progress.tokens, progress.seconds, fastest)
+    batches = prefetch(training.batches, range(first, settings.steps), device)
     decoder.train()
     _announce(training, first)
 
@@ -267,7 +267,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
             final=optim.final_lr,
         )
         set_rate(optimizer, lr)
-        batch = next(coming)
+        batch = next(batches)
         loss = training.gradients(batch)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         done = step + 1
@@ -275,15 +275,15 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         unread.add(done, lr, tokens, loss, norm, best_loss(training, batch))
 
         last = done == settings.steps
-        evaluates = _falls(done, settings.eval_every) and not last
-        diagnoses = _falls(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
-        due = _falls(done, settings.checkpoint_every) or last
+        evaluates = _is_due(done, settings.eval_every) and not last
+        diagnoses = _is_due(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
+        saves = _is_due(done, settings.checkpoint_every) or last
         # A single process sees its own signal; several have to ask each other.
-        asks = bool(training.stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
-        reads = _falls(done, every) or evaluates or diagnoses or due or asks
+        checks_signals = bool(training.stopped) if world.size == 1 else _is_due(done, _LOG_EVERY)
+        reads = _is_due(done, every) or evaluates or diagnoses or saves or checks_signals
         fault = unread.read() if reads else None
         if fault is None:
-            fault = _moved(optimizer, unread)
+            fault = _optimizer_step(optimizer, unread)
         if reads or fault is not None:
             for row in unread.rows():
                 training.record(row)
@@ -299,13 +299,13 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
             if diagnoses:
                 record_diagnosis(training, done)
         stop = _stop_asked(training) if reads else ""
-        if due or stop:
+        if saves or stop:
             bad = not all(local(parameter).isfinite().all() for parameter in parameters)
             if world.sum(torch.tensor(int(bad))):
                 raise _not_finite(training, Fault(done, "a weight is not finite"))
-            at = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
+            saved_progress = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
             checkpoint.save(
-                run.checkpoints, decoder, optimizer, at, keep=settings.keep_checkpoints,
+                run.checkpoints, decoder, optimizer, saved_progress, keep=settings.keep_checkpoints,
                 world=world, full=last,
             )  # fmt: skip
         if stop and not last:
@@ -315,7 +315,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
             )
 
 
-def _done(training: Training) -> None:
+def _check_stopped(training: Training) -> None:
     training.world.meet()  # the first process has work of its own at the end, maybe for long
     if stop := _stop_asked(training):  # too late for this run: stop whoever began it
         raise Interrupted(
@@ -324,8 +324,8 @@ def _done(training: Training) -> None:
         )
 
 
-def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
-    """Take the optimizer's step; return what was not finite where that is why it failed."""
+def _optimizer_step(optimizer: torch.optim.Optimizer, unread: PendingSteps) -> Fault | None:
+    """Take the optimizer's step; if it fails because a figure is not finite, return the fault."""
     try:
         optimizer.step()
     except RuntimeError:
@@ -337,8 +337,8 @@ def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
     return None
 
 
-def _falls(step: int, every: int) -> bool:
-    """Tell whether work done every `every` steps, 0 for never, is due after this step."""
+def _is_due(step: int, every: int) -> bool:
+    """Return whether work due every `every` steps, 0 for never, is due after this step."""
     return every > 0 and step % every == 0
 
 
@@ -354,7 +354,7 @@ def fastest_tokens(
     if device.type != "cuda" or config.train.dtype != "bfloat16":
         return None
     peak = peak_operations(torch.cuda.get_device_name(device))
-    if peak is None or not all(each.requires_grad for each in decoder.parameters()):
+    if peak is None or not all(weight.requires_grad for weight in decoder.parameters()):
         return None
     return peak * world.size / operations_of(decoder.config, config.train.length)
 
@@ -362,41 +362,44 @@ def fastest_tokens(
 def _announce(training: Training, first: int) -> None:
     """Say before the first step how much there is to do, and about how long it takes."""
     config, device = training.config, training.device
-    left, each = config.train.steps - first, config.train.batch_size * config.train.length
+    remaining, tokens_per_step = (
+        config.train.steps - first,
+        config.train.batch_size * config.train.length,
+    )
     size = training.decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
-    operations = 6 * size * each * left / training.world.size
+    operations = 6 * size * tokens_per_step * remaining / training.world.size
     seconds = rough_seconds(operations, device, getattr(torch, config.train.dtype))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
     training.show.begin(
         first,
         config.train.steps,
-        f"{left} steps of {each:,} tokens, {size / 1e6:,.2f}M parameters; very roughly "
-        f"{duration(seconds)} on this machine{unknown}",
+        f"{remaining} steps of {tokens_per_step:,} tokens, {size / 1e6:,.2f}M parameters; very "
+        f"roughly {duration(seconds)} on this machine{unknown}",
         loss=loss_name(config.train.distill),
     )
 
 
 def _not_finite(training: Training, fault: Fault) -> Diverged:
     mine = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
-    starts = [start for theirs in training.world.gather(mine) for start in theirs][:4]
+    starts = [start for part in training.world.gather(mine) for start in part][:4]
     return Diverged(
-        f"{fault.what} at step {fault.step}, on the batch whose sequences begin at training tokens "
-        f"{', '.join(map(str, starts))}...; {_kept(training.run)}. Lower optimizer.lr or "
-        "optimizer.clip, or look at that text"
+        f"{fault.message} at step {fault.step}, on the batch whose sequences begin at training "
+        f"tokens {', '.join(map(str, starts))}...; {_checkpoint_text(training.run)}. Lower "
+        "optimizer.lr or optimizer.clip, or look at that text"
     )
 
 
-def _kept(run: Run) -> str:
-    kept = checkpoint.steps(run.checkpoints)
-    return f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
+def _checkpoint_text(run: Run) -> str:
+    saved = checkpoint.steps(run.checkpoints)
+    return f"the checkpoint of step {saved[-1]} is kept" if saved else "there is no checkpoint yet"
 
 
-def resume_command(verb: str, place: Path) -> str:
+def resume_command(verb: str, folder: Path) -> str:
     """Return the command that continues the run of a verb, begun as this process was."""
     starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
-    return f"{starter} {verb} --resume {shlex.quote(str(place))}"
+    return f"{starter} {verb} --resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
@@ -407,8 +410,9 @@ def _kept_on_loss(training: Training) -> Iterator[None]:
     except Exception as error:
         if not is_lost(error):
             raise
-        cure = f"{_kept(training.run)}; continue with: {resume_command('train', training.run.path)}"
-        raise WakefulError(lost(cure)) from error
+        command = resume_command("train", training.run.path)
+        remedy = f"{_checkpoint_text(training.run)}; continue with: {command}"
+        raise WakefulError(lost(remedy)) from error
 
 
 def _stop_asked(training: Training) -> str:

@@ -1,4 +1,4 @@
-"""The training loss: the cross-entropy, or that and a teacher's predictions."""
+"""The training loss: cross-entropy, with or without a teacher's predictions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import ALONE, World
 from wakeful.training.distillation import Distillation
-from wakeful.training.parallel import in_shares
+from wakeful.training.parallel import shard_model
 
 if TYPE_CHECKING:
     from wakeful.loading.model import Model
@@ -32,69 +32,74 @@ def make_loss(
     tokenizer: Tokenizer | None = None,
     teacher: Decoder | None = None,
 ) -> Loss:
-    """Return the loss that a configuration asks for, chosen once and compiled if asked.
+    """Return the configured loss, compiled with `train.compile`.
 
-    `teacher` is the one that the configuration names, where it is loaded already; one that is read
-    must have the tokens of `tokenizer`, the text's.
-    Where attention must not cross from a document into the next, `end_of_text` tells them apart.
-    Of several processes each has its shares of the teacher (`train.parallel`), and blocks are
-    compiled one by one instead.
+    `teacher` is the configured one if it is loaded already; otherwise it is read, and must have the
+    tokens of `tokenizer`, the text's. Where attention must not cross documents, `end_of_text`
+    separates them. Several processes share the teacher's weights (`train.parallel`), and compile
+    block by block instead.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
         dtype = decoder.head.weight.dtype
         shared = world.size > 1 and config.train.parallel != "ddp"
-        # What a device may be too small for is whole in the machine's memory alone.
-        place = torch.device("cpu") if shared else device
+        # A teacher too large for a device is loaded in main memory before it is sharded.
+        load_device = torch.device("cpu") if shared else device
 
-        given = teacher
-        if given is None:
+        teacher_model = teacher
+        if teacher_model is None:
             from wakeful.loading.load import read_decoder  # noqa: PLC0415 - Transformers takes seconds to import
 
-            model = read_decoder(distill.teacher, dtype=dtype, device=place)
+            model = read_decoder(distill.teacher, dtype=dtype, device=load_device)
             if tokenizer is not None:
                 check_same_tokens(tokenizer, model)
-            given = model.decoder()
+            teacher_model = model.decoder()
         if shared:
-            given = in_shares(given, world, device)
-        loss = Distillation(decoder, given, distill).loss
+            teacher_model = shard_model(teacher_model, world, device)
+        loss = Distillation(decoder, teacher_model, distill).loss
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
 
 
 def loss_name(distill: DistillConfig) -> str:
-    """Return what a step's loss is, in two words or so: without a teacher it is the text's."""
+    """Return a short name of a step's loss: "loss" without a teacher."""
     if not distill.teacher:
         return "loss"
     parts = ["text"] * bool(distill.alpha) + ["divergence"] * (distill.alpha < 1)
     return f"{' + '.join(parts)} to the teacher" if distill.alpha < 1 else " + ".join(parts)
 
 
-def check_same_tokens(ours: Tokenizer, teacher: "Model") -> None:
+def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
     """Raise `WakefulError` unless a teacher reads a text's tokens as the text's tokenizer does.
 
     It may have more that were added to the tokenizer. One without a tokenizer must have an
     embedding of as many tokens.
     """
-    size, cure = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
+    size, remedy = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
     try:
-        theirs = teacher.own_tokenizer.inner
+        teacher_tokenizer = teacher.own_tokenizer.inner
     except WakefulError:
-        if size == ours.vocab_size:
+        if size == tokenizer.vocab_size:
             return
         raise WakefulError(
             f"the teacher {teacher.name} has no tokenizer to compare, and an embedding of {size} "
-            f"tokens where the text's tokenizer has {ours.vocab_size}: {cure}"
+            f"tokens where the text's tokenizer has {tokenizer.vocab_size}: {remedy}"
         ) from None
-    known, plain = theirs.get_vocab(), theirs.get_vocab(with_added_tokens=False)
-    added = ours.inner.get_vocab().items() - ours.inner.get_vocab(with_added_tokens=False).items()
-    alike = ours.inner.get_vocab(with_added_tokens=False) == plain
-    if not alike or any(known.get(token) != number for token, number in added):
+    vocabulary, plain = (
+        teacher_tokenizer.get_vocab(),
+        teacher_tokenizer.get_vocab(with_added_tokens=False),
+    )
+    added = (
+        tokenizer.inner.get_vocab().items()
+        - tokenizer.inner.get_vocab(with_added_tokens=False).items()
+    )
+    same = tokenizer.inner.get_vocab(with_added_tokens=False) == plain
+    if not same or any(vocabulary.get(token) != number for token, number in added):
         raise WakefulError(
-            f"the teacher {teacher.name} has another tokenizer, of {len(known)} tokens, than the "
-            f"text, of {ours.vocab_size}: {cure}"
+            f"the teacher {teacher.name} has another tokenizer, of {len(vocabulary)} tokens, than "
+            f"the text, of {tokenizer.vocab_size}: {remedy}"
         )
 
 

@@ -26,9 +26,9 @@ from wakeful.runs.distributed import ALONE, World
 
 
 class Parallel:
-    """A decoder and the processes that train it; this one is of one process: everything is here."""
+    """A decoder and the processes that train it; this class is for a single process."""
 
-    in_shares = False
+    is_sharded = False
     """True where no process has the whole model."""
 
     def __init__(self, decoder: Decoder, world: World = ALONE) -> None:
@@ -47,11 +47,11 @@ class Parallel:
         return contextlib.nullcontext()
 
     def settle(self) -> None:
-        """Let go of what calls without a backward pass have gathered."""
+        """Free weights that calls without a backward pass have gathered."""
 
 
 class ForwardEntry(nn.Module):
-    """A module whose forward pass is any computation with the decoder: the one place of hooks."""
+    """A module whose forward pass is any computation with the decoder, for the wrappers' hooks."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class FullyShard(Parallel):
     but for the blocks' norms and learned sinks, whose numbers are rounded to bfloat16.
     """
 
-    in_shares = True
+    is_sharded = True
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ def choose_own_device(name: str, world: World, *, field: str = "train.device") -
     return device
 
 
-def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:
-    """Leave each process a share of a model that is only run: a block is whole while it runs."""
+def shard_model(teacher: Decoder, world: World, device: torch.device) -> Decoder:
+    """Shard a model for inference: a block's weights are gathered while it runs."""
     mesh = init_device_mesh(device.type, (world.size,))
     for part in (*teacher.blocks, teacher):
         fully_shard(part, mesh=mesh, reshard_after_forward=True)
@@ -165,7 +165,7 @@ def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:
 
 
 def distribute(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
-    """Lay a decoder over the processes of a run as its configuration says, on `device`."""
+    """Distribute a decoder over the processes of a run by `train.parallel`, on `device`."""
     if world.size == 1:
         return Parallel(decoder, world)
     if config.train.compile:
@@ -184,7 +184,7 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
 
 
 def allow_recompiling(blocks: int) -> None:
-    """Let Dynamo compile a block's code once for each: routes depend on the layer's number.
+    """Let Dynamo compile a block's code once per block: routes depend on the layer's number.
 
     It stops at 8 forms of one function otherwise, and later blocks run as plain Python. Training
     and evaluation, with and without gradients, whole and last batches: four forms each.
@@ -195,7 +195,7 @@ def allow_recompiling(blocks: int) -> None:
 
 
 def check_shares(config: Config, world: World) -> None:
-    """Raise `WakefulError` if the batch or the optimizer cannot be shared out."""
+    """Raise `WakefulError` if the batch or the optimizer cannot be divided over the processes."""
     size, batch, micro = world.size, config.train.batch_size, config.train.micro_batch_size
     if batch % size:
         lower = batch // size * size

@@ -41,12 +41,14 @@ from wakeful.training.layouts import layout_of
 from wakeful.variants import build
 
 _MANY = 12
-"""Variants: past them those that fare alike share a sentence, and details are folded away."""
+"""Most variants with a sentence each; of more, equal outcomes share one and details are folded."""
 
 
 def verdicts(comparison: ComparedRuns) -> list[str]:
-    """Return what became of sinks that training followed, a sentence for each variant but the
-    baseline, or for each outcome where they are many."""
+    """Return sentences about sinks that training followed and about losses.
+
+    One for each variant but the baseline, or of many variants one for each outcome.
+    """
     if len(comparison.variants) > _MANY:
         losses = _outcomes(comparison)
     else:
@@ -55,26 +57,27 @@ def verdicts(comparison: ComparedRuns) -> list[str]:
 
 
 def _outcomes(comparison: ComparedRuns) -> list[str]:
-    """Say which variants end below the baseline, which above, and of which nothing is sure."""
-    said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
+    """Return sentences that list the variants below the baseline, above it, and not resolved."""
+    sentences: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
     for variant in comparison.variants[1:]:
-        difference, told, way = _judged(comparison, variant)
-        figure = f" ({told})" if way else ""
+        difference, interval, side = _compare_loss(comparison, variant)
+        figure = f" ({interval})" if side else ""
         if not math.isnan(difference):
-            said[way].append((difference, variant + figure))
+            sentences[side].append((difference, variant + figure))
     base = comparison.baseline
     begin = {
         "lower": f"A lower loss than {base}, in nats: ",
         "higher": f"A higher loss than {base}: ",
         "": f"No interval separates their loss from that of {base}: ",
     }
-    return [f"{begin[way]}{', '.join(name for _, name in sorted(found))}."
-            for way, found in said.items() if found]  # fmt: skip
+    return [f"{begin[side]}{', '.join(name for _, name in sorted(names))}."
+            for side, names in sentences.items() if names]  # fmt: skip
 
 
-def _judged(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
-    """Return a variant's difference, its words with the 95% interval, and "lower" or "higher" where
-    that is sure.
+def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
+    """Return a variant's difference to the baseline, its text with the 95% interval, and its side.
+
+    The side is "lower" or "higher" where the interval excludes zero, otherwise "".
     """
     difference, error = tables.paired_difference(comparison, variant)
     count = tables.pairs_counted(comparison, variant)
@@ -84,9 +87,9 @@ def _judged(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
 
 
 def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
-    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is.
+    """Return a sentence on where attention on BOS grows, shrinks or is not resolved.
 
-    Nothing where no interval resolves a change, as those of one seed cannot.
+    Empty where no interval resolves a change, as with one seed.
     """
     begin = {
         "grows": "A sink grows in",
@@ -103,13 +106,15 @@ def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
     }
     if not ends["grows"] and not ends["shrinks"]:
         return []
-    said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]
-    return [" ".join([*said, "In parentheses: attention on BOS at the end."])]
+    sentences = [
+        f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names
+    ]
+    return [" ".join([*sentences, "In parentheses: attention on BOS at the end."])]
 
 
 def _verdict(comparison: ComparedRuns, variant: str) -> str:
     baseline = comparison.baseline
-    difference, told, sure = _judged(comparison, variant)
+    difference, interval, sure = _compare_loss(comparison, variant)
     side = "below" if difference < 0 else "above"
     if math.isnan(difference):
         return f"{variant} shares no seed with {baseline}."
@@ -119,33 +124,33 @@ def _verdict(comparison: ComparedRuns, variant: str) -> str:
             "the error by."
         )
     if not sure:
-        return f"{variant} and {baseline} cannot be distinguished: {told} nats."
-    return f"{variant} ends {told.lstrip('+−')} nats {side} {baseline}."
+        return f"{variant} and {baseline} cannot be distinguished: {interval} nats."
+    return f"{variant} ends {interval.lstrip('+−')} nats {side} {baseline}."
 
 
 def headline(comparison: ComparedRuns) -> str:
-    """Return in a sentence how many variants surely end lower or higher than the baseline."""
-    base, others = comparison.baseline, comparison.variants[1:]
-    if not others:
+    """Return a sentence with the numbers of variants that end lower or higher than the baseline."""
+    base, variants = comparison.baseline, comparison.variants[1:]
+    if not variants:
         loss = tables.summary_table(comparison).row(0, named=True)
         ends = with_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
         return f"{base} ends at validation loss {ends} nats per token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
-    others = [variant for variant in others if comparison.pairs(variant)]
-    if not others:
+    variants = [variant for variant in variants if comparison.pairs(variant)]
+    if not variants:
         return f"Nothing is compared: no variant has a seed that {base} has."
-    for variant in others:
-        counts[_judged(comparison, variant)[2] or "not significantly different"] += 1
-    if len(others) == 1:
+    for variant in variants:
+        counts[_compare_loss(comparison, variant)[2] or "not significantly different"] += 1
+    if len(variants) == 1:
         (side,) = (side for side, count in counts.items() if count)
         than = "from" if side == "not significantly different" else "than"
-        return f"The validation loss of {others[0]} is {side} {than} that of {base}."
-    told = listed(f"{count} {side}" for side, count in counts.items() if count)
-    return f"Validation loss compared with {base}: of {len(others)} variants, {told}."
+        return f"The validation loss of {variants[0]} is {side} {than} that of {base}."
+    outcomes = listed(f"{count} {side}" for side, count in counts.items() if count)
+    return f"Validation loss compared with {base}: of {len(variants)} variants, {outcomes}."
 
 
 def next_step(comparison: ComparedRuns) -> Step:
-    """Return how to look inside the variant that ended lowest."""
+    """Return the command that diagnoses the variant with the lowest loss."""
     rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
     best = rows.sort("difference", maintain_order=True)["variant"][0]
     run = comparison.of(best)[0]
@@ -154,7 +159,7 @@ def next_step(comparison: ComparedRuns) -> Step:
 
 
 def caveat(comparison: ComparedRuns) -> str:
-    """Say what the errors cover and what they do not."""
+    """Return a sentence on what the errors cover and what they do not."""
     if len(comparison.variants) < 2:
         return "One variant: nothing to compare."
     rule = f"± is the {INTERVAL}; a difference counts when it leaves out zero."
@@ -180,30 +185,33 @@ def caveat(comparison: ComparedRuns) -> str:
 
 
 def notes(comparison: ComparedRuns) -> list[str]:
-    """Return what must be said of the figures besides: errors, seeds, runs that are left out."""
-    found = [caveat(comparison), seeds_missing(comparison)]
+    """Return caveats about the figures: errors, missing seeds, unfinished runs."""
+    texts = [caveat(comparison), seeds_missing(comparison)]
     if comparison.unfinished:
-        left = "; ".join(comparison.unfinished)
-        found.append(
-            f"Not finished and left out: {left}. The command that began them goes on with --resume."
+        unfinished = "; ".join(comparison.unfinished)
+        texts.append(
+            f"Not finished and left out: {unfinished}. The command that began them goes on "
+            "with --resume."
         )
-    return [note for note in found if note]
+    return [note for note in texts if note]
 
 
 def seeds_missing(comparison: ComparedRuns) -> str:
-    """Say which finished seeds of others a variant lacks; "" where all have the same."""
-    said = []
+    """Return a sentence for each variant that lacks finished seeds of others; "" without any."""
+    sentences = []
     for variant in comparison.variants:
         if missing := comparison.missing(variant):
             used = [run.seed for run in comparison.compared(variant)]
-            said.append(f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}.")
-    if said:
-        said.append("Losses of different seeds cannot be compared; the differences can.")
-    return " ".join(said)
+            sentences.append(
+                f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}."
+            )
+    if sentences:
+        sentences.append("Losses of different seeds cannot be compared; the differences can.")
+    return " ".join(sentences)
 
 
 def errors_over(comparison: ComparedRuns) -> str:
-    """Say what the intervals of the figures are over."""
+    """Return what the intervals of the figures are over: seeds or windows."""
     kinds = {comparison.paired_over(variant) for variant in comparison.variants}
     windows = "validation windows, which are the clusters of a ratio estimator"
     if len(kinds) > 1:
@@ -223,63 +231,63 @@ def _domains(comparison: ComparedRuns) -> Iterator[Section]:
     names = list(runs[0].summary.validation.domains or {})
     rows = []
     for variant in comparison.variants:
-        found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
-        means = [mean_and_error([each[name] for each in found]) for name in names]
-        rows.append([variant, *(with_interval(*mean, len(found)) for mean in means)])
+        domains = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
+        means = [mean_and_error([part[name] for part in domains]) for name in names]
+        rows.append([variant, *(with_interval(*mean, len(domains)) for mean in means)])
     yield Section("Loss by domain", [
         Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
-        Text("Nats a token over what is held out of each part of the mixture, means over seeds. "
+        Text("Nats per token over the held-out text of each part of the mixture, means over seeds. "
              "The loss above is over all of it together.", "note"),
     ])  # fmt: skip
 
 
 def _at_reference_speed(comparison: ComparedRuns) -> list[str]:
-    """Return a sentence for each way of weighing whose speed is not what a kernel would give it."""
-    found: dict[str, list[str]] = {}
+    """Return a sentence for each normalizer that runs without a kernel of its own."""
+    variants_by_note: dict[str, list[str]] = {}
     for variant in comparison.variants:
         try:
             note = build("normalizers", comparison.of(variant)[0].config.model.normalizer).note
         except WakefulError:  # of a module that is not imported here
             continue
         if note:
-            found.setdefault(note, []).append(variant)
-    return [f"{listed(variants)}: {note}." for note, variants in found.items()]
+            variants_by_note.setdefault(note, []).append(variant)
+    return [f"{listed(variants)}: {note}." for note, variants in variants_by_note.items()]
 
 
 def _which_curves(comparison: ComparedRuns) -> str:
-    """Say which variants are drawn over steps; "" where all are."""
-    drawn, others = len(comparison.drawn), len(charts.with_curves(comparison)) - 1
-    if others + 1 == drawn:
+    """Return a sentence on which variants have curves; "" where all have."""
+    total, num_others = len(comparison.with_curves), len(charts.with_curves(comparison)) - 1
+    if num_others + 1 == total:
         return ""
-    which = f"and the {'one' if others == 1 else others} of the lowest loss are drawn."
-    if others == 0:
+    which = f"and the {'one' if num_others == 1 else num_others} of the lowest loss are drawn."
+    if num_others == 0:
         which = "alone is drawn: none of the others has finished a seed that it has."
-    return f"Of {drawn} variants, {comparison.baseline} {which}"
+    return f"Of {total} variants, {comparison.baseline} {which}"
 
 
 def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
-    """Return the report of variants that were trained alike."""
-    extra = [layout_of(name).laid_out(comparison) for name in comparison.layouts]
+    """Return the report of a comparison."""
+    additions = [layout_of(name).parts(comparison) for name in comparison.layouts]
     under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
-    told = [*notes(comparison), *(note for each in extra for note in each.notes)]
-    if under_way and told:
-        told[-1] += (
+    caveats = [*notes(comparison), *(note for addition in additions for note in addition.notes)]
+    if under_way and caveats:
+        caveats[-1] += (
             " A variant with no finished run is drawn in the training curves as far as it has come."
         )
     sections = [
         Section("Verdict", [
             *map(Text, verdicts(comparison)),
-            *(Text(said) for each in extra for said in each.verdicts),
-            *(Text(note, "caveat") for note in told),
+            *(Text(verdict) for addition in additions for verdict in addition.verdicts),
+            *(Text(note, "caveat") for note in caveats),
         ], brief=True),
-        *(section for each in extra for section in each.first),
+        *(section for addition in additions for section in addition.first),
         *_over_steps(comparison),
         _at_the_end(comparison),
         *_domains(comparison),
         *_followed(comparison),
-        *(section for each in extra for section in each.last),
+        *(section for addition in additions for section in addition.last),
         _details(comparison),
-        _method(comparison, dict(entry for each in extra for entry in each.method)),
+        _method(comparison, dict(entry for addition in additions for entry in addition.method)),
     ]  # fmt: skip
     title = title or f"Comparison with {comparison.baseline}"
     return Report(title, [headline(comparison)], [next_step(comparison)], sections)
@@ -293,14 +301,14 @@ def _over_steps(comparison: ComparedRuns) -> Iterator[Section]:
     batches = "Batches differ between the runs: at one step they have not read the same text."
     if tables.same_batches(comparison):
         batches = "Same text in the same order, step for step."
-    said = [
+    sentences = [
         batches,
         f"Each point is the mean of {tables.smoothing_window(comparison)} steps, its own and those "
         "before it. Below zero is better.",
         _which_curves(comparison),
         "Bands are 95% confidence intervals over seeds." if len(comparison.seeds) > 1 else "",
     ]
-    text = Text(" ".join(filter(None, said)))
+    text = Text(" ".join(filter(None, sentences)))
     yield Section(f"Training loss against {comparison.baseline}", [text, chart])
 
 
@@ -316,9 +324,9 @@ def _at_the_end(comparison: ComparedRuns) -> Section:
         elif math.isnan(row["difference"]):  # it shares no seed with the baseline
             difference = "–"
         ratios = [
-            run.summary.tokens_per_second / other.summary.tokens_per_second
-            for run, other in comparison.pairs(variant)
-            if other.summary.tokens_per_second
+            run.summary.tokens_per_second / base_run.summary.tokens_per_second
+            for run, base_run in comparison.pairs(variant)
+            if base_run.summary.tokens_per_second
         ]
         speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
         spread = [f"{rough(speeds[0])} to {rough(speeds[-1])}"] if len(speeds) > 1 else []
@@ -356,7 +364,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
-    """Return a ratio to the digits that its spread allows; two where nothing spreads."""
+    """Return a ratio with the digits that its spread allows; two without a spread."""
     error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
     return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
 
@@ -367,10 +375,10 @@ def _followed(comparison: ComparedRuns) -> Iterator[Section]:
         return
     over = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
     rows = [
-        [each.variant, with_interval(*each.before, each.seeds),
-         with_interval(*each.after, each.seeds), with_interval(*each.change, each.seeds, "+"),
-         each.outcome]
-        for each in tables.sink_growth(comparison)
+        [growth.variant, with_interval(*growth.before, growth.seeds),
+         with_interval(*growth.after, growth.seeds),
+         with_interval(*growth.change, growth.seeds, "+"), growth.outcome]
+        for growth in tables.sink_growth(comparison)
     ]  # fmt: skip
     which = _which_curves(comparison)
     mean = "Means over seeds; one" if len(comparison.seeds) > 1 else "One"
@@ -385,14 +393,14 @@ def _followed(comparison: ComparedRuns) -> Iterator[Section]:
         *([Text(which, "note")] if which else []),
         Side(followed, wide=True),
         *(Fold(f"Each layer and head: {title}", [
-            Text(f"{mean} scale for all variants.", "note"), Side(each)])
-          for title, each in charts.head_charts(comparison)),
+            Text(f"{mean} scale for all variants.", "note"), Side(heatmaps)])
+          for title, heatmaps in charts.head_charts(comparison)),
     ], brief=True)  # fmt: skip
 
 
 def _details(comparison: ComparedRuns) -> Section:
     folds: list[Part] = []
-    which = [Text(each) for each in [_which_curves(comparison)] if each]
+    which = [Text(text) for text in [_which_curves(comparison)] if text]
     if costs := charts.cost_charts(comparison):
         slow = [Text(line, "note") for line in _at_reference_speed(comparison)]
         if len(tables.machines(comparison)) > 1:
@@ -407,8 +415,8 @@ def _details(comparison: ComparedRuns) -> Section:
     for number, prompt in enumerate(comparison.runs[0].summary.samples):
         written.append(Text(f"after “{prompt.prompt}”", "heading"))
         written.append(Side([
-            Group([Text(name, "note"), Text(each[number].prompt + each[number].text, "code")])
-            for name, each in firsts.items() if number < len(each)
+            Group([Text(name, "note"), Text(samples[number].prompt + samples[number].text, "code")])
+            for name, samples in firsts.items() if number < len(samples)
         ]))  # fmt: skip
     folds.append(Fold("Continuations by each variant", written))
     return Section("Details", folds)
@@ -419,11 +427,11 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
     dropped, several = data.overlap, len(places) > 1
-    left = ""
+    overlap = ""
     if dropped is None:
-        left = "; held-out documents were not compared with the training text"
+        overlap = "; held-out documents were not compared with the training text"
     elif dropped.documents:
-        left = (
+        overlap = (
             f"; {dropped.documents} held-out documents, which partly occur in the training text, "
             "are left out of validation"
         )
@@ -437,13 +445,15 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
     likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
     seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
     parts = {field.partition(".")[0] for field, _ in tables.differing_fields(comparison)}
-    whose = []
+    configuration_of = []
     if parts - {"model"}:
-        whose = [("Configuration", f"of {comparison.baseline}; what differs is listed below")]
+        configuration_of = [
+            ("Configuration", f"of {comparison.baseline}; what differs is listed below")
+        ]
     entries = [
-        *whose,
+        *configuration_of,
         ("Text", f"{data.text}; {data.trained} training and {data.validation_tokens:,} validation "
-                 f"tokens, vocabulary {data.vocab_size:,}{left}; attention {crosses} from a "
+                 f"tokens, vocabulary {data.vocab_size:,}{overlap}; attention {crosses} from a "
                  "document into the next of its sequence"),
         ("Corpus SHA-256", data.corpus_sha256),
         ("Training", f"{train.steps:,} steps of {train.batch_size} sequences of {train.length} "
@@ -467,7 +477,7 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
 
 
 def _configurations(comparison: ComparedRuns) -> Iterator[Part]:
-    """Yield what differs between the configurations, and each of them whole."""
+    """Yield the differences between the configurations, and each configuration."""
     many, variants = len(comparison.variants) > _MANY, comparison.variants
     differing = tables.differing_fields(comparison)
     if differing:

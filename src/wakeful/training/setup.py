@@ -1,4 +1,4 @@
-"""A run's parts, checked and made: its text, model, optimizer, loss and arithmetic."""
+"""Parts of a run, checked and made: text, model, optimizer, loss and precision."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "ove
 def admit_parts(config: Config) -> None:
     """Check every expression, and import the users' modules that they name.
 
-    For a configuration that the user wrote, never for one read from a run.
+    Only for a configuration that the user wrote, never for one read from a run.
     """
     admit(config.model)
     check_outside(config.model)
@@ -52,9 +52,12 @@ def _check_schemes(config: Config, *, imports: bool = False) -> None:
 
 
 def check_parts(config: Config, world: World = ALONE) -> None:
-    """Raise what making the model, the optimizer or the measurements of a run would raise.
+    """Check that the model, the optimizer and the measurements of a run can be made.
 
     The model is made on the meta device, where weights take no memory.
+
+    Raises:
+        WakefulError: one of them cannot be made.
     """
     wanted_packages(config)
     _check_schemes(config)
@@ -65,18 +68,18 @@ def check_parts(config: Config, world: World = ALONE) -> None:
             f"{world.size}: leave them out, or train without torchrun"
         )
     with _memory_errors(), torch.device("meta"):
-        make_optimizer(config, adapted(config, Decoder(config.model)))
+        make_optimizer(config, with_adapters(config, Decoder(config.model)))
     check_step(config.optimizer)
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
-    """Raise what a run would raise before its first step; return it resolved, and its data."""
+    """Return a run's resolved configuration and its data; raise what its start would raise."""
     admit_parts(config)
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
     data = load_data(config.data, progress, imports=True)
     data.check(config.data)
-    config = resolved(config, data)
+    config = resolve_config(config, data)
     check_parts(config)
     data.batches(config)
     data.windows(config)
@@ -88,12 +91,12 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     return config, data
 
 
-def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Config:
-    """Return the configuration as it is carried out.
+def resolve_config(config: Config, data: Data, model: ModelConfig | None = None) -> Config:
+    """Return the configuration with every field resolved.
 
-    The vocabulary's size is the data's unless a larger one is asked for, and so are the fields that
-    prepared data was made with; a warmup ends with the run at the latest. With a `given` model its
-    own vocabulary stays, which the data's ids must be within.
+    The vocabulary's size is the data's unless the configuration's is larger, and so are the
+    settings that prepared data was made with; a warmup ends with the run at the latest. An initial
+    `model` keeps its vocabulary, which must have all of the data's ids.
     """
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
@@ -101,25 +104,25 @@ def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Co
         data=data.settled(config.data),
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
     )
-    if given is None:
+    if model is None:
         return dataclasses.replace(config, model=config.model.of_tokens(data.vocab_size))
-    if data.vocab_size > given.vocab_size:
+    if data.vocab_size > model.vocab_size:
         raise WakefulError(
             f"the vocabularies differ: the text has ids up to {data.vocab_size - 1}, and the model "
-            f"to start from has {given.vocab_size} tokens; tokenize the text as the model does"
+            f"to start from has {model.vocab_size} tokens; tokenize the text as the model does"
         )
-    return dataclasses.replace(config, model=given)
+    return dataclasses.replace(config, model=model)
 
 
 class Training:
-    """A run as one of its processes sees it: what learns, from what, and where that is recorded."""
+    """State of a run in one process: data, model, optimizer, loss and records."""
 
     run: Run
     show: Display
     write: Write
-    """Copies a row of metrics to wherever the configuration says."""
+    """Copies a row of metrics to the configured trackers."""
     stopped: list[int]
-    """The signals that asked for an end."""
+    """Signals received that end the run."""
 
     def __init__(
         self,
@@ -128,17 +131,17 @@ class Training:
         device: torch.device,
         world: World = ALONE,
         *,
-        given: Decoder | None = None,
+        initial: Decoder | None = None,
         teacher: Decoder | None = None,
     ) -> None:
-        """Make the parts, the model whole; `given` is as for `make_decoder`, `teacher` as for
+        """Make the parts, the model unsharded; for `initial` see `make_decoder`, for `teacher`
         `make_loss`.
         """
         self.config, self.data, self.device, self.world = config, data, device, world
         self.batches = data.batches(config, rank=world.rank, world_size=world.size)
         self.windows = data.windows(config)
-        here = device if world.size == 1 else torch.device("cpu")
-        self.decoder = make_decoder(config, here, given)
+        model_device = device if world.size == 1 else torch.device("cpu")
+        self.decoder = make_decoder(config, model_device, initial)
         self.parallel = Parallel(self.decoder)
         self.optimizer = make_optimizer(config, self.decoder)
         self.loss = make_loss(
@@ -148,8 +151,9 @@ class Training:
         self.mixed = autocast(config.train, device)
 
     def lay_out(self) -> None:
-        """Lay the first process's model over all of them, which all call it, and make the optimizer
-        of that.
+        """Distribute the first process's model over all processes, and make its optimizer.
+
+        Every process calls it.
         """
         self.world.share_weights(self.decoder)
         self.parallel = distribute(self.config, self.decoder, self.device, self.world)
@@ -157,16 +161,17 @@ class Training:
             self.optimizer = make_optimizer(self.config, self.decoder)
 
     @property
-    def as_watched(self) -> contextlib.AbstractContextManager[object]:
-        """The context of a pass that probes watch: the weights' own precision.
+    def probe_context(self) -> contextlib.AbstractContextManager[object]:
+        """Context of a pass that probes watch: the weights' own precision.
 
-        Blocks in shares get theirs in that of training, which asks for its context.
+        Sharded blocks have training's precision, and need its context.
         """
-        return self.mixed if self.parallel.in_shares else AS_IT_IS
+        return self.mixed if self.parallel.is_sharded else NO_AUTOCAST
 
     def gradients(self, batch: torch.Tensor) -> torch.Tensor:
-        """Add up the gradients of this process's part of a batch, as many sequences at a time as
-        fit; return the loss, the mean over all processes.
+        """Accumulate the gradients of this process's part of a batch, in micro-batches.
+
+        Return the loss, the mean over all processes.
         """
         parts = batch.to(self.device, non_blocking=True).split(
             self.config.train.micro_batch_size or len(batch)
@@ -185,21 +190,21 @@ class Training:
         self.write(record(self.run, row))
 
 
-def make_decoder(config: Config, device: torch.device, given: Decoder | None = None) -> Decoder:
-    """Return the decoder on its device: the `given` one, to be trained, or a fresh one."""
+def make_decoder(config: Config, device: torch.device, initial: Decoder | None = None) -> Decoder:
+    """Return the decoder on its device: `initial`, trained in place, or one at random."""
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
-        if given is None:
+        if initial is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            load_weights(given)
-            decoder = given.requires_grad_(True)
+            load_weights(initial)
+            decoder = initial.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
-        return adapted(config, decoder.to(device=device, dtype=dtype))
+        return with_adapters(config, decoder.to(device=device, dtype=dtype))
 
 
-def adapted(config: Config, decoder: Decoder) -> Decoder:
-    """Return the decoder with the adapters that a configuration asks for, in place."""
+def with_adapters(config: Config, decoder: Decoder) -> Decoder:
+    """Add the configured adapters to a decoder, in place; return it."""
     lora = config.train.lora
     if not lora.rank:
         return decoder
@@ -226,12 +231,12 @@ def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     return configure_optimizer(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
 
 
-AS_IT_IS = contextlib.nullcontext()
-"""The context of a pass in the weights' own precision."""
+NO_AUTOCAST = contextlib.nullcontext()
+"""Context of a pass in the weights' own precision."""
 
 
 def autocast(train: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Return the context of the forward pass: mixed precision for bfloat16, else nothing."""
     if train.dtype != "bfloat16":
-        return AS_IT_IS
+        return NO_AUTOCAST
     return torch.autocast(device.type, dtype=DTYPES["bfloat16"])

@@ -1,4 +1,4 @@
-"""The size of a configuration: parameters, operations a token, memory."""
+"""The size of a configuration: parameters, operations per token, memory."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,18 +13,18 @@ from wakeful.model.decoder import Decoder
 from wakeful.variants.roles import role_of
 
 BYTES_A_PARAMETER = 16
-"""In training: weight, gradient and two moments in float32."""
+"""Bytes per parameter in training: weight, gradient and two moments in float32."""
 BYTES_A_WEIGHT = 4
-"""In reading: float32."""
+"""Bytes per parameter in inference: float32."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model's parameters, and what training it takes."""
+    """A model's parameters, and the operations and memory of its training."""
 
     parameters: int
     operations: float
-    """Floating-point operations a token."""
+    """Floating-point operations per token."""
     memory: int
     """Bytes."""
 
@@ -40,7 +40,7 @@ def run_size(config: Config) -> Size:
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
     short = 2 if train.dtype == "bfloat16" else 4
-    # What a block keeps for its backward pass: about 17 numbers a channel; and the logits twice.
+    # Activations for the backward pass: about 17 numbers per channel of a block, the logits twice.
     layers = model.num_layers * model.width * 17 * short
     activations = sequences * train.length * (layers + 8 * model.vocab_size)
     memory = BYTES_A_PARAMETER * parameters + activations
@@ -59,7 +59,7 @@ def run_operations(config: Config) -> float:
 
 def parameters_of(model: ModelConfig) -> int:
     """Return the number of a model's parameters, without making its weights."""
-    return _counted(model)[0]
+    return _count_parameters(model)[0]
 
 
 def operations_of(model: ModelConfig, length: int) -> float:
@@ -78,18 +78,18 @@ def operations_of(model: ModelConfig, length: int) -> float:
         local = model.window if layer in model.local_layers else 0
         window = min(local or length, length)
         keys += window * (1 - window / (2 * length))
-    return 6.0 * _counted(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
+    return 6.0 * _count_parameters(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
 
 
 class _Sketch(Decoder):
-    """A decoder to count: layers whose blocks have the same parts share one block."""
+    """A decoder for counting parameters: layers whose blocks have the same parts share one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.made: dict[object, Block] = {}
         super().__init__(config)
 
     def _block(self, layer: int) -> Block:
-        owned = tuple(self.plan.owns(what, layer) for what in ("query", "key", "value"))
+        owned = tuple(self.plan.owns(kind, layer) for kind in ("query", "key", "value"))
         parts = (owned, self.placement.at(layer, self.config.num_layers))
         if parts not in self.made:
             self.made[parts] = super()._block(layer)
@@ -97,8 +97,8 @@ class _Sketch(Decoder):
 
 
 @cache
-def _counted(model: ModelConfig) -> tuple[int, int]:
-    """Return how many parameters a decoder has, and how many of them multiply.
+def _count_parameters(model: ModelConfig) -> tuple[int, int]:
+    """Return the number of a decoder's parameters, and of those in matrix products.
 
     It is made on the meta device, where weights take no memory.
     """
@@ -110,7 +110,7 @@ def _counted(model: ModelConfig) -> tuple[int, int]:
         total += parameter.numel()
         looked_up += parameter.numel() if role is not None and role.embedding else 0
     counts = {
-        block: sum(each.numel() for each in block.parameters()) for block in set(sketch.blocks)
+        block: sum(weight.numel() for weight in block.parameters()) for block in set(sketch.blocks)
     }
     total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
     if model.tied:  # the head's product is by the embedding's table

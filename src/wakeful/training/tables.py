@@ -1,4 +1,4 @@
-"""A comparison as tidy tables: final figures, training curves, and what configurations differ in.
+"""A comparison as tidy tables: final figures, training curves, differing configuration fields.
 
 Curves are smoothed by a trailing mean: a point is the mean of its own step and the `window` − 1
 steps before it, as the paper's curves over 10 or 100 steps. A loss that is not a number is left
@@ -30,10 +30,10 @@ _MOST_POINTS = 500
 
 
 def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return one row a variant: losses, paired differences, size, cache and speed.
+    """Return one row per variant: losses, paired differences, size, cache and speed.
 
-    Losses are in nats per token, over the seeds that the difference is over too: those that the
-    variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
+    Losses are in nats per token, over the seeds that the variant shares with the baseline, as the
+    difference is (`seeds` is their number, `seeds_used` lists them). Of several seeds a
     loss is the mean, and its error and the difference's are over seeds; of one they are over
     validation windows: `paired_over` says which. `_low` and `_high` end the 95% confidence interval
     (Student's t), and `_error` is the standard error behind it. Perplexity is e to the loss, so
@@ -101,7 +101,7 @@ def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
 
 
 def pairs_counted(comparison: ComparedRuns, variant: str) -> int:
-    """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
+    """Return the number of pairs behind a variant's difference: seeds, or windows of one seed."""
     pairs = comparison.pairs(variant)
     return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
 
@@ -120,7 +120,7 @@ def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFram
     """
     frames = [
         _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
-        for variant in comparison.drawn
+        for variant in comparison.with_curves
         if variant != comparison.baseline
         and (pairs := comparison.pairs(variant, comparison.curves(variant)))
     ]
@@ -130,15 +130,15 @@ def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFram
 def training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
     """Return the smoothed training loss of each variant's first seed: variant, step, loss."""
     frames: list[pl.DataFrame] = []
-    for variant in comparison.drawn:
+    for variant in comparison.with_curves:
         rows = training_rows(comparison.curves(variant)[0])
         curve = rows.select("step", loss=_smooth(rows["loss"], window))
-        frames.append(_thinned(curve).select(pl.lit(variant).alias("variant"), pl.all()))
+        frames.append(_subsampled(curve).select(pl.lit(variant).alias("variant"), pl.all()))
     return pl.concat(frames)
 
 
 def training_rows(run: TrainedRun) -> pl.DataFrame:
-    """Return a run's training steps in order, each once, as it was last written."""
+    """Return a run's training steps in order, each once, as last logged."""
     rows = run.metrics.filter(pl.col("kind") == "train", pl.col("step").is_not_null())
     return rows.unique("step", keep="last", maintain_order=True).sort("step")
 
@@ -146,8 +146,8 @@ def training_rows(run: TrainedRun) -> pl.DataFrame:
 def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
     curves: list[pl.DataFrame] = []
     for run, base in pairs:
-        theirs = training_rows(base).select("step", base="loss")
-        both = training_rows(run).join(theirs, on="step", maintain_order="left")
+        base_losses = training_rows(base).select("step", base="loss")
+        both = training_rows(run).join(base_losses, on="step", maintain_order="left")
         curves.append(both.select("step", difference=_smooth(both["loss"] - both["base"], window)))
     gathered = (
         pl.concat(curves)
@@ -156,61 +156,61 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
         .filter(pl.col("seeds") == len(pairs))
         .sort("step")
     )
-    curve = _estimated(_thinned(gathered), "difference")
+    curve = _with_errors(_subsampled(gathered), "difference")
     far = pl.when(len(pairs) > 1).then(pl.col("error") * student_quantile(len(pairs) - 1))
     mean = pl.col("difference")
     return curve.select("step", mean, low=mean - far, high=mean + far)
 
 
-def _estimated(frame: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return a frame with the means of lists in their place, and their errors as `error`."""
-    found = [mean_and_error(values) for values in frame[column].to_list()]
+def _with_errors(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return a frame with a column's lists replaced by their means, and the errors as `error`."""
+    estimates = [mean_and_error(values) for values in frame[column].to_list()]
     schema = {column: pl.Float64, "error": pl.Float64}
-    return frame.with_columns(pl.DataFrame(found, schema=schema, orient="row"))
+    return frame.with_columns(pl.DataFrame(estimates, schema=schema, orient="row"))
 
 
 def _smooth(losses: pl.Series, window: int) -> np.ndarray:
     """Return the trailing mean of the losses that are numbers; NaN where a window has none."""
-    known = losses.set(~losses.is_finite(), None)
-    return known.rolling_mean(window, min_samples=1).fill_null(math.nan).to_numpy()
+    finite = losses.set(~losses.is_finite(), None)
+    return finite.rolling_mean(window, min_samples=1).fill_null(math.nan).to_numpy()
 
 
-def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a curve with at most that many of its points, the last among them."""
+def _subsampled(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return at most `_MOST_POINTS` points of a curve, with the last."""
     every = max(1, -(-len(frame) // _MOST_POINTS))
     return frame[(len(frame) - 1) % every :: every]
 
 
-def followed(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return what variants followed over steps: one row per `figure`, `variant` and `step`.
+def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
+    """Return the figures that runs followed: one row per `figure`, `variant` and `step`.
 
     `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
-    Of seeds under way it has the steps that all of them have come to.
+    Only steps that all of a variant's seeds have reached.
     """
-    found = _estimated(_over_seeds(comparison, "followed", "figure", "variant", "step"), "value")
-    return found.select("figure", "variant", "step", "value", "error", "seeds")
+    means = _with_errors(_over_seeds(comparison, "followed", "figure", "variant", "step"), "value")
+    return means.select("figure", "variant", "step", "value", "error", "seeds")
 
 
 def heads_over_steps(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return what layers and heads came to over steps, means over the seeds: one row per `figure`,
-    `variant`, `layer`, `head` and `step`; none where there is one layer of one head.
+    """Return the followed figures of layers and heads, means over seeds.
 
-    Of seeds under way it has the steps that all of them have come to.
+    One row per `figure`, `variant`, `layer`, `head` and `step`, at steps that all of a variant's
+    seeds have reached; none where there is one layer of one head.
     """
-    found = _over_seeds(comparison, "heads", "figure", "variant", "layer", "head", "step")
+    heads = _over_seeds(comparison, "heads", "figure", "variant", "layer", "head", "step")
     several = pl.struct("layer", "head").n_unique().over("figure") > 1
-    return found.filter(several).drop("seeds").with_columns(pl.col("value").list.mean())
+    return heads.filter(several).drop("seeds").with_columns(pl.col("value").list.mean())
 
 
-def _over_seeds(comparison: ComparedRuns, what: str, *place: str) -> pl.DataFrame:
-    """Return the values of all seeds at each place, at the steps that all have come to."""
+def _over_seeds(comparison: ComparedRuns, table: str, *keys: str) -> pl.DataFrame:
+    """Return the lists of all seeds' values by `keys`, at steps that all seeds have reached."""
     parts = [
-        getattr(run, what).with_columns(variant=pl.lit(variant))
-        for variant in comparison.drawn
+        getattr(run, table).with_columns(variant=pl.lit(variant))
+        for variant in comparison.with_curves
         for run in comparison.curves(variant)
     ]
-    found = pl.concat(parts).group_by(place).agg("value", seeds=pl.len()).sort(place)
-    return found.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
+    values = pl.concat(parts).group_by(keys).agg("value", seeds=pl.len()).sort(keys)
+    return values.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
 
 
 @dataclass(frozen=True)
@@ -223,12 +223,12 @@ class Growth:
     change: Estimate
     seeds: int
     outcome: str
-    """It grows, shrinks, or neither is resolved: by the 95% interval of the paired change."""
+    """"grows", "shrinks" or "not resolved", by the 95% interval of the paired change."""
 
 
 def sink_growth(comparison: ComparedRuns) -> list[Growth]:
-    """Return how each variant's attention on BOS changed in training, where it was followed."""
-    found: list[Growth] = []
+    """Return the change of each variant's attention on BOS in training, where it was followed."""
+    growth: list[Growth] = []
     for variant in comparison.variants:
         ends: list[tuple[float, float]] = []
         for run in comparison.of(variant):
@@ -242,8 +242,8 @@ def sink_growth(comparison: ComparedRuns) -> list[Growth]:
         if abs(change[0]) > reach(change[1], len(ends)):
             outcome = "grows" if change[0] > 0 else "shrinks"
         before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
-        found.append(Growth(variant, before, after, change, len(ends), outcome))
-    return found
+        growth.append(Growth(variant, before, after, change, len(ends), outcome))
+    return growth
 
 
 def smoothing_window(comparison: ComparedRuns) -> int:
@@ -257,14 +257,14 @@ def differing_fields(comparison: ComparedRuns) -> list[tuple[str, list[str]]]:
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
     tables = [flat(run.config) for run in runs]
     return [
-        (field, [_shown(table[field]) for table in tables])
+        (field, [_value_text(table[field]) for table in tables])
         for field in tables[0]
         if field != "train.seed" and any(table[field] != tables[0][field] for table in tables)
     ]
 
 
 def same_batches(comparison: ComparedRuns) -> bool:
-    """Say whether runs of one seed saw the same tokens at the same step.
+    """Return whether runs of one seed read the same tokens at the same step.
 
     The order is a function of the seed, the tokens that training may read, the length, the batch
     size, and where windows begin.
@@ -277,18 +277,18 @@ def same_batches(comparison: ComparedRuns) -> bool:
 
 
 def same_tokens(comparison: ComparedRuns) -> bool:
-    """Say whether all finished runs were trained on equally many tokens."""
+    """Return whether all finished runs were trained on the same number of tokens."""
     return len({run.summary.tokens for run in comparison.runs}) == 1
 
 
 def machines(comparison: ComparedRuns) -> list[str]:
-    """Describe each different machine and version that finished runs were trained on."""
+    """Return a description of each machine and version that finished runs were trained on."""
     places = [run.environment for run in comparison.runs]
     versions = "{0.computer}; torch {0.torch}, Python {0.python}, wakeful {0.wakeful}"
     return list(dict.fromkeys(map(versions.format, places)))
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

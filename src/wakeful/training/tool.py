@@ -1,4 +1,4 @@
-"""The verb train: a configuration in, a trained model in its run directory out."""
+"""`train`: a configuration in, a trained model in its run directory out."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ class Run(Stored):
 
     @property
     def config(self) -> Config:
-        """The configuration, every field resolved."""
+        """The configuration, every field full_config."""
         return Directory(self.path).config
 
     @property
@@ -73,7 +73,7 @@ def train(
     Args:
         config: a `Config`, a preset's name, a TOML file or a table of fields.
         out: folder to create; empty is runs/NAME.
-        resume: go on with the run in this folder instead, with its own configuration.
+        resume: continue the run in this folder instead, with its own configuration.
         steps: lengthen the run that is resumed to this many; 0 leaves it as long as it is.
         figures: formats to write the charts in too, into the folder figures.
         display: shows progress; None is a bar where there is a terminal.
@@ -82,7 +82,7 @@ def train(
     Raises:
         WakefulError: the configuration names what does not exist or cannot be trained, the text
             cannot be read, `out` exists, `resume` holds no run or another one, memory or disk is
-            full, or a loss is not finite. Whatever was there before is kept.
+            full, or a loss is not finite. Files that existed before are kept.
     """
     if bool(resume) == (config is not None):
         raise WakefulError("give a configuration, or resume=... and no configuration")
@@ -90,23 +90,26 @@ def train(
         raise WakefulError("steps lengthens a run that is resumed; train={'steps': ...} a new one")
     if resume and (out or changes):
         raise WakefulError("a resumed run has its own folder and configuration: leave them out")
-    chosen = Config() if config is None else config_from(config, **changes)
-    place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
+    full_config = Config() if config is None else config_from(config, **changes)
+    folder = Path(resume or out or f"runs/{folder_name(full_config.name)}")
     if not resume:
-        check_rules(chosen.data, TRAINED)
-    with joined() as world, showing(display, place.name if resume else chosen.name, world) as show:
-        train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
-        done = Run(place)
+        check_rules(full_config.data, TRAINED)
+    with (
+        joined() as world,
+        showing(display, folder.name if resume else full_config.name, world) as show,
+    ):
+        train_into(full_config, folder, resume=bool(resume), steps=steps, show=show)
+        run = Run(folder)
         if world.first:
-            done.save_figures(place / "figures", figures)
-    return done
+            run.save_figures(folder / "figures", figures)
+    return run
 
 
 def folder_name(name: str) -> str:
-    """Return a run's name where the folder that is called so lies inside another.
+    """Return a run's name, which is its folder's below runs.
 
     Raises:
-        WakefulError: it would lie elsewhere.
+        WakefulError: the folder would lie elsewhere.
     """
     if Path(name).is_absolute() or {"..", "~"} & set(Path(name).parts) or name.strip("./") == "":
         raise WakefulError(

@@ -1,4 +1,4 @@
-"""The loss on the validation text, by window, and the least that a task itself loses."""
+"""The loss on the validation text, by window, and the loss of a task's own distribution."""
 
 import contextlib
 import math
@@ -30,23 +30,22 @@ def window_losses(
 ) -> pl.DataFrame:
     """Return one row per validation window: `window`, `loss` (mean nats per token), `tokens`.
 
-    Of a task also `optimal`, the loss of the task itself on the same targets; of a mixture
-    `domain`.
+    Of a task also `optimal`, the loss of the task's own distribution on the same targets; of a
+    mixture `domain`.
 
-    The whole set, in its order, each token but the first predicted once, from what its window holds
-    before it: of its own document alone unless `cross_documents`. Where the first `relaxed_prefix`
-    tokens of a window see each other, the targets among them are not counted.
+    Covers the whole set in order; each token but the first is predicted once, from the tokens
+    before it in its window: those of its own document unless `cross_documents`. Where the first
+    `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
 
-    Every process calls it, and the batches are dealt out among them. In the last round processes
-    without a batch of their own join in with the first, whose result they drop: a model in shares
-    runs on all at once.
+    Every process calls it, and has a part of the batches. In the last round processes without a
+    batch compute the first one and drop the result: a sharded model runs on all at once.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.embed.weight.device
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
     tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
-    best, known = torch.zeros_like(losses), False
+    optimal_sums, has_optimal = torch.zeros_like(losses), False
     end_of_text = windows.token_file.end_of_text
 
     def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -56,43 +55,43 @@ def window_losses(
     with evaluating(decoder):
         for begin in range(0, len(windows), world.size):
             number = begin + world.rank
-            mine = number < len(windows)
+            has_batch = number < len(windows)
             progress(begin, len(windows))
-            inputs, targets = windows.batch(number if mine else 0)
+            inputs, targets = windows.batch(number if has_batch else 0)
             with autocast:
-                each = parallel.call(one_by_one, inputs.to(device), targets.to(device))
-            if not mine:
+                token_losses = parallel.call(one_by_one, inputs.to(device), targets.to(device))
+            if not has_batch:
                 continue
             rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
-            seen = max(0, decoder.config.relaxed_prefix - 1)
-            tokens[rows] = (targets[:, seen:] != IGNORED).sum(1)
-            losses[rows] = each.double().sum(1).cpu() / tokens[rows]
-            least = optimal(windows.token_file, inputs, targets)
-            if least is not None:
-                known = True
-                best[rows] = least[:, seen:].sum(1) / tokens[rows]
+            prefix = max(0, decoder.config.relaxed_prefix - 1)
+            tokens[rows] = (targets[:, prefix:] != IGNORED).sum(1)
+            losses[rows] = token_losses.double().sum(1).cpu() / tokens[rows]
+            optimal_losses = task_losses(windows.token_file, inputs, targets)
+            if optimal_losses is not None:
+                has_optimal = True
+                optimal_sums[rows] = optimal_losses[:, prefix:].sum(1) / tokens[rows]
         parallel.settle()
     progress(len(windows), len(windows))
-    losses, tokens, best = map(world.sum, (losses, tokens, best))
+    losses, tokens, optimal_sums = map(world.sum, (losses, tokens, optimal_sums))
     frame = pl.DataFrame(
         {"window": range(len(losses)), "loss": losses.tolist(), "tokens": tokens.tolist()}
     )
-    if any(world.gather(known)):
-        frame = frame.with_columns(optimal=pl.Series(best.tolist()))
+    if any(world.gather(has_optimal)):
+        frame = frame.with_columns(optimal=pl.Series(optimal_sums.tolist()))
     domains = windows.domains()
     if domains is not None:
         frame = frame.with_columns(domain=pl.Series(domains))
     return frame.filter(pl.col("tokens") > 0)
 
 
-def optimal(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return the nats that a task itself loses at each target, (rows, L); None for text.
+def task_losses(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return a task's own loss in nats at each target, (rows, L); None for text.
 
     Targets of -100 count nothing.
     """
     rows = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
-    least = token_file.optimal(rows.numpy())
-    return None if least is None else torch.from_numpy(least).where(targets != IGNORED, 0.0)
+    losses = token_file.optimal(rows.numpy())
+    return None if losses is None else torch.from_numpy(losses).where(targets != IGNORED, 0.0)
 
 
 def mean_loss(windows: pl.DataFrame) -> Estimate:
@@ -114,10 +113,10 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
             f"the validation loss is {loss} after step {step}; lower optimizer.lr, or look at the "
             "validation text"
         )
-    best, over, over_error = None, None, None
+    best, excess, excess_error = None, None, None
     if "optimal" in frame.columns:
         best, _ = weighted_mean(frame["optimal"], frame["tokens"])
-        over, over_error = weighted_mean(frame["loss"] - frame["optimal"], frame["tokens"])
+        excess, excess_error = weighted_mean(frame["loss"] - frame["optimal"], frame["tokens"])
     domains = None
     if "domain" in frame.columns:
         parts = frame.partition_by("domain", as_dict=True, maintain_order=True)
@@ -129,8 +128,8 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
         num_windows=len(frame),
         num_tokens=int(frame["tokens"].sum()),
         optimal_loss=best,
-        excess_loss=over,
-        excess_standard_error=finite(over_error),
+        excess_loss=excess,
+        excess_standard_error=finite(excess_error),
         domains=domains,
     )
     training.record(row)
@@ -138,14 +137,14 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
 
 
 def best_loss(training: Training, batch: Tensor) -> float | None:
-    """Return the loss of the task itself on a step's tokens.
+    """Return the loss of a task's own distribution on a step's tokens.
 
-    None for text, whose own loss nobody knows, and for a loss that is not the cross-entropy.
+    None for text, where it is unknown, and for a loss that is not the cross-entropy.
     """
     config, world = training.config, training.world
     if config.train.distill.teacher:
         return None
-    best = optimal(training.batches.token_file, batch[:, :-1], batch[:, 1:])
+    best = task_losses(training.batches.token_file, batch[:, :-1], batch[:, 1:])
     if best is None:
         return None
     mean = best[:, max(0, config.model.relaxed_prefix - 1) :].mean()

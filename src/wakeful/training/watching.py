@@ -1,4 +1,4 @@
-"""The figures of a diagnosis, measured while a model trains."""
+"""Figures of a diagnosis, measured during training."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ from wakeful.runs.distributed import World
 from wakeful.runs.records import HeadWeights, record
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
-from wakeful.training.setup import AS_IT_IS, Training
+from wakeful.training.setup import NO_AUTOCAST, Training
 
 WATCHED = {
     **{
@@ -49,14 +49,14 @@ WATCHED = {
 
 
 FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
-"""Metrics that a run logs of each layer and head where it is asked to."""
+"""Metrics that a run logs for each layer and head with `train.diagnose.heads`."""
 
 _AT_ONCE = 2**15
-"""Tokens of one pass that probes watch: these need memory, however many windows there are."""
+"""Most tokens of one pass that probes watch, for their memory."""
 
 
 class _Layers(Probe):
-    """Every `size`-th layer's events, from `rank` on, for a probe."""
+    """A probe that sees only this process's share of the layers: every `size`-th from `rank`."""
 
     def __init__(self, probe: Probe, world: World) -> None:
         self.probe = probe
@@ -71,20 +71,19 @@ class _Layers(Probe):
 
 
 @torch.no_grad()
-def observed(
+def diagnose_windows(
     model: Decoder | Parallel,
     windows: ValidationWindows,
     num_sequences: int,
     more: Sequence[Probe] = (),
     *,
     ranks: bool = True,
-    autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
+    autocast: contextlib.AbstractContextManager[object] = NO_AUTOCAST,
 ) -> Frame:
-    """Return what the probes of `WATCHED`, and `more`, saw of each layer and head, on the first
-    whole windows of the validation set.
+    """Return the rows of the probes of `WATCHED` and of `more`, for each layer and head.
 
-    Those of `ranks`, which take longer than all others, may be left out. Every process calls it,
-    and each looks at its share of the layers.
+    They watch the first whole windows of the validation set. `ranks` adds ranks, which take longer
+    than all other figures. Every process calls it, and watches its share of the layers.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
@@ -95,22 +94,22 @@ def observed(
     probes = Sinks(), bos, Entropy(), *of_ranks, Values(curve=1), Outliers(), Smoothing(), *more
     layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
     size = max(1, _AT_ONCE // sequences.shape[1])
-    with evaluating(decoder), autocast, layers as seen:
+    with evaluating(decoder), autocast, layers as watcher:
         for start in range(0, len(sequences), size):
             part = slice(start, start + size)
             bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
             parallel.call(decoder.hidden, sequences[part].to(device))
     parallel.settle()
-    rows = seen.frame
-    everywhere = [tuple(row) for part in world.gather(rows.rows()) for row in part]
-    return pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort(
+    rows = watcher.frame
+    all_rows = [tuple(row) for part in world.gather(rows.rows()) for row in part]
+    return pl.DataFrame(all_rows, schema=rows.schema, orient="row").sort(
         "layer", maintain_order=True
     )
 
 
 @torch.no_grad()
 def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
-    """Return every head's weights among the first tokens of the first window.
+    """Return every head's attention weights among the first tokens of the first window.
 
     Every process calls it. A causal model's weights do not depend on the tokens after them.
     """
@@ -121,23 +120,23 @@ def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
     probe = AttentionPictures(
         layers=range(config.num_layers), heads=range(config.num_heads), size=size
     )
-    with evaluating(decoder), training.as_watched, watch(decoder, probe):
+    with evaluating(decoder), training.probe_context, watch(decoder, probe):
         parallel.call(decoder.hidden, tokens.to(training.device))
     parallel.settle()
     ids = tuple(tokens[0].tolist())
     return [
         HeadWeights(
             step=step, layer=layer, head=head, tokens=ids,
-            weights=tuple(tuple(round(each, 4) for each in row) for row in picture.tolist()),
+            weights=tuple(tuple(round(weight, 4) for weight in row) for row in picture.tolist()),
         )
         for (layer, head), picture in sorted(probe.pictures().items())
     ]  # fmt: skip
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
-    """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
-    whole = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
-    return list(itertools.islice(whole, number)) or [windows.batch(0)[0][:1]]
+    """Return the inputs of the first `number` windows without padding; the first row if none is."""
+    complete = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
+    return list(itertools.islice(complete, number)) or [windows.batch(0)[0][:1]]
 
 
 def window_rows(
@@ -149,44 +148,44 @@ def window_rows(
 
 
 def figures(rows: Frame) -> dict[str, float]:
-    """Return the mean over layers of each figure of `WATCHED`, of those that are finite."""
-    found: dict[str, float] = {}
+    """Return the mean over layers of each figure of `WATCHED` that is finite."""
+    means: dict[str, float] = {}
     for name, (metric, variant, position) in WATCHED.items():
         chosen = rows.filter(
             pl.col("head").is_null(), metric=metric, variant=variant, position=position
         )
         mean = mean_over_layers(chosen)
         if mean is not None and math.isfinite(mean):
-            found[name] = mean
-    return found
+            means[name] = mean
+    return means
 
 
 def record_diagnosis(training: Training, step: int) -> None:
-    """Measure the chosen figures and record them; before the first step those of heads alone."""
+    """Measure the configured figures and record them; before the first step only those of heads."""
     settings, run = training.config.train.diagnose, training.run
     for weights in _logged_weights(training, step) if settings.attention else ():
         record(run, weights)
-    seen = observed(
-        training.parallel, training.windows, settings.num_sequences, autocast=training.as_watched
+    probe_rows = diagnose_windows(
+        training.parallel, training.windows, settings.num_sequences, autocast=training.probe_context
     )
     if settings.heads:
-        run.append(*_followed(seen, step), log="trajectories.jsonl")
+        run.append(*_followed(probe_rows, step), log="trajectories.jsonl")
     if step:
-        row = {"kind": "diagnosis", "step": step, **figures(seen)}
+        row = {"kind": "diagnosis", "step": step, **figures(probe_rows)}
         run.append(row)
         training.write(row)
 
 
-def logged(run: Run, step: int) -> dict[str, float]:
-    """Return the figures of the diagnosis after a step, empty where there was none."""
-    found: dict[str, float] = {}
+def logged_diagnosis(run: Run, step: int) -> dict[str, float]:
+    """Return the figures of the diagnosis after a step; empty without one."""
+    diagnosis: dict[str, float] = {}
     for row in run.metrics():
         if (row["kind"], row["step"]) == ("diagnosis", step):
-            found = {name: value for name, value in row.items() if name not in ("kind", "step")}
-    return found
+            diagnosis = {name: value for name, value in row.items() if name not in ("kind", "step")}
+    return diagnosis
 
 
-def _followed(seen: Frame, step: int) -> list[dict[str, Any]]:
+def _followed(frame: Frame, step: int) -> list[dict[str, Any]]:
     """Return the rows of trajectories.jsonl."""
-    rows = seen.filter(seen["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
+    rows = frame.filter(frame["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
     return [{"kind": "figure", "step": step, **row} for row in rows.iter_rows(named=True)]

@@ -11,7 +11,7 @@ from wakeful.estimates import with_error
 from wakeful.reports.value import Cell, Chart, Section, Side, Table, Text, terms
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
-from wakeful.training.layouts import LaidOut
+from wakeful.training.layouts import LayoutParts
 from wakeful.training.report import errors_over
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.filled import FilledCell, filled
@@ -26,7 +26,7 @@ class TableLayout:
 
     table: PublishedTable
 
-    def laid_out(self, comparison: ComparedRuns) -> LaidOut:
+    def parts(self, comparison: ComparedRuns) -> LayoutParts:
         """Return the ranks, and the table with the comparison's figures in it."""
         ranking = ranking_of(comparison, self.table)
         notes, first = [], []
@@ -34,7 +34,7 @@ class TableLayout:
             notes = ["The variants are not ranked: they have no finished seed in common."]
         if ranking is not None:
             first = [_ranks(comparison, ranking), _fronts(comparison, ranking)]
-        return LaidOut(
+        return LayoutParts(
             verdicts=[] if ranking is None else _inseparable(comparison, ranking), notes=notes,
             first=first, last=[_printed(comparison, self.table)],
             method=[("Means over layers", "over block outputs, the embedding left out")],

@@ -6,7 +6,15 @@ from typing import Any
 
 from wakeful.runs.run import is_done
 from wakeful.terminal.display import DisplayFactory, default_display
-from wakeful.training.cluster import Ended, Work, cluster_of, deal, ended_of, run_work, train_row
+from wakeful.training.cluster import (
+    JobResult,
+    Work,
+    cluster_of,
+    distribute_work,
+    job_result,
+    run_work,
+    train_row,
+)
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
 
@@ -18,18 +26,18 @@ Judge = Callable[[str, Path], object]
 
 def inherit_all(
     source: str, table: Mapping[str, Any], baselines: Sequence[str], place: str
-) -> Ended:
+) -> JobResult:
     """Carry an inheritance out, or go on with it; a reference that diverged has no heirs."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
-        return Ended()
-    return ended_of(
+        return JobResult()
+    return job_result(
         lambda: inherit_with_baselines(source, table, baselines, Path(place), default_display)
     )
 
 
-def judge_one(judge: Judge, name: str, place: str) -> Ended:
+def judge_one(judge: Judge, name: str, place: str) -> JobResult:
     """Judge an exhibit."""
-    return ended_of(lambda: judge(name, Path(place)))
+    return job_result(lambda: judge(name, Path(place)))
 
 
 def dealt_out(
@@ -59,12 +67,12 @@ def dealt_out(
             name, own_place = plan.exhibit.name, folder.absolute()
             call = judge_one, judge, name, str(own_place)
             # A page is written anew, whatever is there.
-            work[folder] = Work(name, own_place, call, after, operations, said=False)
+            work[folder] = Work(name, own_place, call, after, operations, shows_done=False)
     runs_of = {each.label for each in work.values() if each.call[0] is train_row}
     may_diverge = runs_of - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with display(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
-        faults = deal(
+        faults = distribute_work(
             [*work.values()], cluster_of(cluster), place.absolute(), show,
             may_diverge=may_diverge, may_fail=judge is not None,
         )  # fmt: skip

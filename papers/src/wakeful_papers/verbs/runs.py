@@ -40,7 +40,7 @@ from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training.compared import TrainedRun, read_run
 from wakeful.training.loop import train_run
-from wakeful.training.watching import observed, window_rows
+from wakeful.training.watching import diagnose_windows, window_rows
 from wakeful_papers.exhibits.derived import Results, RowKey
 from wakeful_papers.exhibits.exhibit import ALIKE
 from wakeful_papers.exhibits.figures import (
@@ -302,14 +302,14 @@ def _looked_at(
             more = [PROBES[each]() for each in looked.probes if each in PROBES]
             more += [OF_DECODER[each](decoder) for each in looked.probes if each in OF_DECODER]
             ranks = "ranks" in looked.probes
-            frames = [observed(decoder, tests, windows, [Importance(), *more], ranks=False)]
+            frames = [diagnose_windows(decoder, tests, windows, [Importance(), *more], ranks=False)]
             if GRADIENTS in looked.probes:
                 frames.append(query_key_gradients(decoder, window_rows(tests, windows)))
             for share in looked.lengths:
                 length = max(2, round(share * config.train.length))
                 train = dataclasses.replace(config.train, length=length)
                 shorter = data.windows(dataclasses.replace(config, train=train))
-                found = observed(decoder, shorter, windows, ranks=ranks)
+                found = diagnose_windows(decoder, shorter, windows, ranks=ranks)
                 frames.append(_marked(found, f"{share:g}"))
             if plan.elsewhere:
                 words = evaluation_data(plan.elsewhere, windows * config.train.length)
