@@ -52,7 +52,7 @@ def test_between_readings_nothing_waits_for_the_device(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     waits = Waits()
-    steps, finish, moved = Training.gradients, loop.finish_run, loop._moved
+    steps, finish, moved = Training.gradients, loop.finish_run, loop._optimizer_step
     counts: list[int] = []
 
     def gradients(*arguments: Any) -> Tensor:

@@ -67,13 +67,13 @@ class PendingSteps:
         self.tokens = tokens
         self.seconds = seconds
         self._before = tokens
-        self._taken: list[_PendingStep] = []
+        self._steps: list[_PendingStep] = []
         self._values: list[tuple[float, float]] = []
         self._began = 0.0
 
     def begin(self) -> None:
         """Start the clock unless it runs."""
-        if not self._taken:
+        if not self._steps:
             self._began = time.perf_counter()
 
     def add(
@@ -81,21 +81,21 @@ class PendingSteps:
     ) -> None:
         """Add step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
         self.tokens += tokens
-        self._taken.append(_PendingStep(step, lr, self.tokens, loss, norm, best))
+        self._steps.append(_PendingStep(step, lr, self.tokens, loss, norm, best))
 
     def read(self) -> Fault | None:
         """Wait for the device; return the first step with a figure that is not finite.
 
         That step and those after it are dropped.
         """
-        steps, self._values = self._taken, []
+        steps, self._values = self._steps, []
         if not steps:
             return None
         pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in steps])
         for number, (loss, norm) in enumerate(pairs.tolist()):
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
-                    self._taken = steps[:number]
+                    self._steps = steps[:number]
                     return Fault(steps[number].step, f"the {name} is {value}")
             self._values.append((loss, norm))
         return None
@@ -103,7 +103,7 @@ class PendingSteps:
     def rows(self) -> list[Step]:
         """Stop the clock; return a row for each step read, with its share of the time."""
         elapsed = time.perf_counter() - self._began
-        steps, self._taken = self._taken, []
+        steps, self._steps = self._taken, []
         rows = []
         tokens_before, share = self._before, elapsed / max(1, len(steps))
         for pending, (loss, norm) in zip(steps, self._values, strict=True):

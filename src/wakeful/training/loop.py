@@ -251,13 +251,13 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     fastest = fastest_tokens(config, decoder, device, world)
-    unread = PendingSteps(progress.tokens, progress.seconds, fastest)
+    pending = PendingSteps(progress.tokens, progress.seconds, fastest)
     batches = prefetch(training.batches, range(first, settings.steps), device)
     decoder.train()
     _announce(training, first)
 
     for step in range(first, settings.steps):
-        unread.begin()
+        pending.begin()
         lr = warmup_cosine(
             step,
             steps=settings.steps,
@@ -272,7 +272,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         done = step + 1
         tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
-        unread.add(done, lr, tokens, loss, norm, best_loss(training, batch))
+        pending.add(done, lr, tokens, loss, norm, best_loss(training, batch))
 
         last = done == settings.steps
         evaluates = _is_due(done, settings.eval_every) and not last
@@ -281,11 +281,11 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         # A single process sees its own signal; several have to ask each other.
         checks_signals = bool(training.stopped) if world.size == 1 else _is_due(done, _LOG_EVERY)
         reads = _is_due(done, every) or evaluates or diagnoses or saves or checks_signals
-        fault = unread.read() if reads else None
+        fault = pending.read() if reads else None
         if fault is None:
-            fault = _optimizer_step(optimizer, unread)
+            fault = _optimizer_step(optimizer, pending)
         if reads or fault is not None:
-            for row in unread.rows():
+            for row in pending.rows():
                 training.record(row)
                 training.show.step(
                     row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu
@@ -303,7 +303,7 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
             bad = not all(local(parameter).isfinite().all() for parameter in parameters)
             if world.sum(torch.tensor(int(bad))):
                 raise _not_finite(training, Fault(done, "a weight is not finite"))
-            saved_progress = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
+            saved_progress = checkpoint.RunProgress(done, pending.tokens, pending.seconds)
             checkpoint.save(
                 run.checkpoints, decoder, optimizer, saved_progress, keep=settings.keep_checkpoints,
                 world=world, full=last,
@@ -324,12 +324,12 @@ def _check_stopped(training: Training) -> None:
         )
 
 
-def _optimizer_step(optimizer: torch.optim.Optimizer, unread: PendingSteps) -> Fault | None:
+def _optimizer_step(optimizer: torch.optim.Optimizer, pending: PendingSteps) -> Fault | None:
     """Take the optimizer's step; if it fails because a figure is not finite, return the fault."""
     try:
         optimizer.step()
     except RuntimeError:
-        fault = unread.read()
+        fault = pending.read()
         if fault is None:
             raise
         return fault
