@@ -33,19 +33,19 @@ def activations(
     decoder: Decoder, layer: int, tokens: Tensor = TOKENS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a layer's `down` reads and gives, and what the layer puts out."""
-    found: list[Tensor] = []
+    actual: list[Tensor] = []
     block = decoder.blocks[layer]
     down = block.get_submodule("mlp.down")
     handles = [
-        down.register_forward_pre_hook(lambda _, args: found.extend(args)),
-        down.register_forward_hook(lambda _m, _args, out: found.extend([out])),
-        block.register_forward_hook(lambda _m, _args, out: found.append(out[0])),
+        down.register_forward_pre_hook(lambda _, args: actual.extend(args)),
+        down.register_forward_hook(lambda _m, _args, out: actual.extend([out])),
+        block.register_forward_hook(lambda _m, _args, out: actual.append(out[0])),
     ]
     with torch.no_grad():
         decoder.hidden(tokens)
     for handle in handles:
         handle.remove()
-    hidden, made, out = found
+    hidden, made, out = actual
     return hidden, made, out
 
 
@@ -113,8 +113,8 @@ def test_a_bridge_is_the_least_squares_solution(
     with torch.no_grad():
         weight, bias = least(heir, reference, options)
     before = {name: p.clone() for name, p in heir.named_parameters()}
-    kept = {name: p.clone() for name, p in reference.named_parameters()}
-    (found,) = bridge(heir, reference, LAYERS, TOKENS, options)
+    originals = {name: p.clone() for name, p in reference.named_parameters()}
+    (actual,) = bridge(heir, reference, LAYERS, TOKENS, options)
     down = heir.blocks[0].get_submodule("mlp.down")
     torch.testing.assert_close(down.get_parameter("weight"), weight, rtol=1e-7, atol=1e-8)
     if bias is not None:
@@ -124,17 +124,17 @@ def test_a_bridge_is_the_least_squares_solution(
         {"blocks.0.mlp.down.bias"} if bias is not None else set()
     )
     for name, parameter in reference.named_parameters():
-        assert torch.equal(parameter, kept[name])
+        assert torch.equal(parameter, originals[name])
     assert all(parameter.requires_grad for parameter in heir.parameters())
-    assert (found.after, found.first, found.last) == (0, 1, 2)
-    assert found.error < found.plain
+    assert (actual.after, actual.first, actual.last) == (0, 1, 2)
+    assert actual.error < actual.plain
     # What is said of it is what the heir does on the same text.
     start = 0 if first == "in" else 1
     y = activations(reference, 2)[2][:, start:]
     x = activations(heir, 0)[2][:, start:]
     w = 1 / y.square().sum(-1) if weigh == "relative" else torch.ones(y.shape[:2])
     error = (w * (x - y).square().sum(-1)).sum() / (w * y.square().sum(-1)).sum()
-    assert found.error == pytest.approx(error.item())
+    assert actual.error == pytest.approx(error.item())
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -183,9 +183,9 @@ def test_layers_that_do_nothing_are_left_out_without_a_trace() -> None:
     for solve in ("output", "down"):
         heir = inherit_blocks(reference, LAYERS)
         options = BridgeConfig(map=solve, ridge=0.0, first="in")
-        (found,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
-        assert found.plain == pytest.approx(0, abs=1e-12)
-        assert found.error == pytest.approx(0, abs=1e-12)
+        (actual,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
+        assert actual.plain == pytest.approx(0, abs=1e-12)
+        assert actual.error == pytest.approx(0, abs=1e-12)
         torch.testing.assert_close(heir(TOKENS), reference(TOKENS), rtol=1e-8, atol=1e-8)
 
 
@@ -197,10 +197,10 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     layers = LayerMap((0, 2, 4), "alternate")
     options = BridgeConfig(first=first, ridge=1e-4)
     whole = inherit_blocks(reference, layers)
-    found = bridge(whole, reference, layers, TOKENS, options)
-    assert [(b.after, b.first, b.last) for b in found] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
+    actual = bridge(whole, reference, layers, TOKENS, options)
+    assert [(b.after, b.first, b.last) for b in actual] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
     steps = inherit_blocks(reference, layers)
-    for gap, one in zip(gaps(layers, 6), found, strict=True):
+    for gap, one in zip(gaps(layers, 6), actual, strict=True):
         assert bridge(steps, reference, layers, TOKENS, options, only=[gap]) == [one]
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, steps.get_parameter(name)), name
@@ -226,8 +226,8 @@ def test_a_layer_taken_back_replaces_its_bridge() -> None:
     # Both gaps shrink at their beginning: layers 1 and 4 carry what is left of them.
     later = LayerMap((0, 1, 3, 4, 7), "angle")
     heir = grow(student, before, reference, later)
-    found = rebridge(heir, reference, later, before, TOKENS)
-    assert [(b.after, b.first, b.last) for b in found] == [(1, 2, 2), (3, 5, 6)]
+    actual = rebridge(heir, reference, later, before, TOKENS)
+    assert [(b.after, b.first, b.last) for b in actual] == [(1, 2, 2), (3, 5, 6)]
     assert torch.equal(matrix(heir, 0), matrix(reference, 0))
     assert torch.equal(matrix(heir, 2), matrix(reference, 3))
     assert not torch.equal(matrix(heir, 1), matrix(reference, 1))
@@ -255,8 +255,8 @@ def test_a_layer_taken_back_replaces_its_bridge() -> None:
 def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -> None:
     one, two = Bridged(0, 1, 2, plain=0.5, error=0.1), Bridged(1, 4, 6, plain=0.6, error=0.2)
     layers = [LayerMap(kept, "angle") for kept in ((0, 1, 2, 3, 7), (0, 7), (0, 3, 6, 7))]
-    found = [remaining_bridges([one, two], each, 8) for each in layers]
-    assert found == [[Bridged(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
+    actual = [remaining_bridges([one, two], each, 8) for each in layers]
+    assert actual == [[Bridged(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,13 +330,13 @@ def test_float32_solves_as_float64_does(
         "wakeful.inheritance.stream._TOKENS_PER_BATCH", 25
     )  # several parts are summed
     options = BridgeConfig(map=kind, ridge=1e-2)
-    found = []
+    actual = []
     for dtype in (torch.float32, torch.float64):
         reference = tiny_decoder(num_layers=5, **shape).to(dtype)
         heir = inherit_blocks(reference, ONE_GAP)
-        (told,) = bridge(heir, reference, ONE_GAP, TOKENS, options)
-        found.append((heir.get_parameter("blocks.0.mlp.down.weight").double(), told))
-    (single, one), (double, other) = found
+        (bridged,) = bridge(heir, reference, ONE_GAP, TOKENS, options)
+        actual.append((heir.get_parameter("blocks.0.mlp.down.weight").double(), bridged))
+    (single, one), (double, other) = actual
     torch.testing.assert_close(single, double, rtol=1e-3, atol=1e-5)
     assert one.error == pytest.approx(other.error, rel=1e-4)
     assert one.plain == pytest.approx(other.plain, rel=1e-4)

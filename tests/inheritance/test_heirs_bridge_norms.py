@@ -29,19 +29,19 @@ SHAPES: list[dict[str, Any]] = [
 
 def activations(decoder: Decoder, layer: int) -> dict[str, Tensor]:
     """Return what a layer's `down` reads (h), gives (v), what is added (n) and put out (out)."""
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     block = decoder.blocks[layer]
     down, norm = block.get_submodule("mlp.down"), block.get_submodule("mlp_output_norm")
     handles = [
-        down.register_forward_hook(lambda _, args, out: found.update(h=args[0], v=out)),
-        norm.register_forward_hook(lambda _m, _args, out: found.update(n=out)),
-        block.register_forward_hook(lambda _m, _args, out: found.update(out=out[0])),
+        down.register_forward_hook(lambda _, args, out: actual.update(h=args[0], v=out)),
+        norm.register_forward_hook(lambda _m, _args, out: actual.update(n=out)),
+        block.register_forward_hook(lambda _m, _args, out: actual.update(out=out[0])),
     ]
     with torch.no_grad():
         decoder.hidden(TOKENS)
     for handle in handles:
         handle.remove()
-    return found
+    return actual
 
 
 def rows(tensor: Tensor, first: str) -> Tensor:
@@ -84,13 +84,13 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
         torch.cat([z * w.unsqueeze(1), z.new_zeros(size, z.shape[1])]),
     ).solution
 
-    (found,) = bridge(heir, reference, LAYERS, TOKENS, options)
+    (actual,) = bridge(heir, reference, LAYERS, TOKENS, options)
 
     with torch.no_grad():
         made = rows(activations(heir, 0)["v"], first)
         old = rows(v, first) if solve == "output" else rows(before["h"], first)
-        wanted = old @ solution[:size] + (solution[size] if bias else 0)
-    torch.testing.assert_close(made, wanted, rtol=1e-6, atol=1e-8)
+        expected = old @ solution[:size] + (solution[size] if bias else 0)
+    torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-8)
     # The scale: the least of what is left, one number a channel or one for all.
     now = activations(heir, 0)
     new = norm.get_parameter("weight").detach()
@@ -104,9 +104,9 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
     torch.testing.assert_close(new, least.detach(), rtol=1e-7, atol=1e-9)
     # What is said of it is what the heir does on the same text.
     x, y = (rows(part, first) for part in (now["out"], y))
-    for told, out in ((found.error, x), (found.plain, rows(before["out"], first))):
+    for bridged, out in ((actual.error, x), (actual.plain, rows(before["out"], first))):
         error = ((out - y).norm(dim=1) * w).square().sum() / (y.norm(dim=1) * w).square().sum()
-        assert told == pytest.approx(error.item())
+        assert bridged == pytest.approx(error.item())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -114,14 +114,14 @@ def test_only_the_matrix_and_its_norm_change(shape: dict[str, Any]) -> None:
     reference = tiny_decoder(**shape)
     heir = inherit_blocks(reference, LAYERS)
     before = {name: p.clone() for name, p in heir.named_parameters()}
-    kept = {name: p.clone() for name, p in reference.named_parameters()}
+    originals = {name: p.clone() for name, p in reference.named_parameters()}
     bridge(heir, reference, LAYERS, TOKENS)
     changed = {name for name, p in heir.named_parameters() if not torch.equal(p, before[name])}
     expected = {"mlp.down.weight", "mlp_output_norm.weight"}
     expected |= {"mlp.down.bias"} if shape.get("bias") else set()
     assert changed == {f"blocks.0.{name}" for name in expected}
     for name, parameter in reference.named_parameters():
-        assert torch.equal(parameter, kept[name])
+        assert torch.equal(parameter, originals[name])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -136,9 +136,9 @@ def test_layers_that_add_nothing_are_left_out_without_a_trace(shape: dict[str, A
     for solve in ("output", "down"):
         heir = inherit_blocks(reference, LAYERS)
         options = BridgeConfig(map=solve, ridge=0.0, first="in")
-        (found,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
-        assert found.plain == pytest.approx(0, abs=1e-12)
-        assert found.error == pytest.approx(0, abs=1e-12)
+        (actual,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
+        assert actual.plain == pytest.approx(0, abs=1e-12)
+        assert actual.error == pytest.approx(0, abs=1e-12)
         torch.testing.assert_close(heir(TOKENS), reference(TOKENS), rtol=1e-7, atol=1e-7)
 
 
@@ -154,11 +154,11 @@ def test_the_first_token_apart_comes_out_in_the_references_direction(
     heir = inherit_blocks(reference, LAYERS)
     before = heir.blocks[0].get_submodule("mlp_output_norm").get_parameter("weight").clone()
     bridge(heir, reference, LAYERS, same, BridgeConfig(first="apart", ridge=1e-4))
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     for name, decoder in (("heir", heir), ("reference", reference)):
         layer = 0 if name == "heir" else 2
         handle = decoder.blocks[layer].register_forward_hook(
-            lambda _m, _a, out, name=name: found.update({name: out[0][0, 0]})
+            lambda _m, _a, out, name=name: actual.update({name: out[0][0, 0]})
         )
         with torch.no_grad():
             decoder.hidden(same)
@@ -179,9 +179,9 @@ def test_the_first_token_apart_comes_out_in_the_references_direction(
         plain.blocks[0].register_forward_hook(lambda _m, _a, out: put_out.append(out[0][0, 0]))
         plain.hidden(same)
     handle.remove()
-    y, x = found["reference"], put_out[0]
-    wanted = (y * (x.norm() / y.norm()).sqrt() - (x - added[0])) / before
-    cosine = torch.cosine_similarity(down[0], wanted, dim=0)
+    y, x = actual["reference"], put_out[0]
+    expected = (y * (x.norm() / y.norm()).sqrt() - (x - added[0])) / before
+    cosine = torch.cosine_similarity(down[0], expected, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=1e-9)
 
 
@@ -201,13 +201,13 @@ def test_a_bridge_taken_back_takes_its_norm_back(norm: str) -> None:
 
 def test_trying_runs_leaves_the_reference_as_it_was() -> None:
     reference = tiny_decoder(num_layers=6, placement="reordered")
-    kept = {name: p.clone() for name, p in reference.named_parameters()}
+    originals = {name: p.clone() for name, p in reference.named_parameters()}
     options = BridgeConfig()
     text = some_tokens(24, 11)
     losses = bridged_losses(reference, text, 2, options)
     assert len(losses) > 1
     for name, parameter in reference.named_parameters():
-        assert torch.equal(parameter, kept[name]), name
+        assert torch.equal(parameter, originals[name]), name
     start = min(losses)
     layers = LayerMap(tuple(i for i in range(6) if not start <= i < start + 2), "bridge")
     heir = inherit_blocks(reference, layers)

@@ -142,8 +142,8 @@ def test_several_runs_are_those_with_the_least_sum() -> None:
                 if len(runs := runs_of(left_out)) <= gaps
             }
             least = min(sums, key=lambda layers: sums[layers])
-            found = choose_layers(facts, "angle", kept, gaps=gaps).sources
-            assert sorted({*range(9)} - {*least}) == list(found)
+            actual = choose_layers(facts, "angle", kept, gaps=gaps).sources
+            assert sorted({*range(9)} - {*least}) == list(actual)
             order = growth_order(facts, "angle", kept, gaps=gaps)
             assert sorted(order) == list(range(9))
             # Each layer that grows back is the end of a run, the one that leaves the least turn.

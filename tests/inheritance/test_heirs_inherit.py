@@ -56,10 +56,10 @@ def test_a_stored_prefix_comes_along(route: str) -> None:
         for kind, owner in (("key", "keys"), ("value", "values")):
             if later.plan.owns(kind, layer):
                 origin = getattr(reference.plan.sources[source], kind)
-                theirs = reference.get_parameter(f"blocks.{origin}.attention.stored.{owner}")
-                ours = later.get_parameter(f"blocks.{layer}.attention.stored.{owner}")
-                assert torch.equal(ours, theirs)
-                assert theirs.abs().max() > 0
+                expected = reference.get_parameter(f"blocks.{origin}.attention.stored.{owner}")
+                actual = later.get_parameter(f"blocks.{layer}.attention.stored.{owner}")
+                assert torch.equal(actual, expected)
+                assert expected.abs().max() > 0
 
 
 @pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1), (2,)])
@@ -94,8 +94,10 @@ def test_logits_divided_by_the_layer_number_are_compensated(
     without = inherit_blocks(reference, LayerMap(sources, "named"), copy="mlp")
     for layer in range(len(sources)):
         name = f"blocks.{layer}.attention.query.weight"
-        drawn = inherit_blocks(reference, first(len(sources), of=4), copy="mlp").get_parameter(name)
-        assert torch.equal(without.get_parameter(name), drawn)
+        initialized = inherit_blocks(
+            reference, first(len(sources), of=4), copy="mlp"
+        ).get_parameter(name)
+        assert torch.equal(without.get_parameter(name), initialized)
 
 
 @pytest.mark.parametrize("route", ["shared_queries", "query_residual", "attention_residual"])
@@ -156,8 +158,8 @@ def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, 
     heir = inherit_blocks(reference, first(3, of=4), **options)
     distance = (heir(TOKENS) - plain).abs().max()
     assert 0 < distance < far
-    (said,) = departures(reference, first(3, of=4), **options)
-    assert "cannot learn" in said
+    (message,) = departures(reference, first(3, of=4), **options)
+    assert "cannot learn" in message
 
 
 @pytest.mark.parametrize(
@@ -181,8 +183,8 @@ def test_what_cannot_start_unchanged_is_named(options: dict, said: str) -> None:
 
 def test_norms_that_stand_elsewhere_in_a_smaller_model_are_named() -> None:
     reference = tiny_decoder(placement="mixed(share=0.5)")
-    (said,) = departures(reference, LayerMap((0, 1, 3), "named"))
-    assert "norms of the target's layers 1 stand elsewhere" in said
+    (message,) = departures(reference, LayerMap((0, 1, 3), "named"))
+    assert "norms of the target's layers 1 stand elsewhere" in message
     assert departures(reference, LayerMap((0, 3), "named")) == []
 
 
@@ -204,8 +206,8 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
     learned = 'resformer(mode="learnable")'
     reference = tiny_decoder(route=learned, normalizer="softmax1(learned=True)")
     heir = inherit_blocks(reference, named_layers([0, 2, 3], of=4))
-    theirs = reference.route.get_parameter("weights")
-    assert torch.equal(heir.route.get_parameter("weights"), theirs[[1, 2]])
+    expected = reference.route.get_parameter("weights")
+    assert torch.equal(heir.route.get_parameter("weights"), expected[[1, 2]])
     sinks = "blocks.{}.attention.dot.normalizer.log_sinks"
     assert torch.equal(
         heir.get_parameter(sinks.format(1)), reference.get_parameter(sinks.format(2))
@@ -260,8 +262,8 @@ def test_plus_keeps_every_kept_layers_weight() -> None:
 def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     dense = tiny_decoder(route="dense")
     heir = inherit_blocks(dense, named_layers([0, 2, 3], of=4))
-    theirs = dense.route.get_parameter("weights.3")
-    assert torch.equal(heir.route.get_parameter("weights.2"), theirs[[0, 2, 3]])
+    expected = dense.route.get_parameter("weights.3")
+    assert torch.equal(heir.route.get_parameter("weights.2"), expected[[0, 2, 3]])
     with pytest.raises(WakefulError, match="in their order and once each"):
         inherit_blocks(dense, stacked(4, of=4))
     former = tiny_decoder(depth="denseformer")
@@ -275,15 +277,15 @@ def test_dense_and_denseformer_weights_follow_their_layers() -> None:
 
 def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
     """Return what the route and depth mix have of each number; rows of a vector count as well."""
-    found: dict[tuple[str, int, str], Tensor] = {}
+    actual: dict[tuple[str, int, str], Tensor] = {}
     for name, parameter in decoder.named_parameters():
         if own_parameter(name):
             _, kind, *number = name.split(".", 3)
             if number:
-                found[kind, int(number[0]), ".".join(number[1:])] = parameter
+                actual[kind, int(number[0]), ".".join(number[1:])] = parameter
             else:
-                found |= {(kind, row, ""): each for row, each in enumerate(parameter)}
-    return found
+                actual |= {(kind, row, ""): each for row, each in enumerate(parameter)}
+    return actual
 
 
 LAYERS = {0: 0, 1: 2, 2: 3}
@@ -311,11 +313,11 @@ def test_what_each_layer_has_of_a_variant_comes_from_its_source(
     options: dict, places: dict[int, int]
 ) -> None:
     reference = tiny_decoder(**options)
-    theirs = by_number(reference)
+    expected = by_number(reference)
     heir = by_number(inherit_blocks(reference, named_layers([0, 2, 3], of=4)))
     assert {number for _, number, _ in heir} == set(places)
     for (kind, number, rest), tensor in heir.items():
-        assert torch.equal(tensor, theirs[kind, places[number], rest]), (kind, number, rest)
+        assert torch.equal(tensor, expected[kind, places[number], rest]), (kind, number, rest)
 
 
 @pytest.mark.parametrize(
@@ -404,19 +406,19 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
     heir = inherit_blocks(reference, named_layers([1, 2], of=4), copy=copy, seed=7)
     fresh = inherit_blocks(reference, named_layers([1, 2], of=4), copy="attention", seed=7)
     for layer, source in enumerate((1, 2)):
-        theirs = dict(reference.blocks[source].named_parameters())
+        expected = dict(reference.blocks[source].named_parameters())
         for name, tensor in heir.blocks[layer].named_parameters():
-            assert torch.equal(tensor, theirs[name]) == (name.split(".")[0] in inherited), name
+            assert torch.equal(tensor, expected[name]) == (name.split(".")[0] in inherited), name
     for name in ("embed.weight", "norm.weight", "head.weight"):
         same = torch.equal(heir.get_parameter(name), reference.get_parameter(name))
         assert same == (copy != "blocks"), name
     if copy == "mlp":
-        drawn = "blocks.0.attention.out.weight"
+        random_part = "blocks.0.attention.out.weight"
         again = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
         other = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
-        assert torch.equal(heir.get_parameter(drawn), again.get_parameter(drawn))
-        assert not torch.equal(heir.get_parameter(drawn), other.get_parameter(drawn))
-        assert not torch.equal(heir.get_parameter(drawn), fresh.get_parameter(drawn))
+        assert torch.equal(heir.get_parameter(random_part), again.get_parameter(random_part))
+        assert not torch.equal(heir.get_parameter(random_part), other.get_parameter(random_part))
+        assert not torch.equal(heir.get_parameter(random_part), fresh.get_parameter(random_part))
 
 
 def test_growing_keeps_what_was_trained() -> None:
@@ -452,10 +454,10 @@ def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
     for copy in ("mlp", "blocks"):
         grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4), copy=copy)
         for name, tensor in student.named_parameters():
-            place = name.replace("blocks.1.", "blocks.2.")
-            assert torch.equal(grown.get_parameter(place), tensor), name
-        new, theirs = (part.blocks[1].attention.out.weight for part in (grown, reference))
-        assert torch.equal(new, theirs) == (copy == "blocks")
+            path = name.replace("blocks.1.", "blocks.2.")
+            assert torch.equal(grown.get_parameter(path), tensor), name
+        new, expected = (part.blocks[1].attention.out.weight for part in (grown, reference))
+        assert torch.equal(new, expected) == (copy == "blocks")
 
 
 def test_growing_compensates_moved_blocks() -> None:

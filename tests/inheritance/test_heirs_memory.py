@@ -61,13 +61,15 @@ def test_matrices_made_later_are_those_made_at_once(
     left_out = {name for name, parameter in later.named_parameters() if parameter.is_meta}
     assert {"embed.weight", "blocks.0.attention.out.weight"} <= left_out
     fill(initialize(later, 3), 3)
-    for (name, ours), (other, theirs) in zip(
+    for (name, actual), (other, expected) in zip(
         later.state_dict().items(), whole.state_dict().items(), strict=True
     ):
         assert name == other
-        assert torch.equal(ours, theirs), name
-    for (name, ours), (_, theirs) in zip(later.named_buffers(), whole.named_buffers(), strict=True):
-        assert torch.equal(ours, theirs), name
+        assert torch.equal(actual, expected), name
+    for (name, actual), (_, expected) in zip(
+        later.named_buffers(), whole.named_buffers(), strict=True
+    ):
+        assert torch.equal(actual, expected), name
     assert (later.head.weight is later.embed.weight) == tied
 
 
@@ -80,10 +82,10 @@ def test_what_is_not_inherited_starts_as_in_a_new_model(copy: Any) -> None:
     new = initialize(Decoder(heir.config), 5)
     both = ("attention", "mlp")
     taken = dict.fromkeys(("all", "without_norms", "blocks"), both).get(copy, (copy,))
-    for name, theirs in new.blocks.named_parameters():
+    for name, expected in new.blocks.named_parameters():
         half = name.split(".")[1].partition("_")[0]
         if half not in taken and not name.endswith("norm.weight"):
-            assert torch.equal(heir.blocks.get_parameter(name), theirs), name
+            assert torch.equal(heir.blocks.get_parameter(name), expected), name
     assert torch.equal(heir.embed.weight, new.embed.weight) == (copy == "blocks")
 
 

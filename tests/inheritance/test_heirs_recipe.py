@@ -101,11 +101,11 @@ def everything(outcome: FinishedStages) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def same(one: FinishedStages, other: FinishedStages) -> None:
-    ours, theirs = everything(one), everything(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensors in ours.items():
+    actual, expected = everything(one), everything(other)
+    assert actual.keys() == expected.keys()
+    for name, tensors in actual.items():
         for key, tensor in tensors.items():
-            assert torch.equal(tensor, theirs[name][key]), f"{name}: {key}"
+            assert torch.equal(tensor, expected[name][key]), f"{name}: {key}"
     for a, b in zip((*one.rounds, *one.baselines), (*other.rounds, *other.baselines), strict=True):
         assert a.loss == b.loss
 
@@ -184,20 +184,20 @@ def test_baselines_take_the_same_steps_and_tokens(
     names = ("random", "reference")
     recipe = recipe_for(reference, text, baselines=names)
     outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
-    found = dict(arms(outcome))
-    assert list(found) == ["heir-2", *names]
-    for stages in found.values():
+    actual = dict(arms(outcome))
+    assert list(actual) == ["heir-2", *names]
+    for stages in actual.values():
         assert sum(finished.summary.tokens for finished in stages) == 4 * 2 * 16
         assert [finished.run.header.status for finished in stages] == ["done"] * len(stages)
-    assert {name: stages[0].run.config.model.num_layers for name, stages in found.items()} == {
+    assert {name: stages[0].run.config.model.num_layers for name, stages in actual.items()} == {
         "heir-2": 2, "random": 2, "reference": 4
     }  # fmt: skip
-    batches = {name: stages[-1].run.config.train.seed for name, stages in found.items()}
+    batches = {name: stages[-1].run.config.train.seed for name, stages in actual.items()}
     assert set(batches.values()) == {0}
     # Every model was evaluated on the same windows.
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
     lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
-    assert set(lines) == set(found)
+    assert set(lines) == set(actual)
     assert lines["reference"].start_loss < lines["heir-2"].start_loss  # it begins as it was
     random = lines["random"]
     assert random.minus_heir == pytest.approx(random.loss - outcome.rounds[0].loss, abs=1e-6)
@@ -313,10 +313,10 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
         return pl.DataFrame({"loss": losses, "tokens": [100] * len(losses)})
 
     recipe = recipe_for(reference, text)
-    data, asked = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
+    data, options = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
 
     def said(
-        of: Recipe, frame: pl.DataFrame, text: DataConfig = asked, data: PreparedData = data
+        of: Recipe, frame: pl.DataFrame, text: DataConfig = options, data: PreparedData = data
     ) -> list[str]:
         return budget_warnings(of, frame, text, data)
 
@@ -327,28 +327,28 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     # s = 1 over 4 windows: an error of 0.5, and 25 times the tokens for a fifth of it.
     unsure = windows(3 - 0.75**0.5, 3 + 0.75**0.5, 3 - 0.75**0.5, 3 + 0.75**0.5)
     assert said(steps(20), sure) == []
-    (found,) = said(steps(20), alone)
-    assert "100 tokens in one window, which gives no error at all" in found
+    (actual,) = said(steps(20), alone)
+    assert "100 tokens in one window, which gives no error at all" in actual
     # 20 windows of 16 tokens are 3.2 times what a tenth of the documents came to.
-    assert "; 320 tokens in 20 windows would (--validation_fraction 0.32)" in found
-    (found,) = said(steps(20), unsure)
-    assert "± 0.50 nats" in found
-    assert "10,000 tokens would tell 0.1 nats (more text)" in found
+    assert "; 320 tokens in 20 windows would (--validation_fraction 0.32)" in actual
+    (actual,) = said(steps(20), unsure)
+    assert "± 0.50 nats" in actual
+    assert "10,000 tokens would tell 0.1 nats (more text)" in actual
     # What is held out already is held out otherwise.
     folder = DataConfig(source=str(data.folder))
-    (found,) = said(steps(20), alone, text=folder)
-    assert "(wakeful data prepare again, with --validation_fraction 0.32)" in found
+    (actual,) = said(steps(20), alone, text=folder)
+    assert "(wakeful data prepare again, with --validation_fraction 0.32)" in actual
     written = PreparedData(data.folder, data.info | {"sampled": {"documents": 9, "cut": 0}})
-    (found,) = said(steps(20), unsure, text=folder, data=written)
-    assert "(wakeful data generate again, with more --tokens)" in found
+    (actual,) = said(steps(20), unsure, text=folder, data=written)
+    assert "(wakeful data generate again, with more --tokens)" in actual
     own = PreparedData(data.folder, data.info | {"validation_source": ["b.txt"]})
-    (found,) = said(steps(20), unsure, data=own)
-    assert "(a longer --validation_text)" in found
-    (found,) = said(steps(20), unsure, text=folder, data=own)
-    assert "(wakeful data prepare again, with a longer --validation_source)" in found
-    (found,) = said(steps(4), sure)
-    assert "after 4 steps a model" in found
-    assert "20 are the fewest" in found
+    (actual,) = said(steps(20), unsure, data=own)
+    assert "(a longer --validation_text)" in actual
+    (actual,) = said(steps(20), unsure, text=folder, data=own)
+    assert "(wakeful data prepare again, with a longer --validation_source)" in actual
+    (actual,) = said(steps(4), sure)
+    assert "after 4 steps a model" in actual
+    assert "20 are the fewest" in actual
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(999, (16, 8)), (32, (4, 8))])
@@ -368,14 +368,14 @@ def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said_from_all_over_the
     data = PreparedData.open(recipe_for(reference, text).data.source)
     reading.diagnosed_layers(options, known, data, Display())
     measured = tried.call_args.kwargs["held_out"]
-    found = tried.call_args.args[1]
-    assert (len(found) - measured, measured) == rows
+    actual = tried.call_args.args[1]
+    assert (len(actual) - measured, measured) == rows
     # Every so many of the text's windows; those to measure on lie all over it too.
     starts = np.arange(sum(rows)) * (data.train.num_tokens // 8) // sum(rows) * 8
     held = [number * sum(rows) // measured for number in range(measured)]
     assert starts[held[-1]] > 0.7 * data.train.num_tokens
     ours = [*np.delete(starts, held), *starts[held]]
-    assert found.tolist() == [data.train.tokens[start : start + 8].tolist() for start in ours]
+    assert actual.tolist() == [data.train.tokens[start : start + 8].tolist() for start in ours]
 
 
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
@@ -397,10 +397,10 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
         return Point(run="x", step=tokens, tokens=tokens, loss=loss)
 
     # 0.5 nats a doubling, 1 nat to go: four times the tokens.
-    found = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
-    assert found == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
+    actual = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
+    assert actual == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
     # One right before the last, as `eval_every` may fall, is the same loss and its noise.
-    assert outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == found
+    assert outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == actual
     assert outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
     endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
     assert endless.times_the_tokens is None
@@ -454,8 +454,8 @@ def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
     healed = weights(outcome.rounds[0].run)
     start = load_file(outcome.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     reference_has = known.decoder().get_parameter
-    for place in (0, 1):
-        name = f"blocks.{place}.mlp.down.weight"
+    for layer in (0, 1):
+        name = f"blocks.{layer}.mlp.down.weight"
         assert torch.equal(start[name], reference_has(name))
     assert torch.equal(start["blocks.2.mlp.down.weight"], healed["blocks.1.mlp.down.weight"])
     assert torch.equal(start["blocks.0.mlp.up.weight"], healed["blocks.0.mlp.up.weight"])

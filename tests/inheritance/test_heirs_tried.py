@@ -32,31 +32,31 @@ def test_a_tried_run_has_the_loss_of_the_heir_without_it(
     reference = tiny_decoder(num_layers=7, **shape)
     before = {name: p.clone() for name, p in reference.named_parameters()}
     options = BridgeConfig(ridge=1e-2)
-    found = bridged_losses(reference, TEXT, 3, options, pinned=pinned)
-    assert list(found) == list(range(max(1, pinned), 4))
+    actual = bridged_losses(reference, TEXT, 3, options, pinned=pinned)
+    assert list(actual) == list(range(max(1, pinned), 4))
     for name, parameter in reference.named_parameters():
         assert torch.equal(parameter, before[name]), name
-    for start, loss in found.items():
+    for start, loss in actual.items():
         layers = LayerMap((*range(start), *range(start + 3, 7)), "named")
         heir = inherit_blocks(reference, layers)
         bridge(heir, reference, layers, TEXT[:5], options)
         with torch.no_grad():
-            wanted = heir.loss(TEXT[5:, :-1], TEXT[5:, 1:])
-        assert loss == pytest.approx(wanted.item(), rel=1e-5)
+            expected = heir.loss(TEXT[5:, :-1], TEXT[5:, 1:])
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_documents_of_a_row_do_not_see_each_other() -> None:
     reference = tiny_decoder(num_layers=5)
     numbers = torch.arange(TEXT.shape[1]).expand(len(TEXT), -1) // 4
-    found = bridged_losses(reference, TEXT, 2, BridgeConfig(), documents=numbers)
-    for start, loss in found.items():
+    actual = bridged_losses(reference, TEXT, 2, BridgeConfig(), documents=numbers)
+    for start, loss in actual.items():
         layers = LayerMap((*range(start), *range(start + 2, 5)), "named")
         heir = inherit_blocks(reference, layers)
         bridge(heir, reference, layers, TEXT[:-4], BridgeConfig(), documents=numbers[:-4])
         with torch.no_grad():
             logits = heir(TEXT[-4:, :-1], documents=numbers[-4:, :-1]).flatten(0, 1)
-            wanted = torch.nn.functional.cross_entropy(logits, TEXT[-4:, 1:].flatten())
-        assert loss == pytest.approx(wanted.item(), rel=1e-5)
+            expected = torch.nn.functional.cross_entropy(logits, TEXT[-4:, 1:].flatten())
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_runs_are_tried_in_mixed_precision_with_the_matrix_of_each() -> None:
@@ -72,10 +72,10 @@ def test_runs_are_tried_in_mixed_precision_with_the_matrix_of_each() -> None:
 
 def test_every_second_start_is_tried_and_the_neighbors_of_the_best() -> None:
     reference = tiny_decoder(num_layers=10)
-    found = bridged_losses(reference, TEXT, 2, BridgeConfig())
-    assert set(range(1, 8, 2)) <= found.keys()
-    best = min((start for start in found if start % 2), key=lambda start: found[start])
-    assert set(found) == set(range(1, 8, 2)) | {best - 1, best + 1} & set(range(1, 8))
+    actual = bridged_losses(reference, TEXT, 2, BridgeConfig())
+    assert set(range(1, 8, 2)) <= actual.keys()
+    best = min((start for start in actual if start % 2), key=lambda start: actual[start])
+    assert set(actual) == set(range(1, 8, 2)) | {best - 1, best + 1} & set(range(1, 8))
 
 
 def test_the_run_of_the_least_loss_is_left_out_and_grows_back_by_angle() -> None:

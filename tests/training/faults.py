@@ -63,9 +63,9 @@ def kill_and_resume(config: Config, folder: Path, kills: list[int]) -> Run:
 def assert_same(run: Run, whole: Run) -> None:
     assert losses(run) == losses(whole)
     assert [r["step"] for r in run.metrics()] == [r["step"] for r in whole.metrics()]
-    mine, theirs = weights(run), weights(whole)
-    assert mine.keys() == theirs.keys()
-    for name, tensor in theirs.items():
+    mine, expected = weights(run), weights(whole)
+    assert mine.keys() == expected.keys()
+    for name, tensor in expected.items():
         assert torch.equal(mine[name], tensor), name
 
 

@@ -57,14 +57,14 @@ def said(text: str, verb: str = "train") -> list[str]:
 
 def workers(process: subprocess.Popen[str]) -> dict[int, int]:
     """Return the process number of each rank."""
-    found: dict[int, int] = {}
+    actual: dict[int, int] = {}
     for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
         for child in children.read_text().split():
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
                 ranks = [entry[5:] for entry in variables if entry.startswith(b"RANK=")]
-                found |= {int(rank): int(child) for rank in ranks}
-    return found
+                actual |= {int(rank): int(child) for rank in ranks}
+    return actual
 
 
 def wait_for_rows(run: Path, rows: int) -> None:

@@ -81,11 +81,11 @@ def alone(folder: Path, name: str) -> Run:
 
 def assert_alike(run: Run, one: Run, tolerance: float) -> None:
     """Check that all figures of a run are those of another to a relative tolerance."""
-    mine, theirs = run.metrics(), one.metrics()
+    mine, expected = run.metrics(), one.metrics()
     assert [(row["kind"], row["step"]) for row in mine] == [
-        (row["kind"], row["step"]) for row in theirs
+        (row["kind"], row["step"]) for row in expected
     ]
-    for here, there in zip(mine, theirs, strict=True):
+    for here, there in zip(mine, expected, strict=True):
         keys = here.keys() - {"seconds", "tokens_per_second", "standard_error"}
         assert keys == there.keys() - {"seconds", "tokens_per_second", "standard_error"}
         for key in keys - {"kind"}:

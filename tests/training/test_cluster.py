@@ -134,8 +134,8 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     assert made.folder.parent == tmp_path / "out" / "jobs"
     assert made.most == 2
     assert len(made.jobs) == 3  # two rows, and one again
-    given = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
-    assert given[:2] == [[0, 1], [2, 3]]
+    gpus = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
+    assert gpus[:2] == [[0, 1], [2, 3]]
     assert "row 0: its job ended (Job not requeued because: the machine is gone)" in notes.lines[0]
     assert sum("is done" in line for line in notes.lines) == 2
 
@@ -163,7 +163,7 @@ def test_small_rows_share_a_job_and_a_large_one_has_its_own(
     real = cluster.run_calls
 
     def seen(calls: list[Call]) -> list[JobResult]:
-        batches.append([str(given[-1])[-1] for _, *given in calls])
+        batches.append([str(arguments[-1])[-1] for _, *arguments in calls])
         return real(calls)
 
     monkeypatch.setattr(cluster, "run_calls", seen)
@@ -221,11 +221,11 @@ def test_what_waits_for_another_begins_after_it(
 def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, {})
     monkeypatch.setattr(cluster.os, "sched_getaffinity", lambda _: set(range(8)))
-    given: list[str | None] = []
+    threads: list[str | None] = []
     real = Submitit.submit
 
     def submit(self: Submitit, work: Any, *calls: Any) -> Job:
-        given.append(os.environ.get("OMP_NUM_THREADS"))
+        threads.append(os.environ.get("OMP_NUM_THREADS"))
         return real(self, work, *calls)
 
     monkeypatch.setattr(Submitit, "submit", submit)
@@ -239,7 +239,7 @@ def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     distribute_work(
         [Costly("row", tmp_path / "own", 1.0)], cluster_of("local(workers=3)"), tmp_path, Notes()
     )
-    assert given == ["2", "1", None, "5"]
+    assert threads == ["2", "1", None, "5"]
 
 
 class Costly(Work):
@@ -312,11 +312,11 @@ def test_sigterm_cancels_the_jobs(
 
 def test_a_cluster_is_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, {})
-    found = cluster_of("slurm(workers=3, hours=1.5, gpus=4, partition='a')")
-    assert (found.engine, found.workers, found.gpus) == ("slurm", 3, 4)
-    assert found.parameters["timeout_min"] == 90
-    assert found.parameters["slurm_partition"] == "a"
-    assert not {"mem_gb", "slurm_account"} & set(found.parameters)
+    actual = cluster_of("slurm(workers=3, hours=1.5, gpus=4, partition='a')")
+    assert (actual.engine, actual.workers, actual.gpus) == ("slurm", 3, 4)
+    assert actual.parameters["timeout_min"] == 90
+    assert actual.parameters["slurm_partition"] == "a"
+    assert not {"mem_gb", "slurm_account"} & set(actual.parameters)
     for wrong, message in (("ray", "is not one of local, slurm"),
                            ("local(workers=0)", "workers must be at least 1"),
                            ("local(workers=resformer)", "'resformer' is not a plain value"),
@@ -367,9 +367,9 @@ def test_a_row_that_diverges_does_not_end_the_others(
         run = compared("cmp", resume, plain=plain, wild=wild, last=plain)
         assert run.header.status == "stopped"
         assert Run.open(run.path / "last" / "seed-0").header.status == "done"
-        (said,) = (line for line in notes.lines if "the others go on without it" in line)
-        assert said.startswith("wild, seed 0: ")
-        assert "Lower optimizer.lr" in said
+        (message,) = (line for line in notes.lines if "the others go on without it" in line)
+        assert message.startswith("wild, seed 0: ")
+        assert "Lower optimizer.lr" in message
         notes.lines.clear()
     compared("cmp", resume=True, wild=wild)  # the folder's baseline, not the first that is named
     with pytest.raises(Diverged, match=r"wild, seed 0: .*Lower optimizer"):
@@ -380,11 +380,11 @@ def test_a_worker_of_this_machine_sees_its_own_gpus(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = pytest.importorskip("submitit.local.local")
-    given: list[tuple[str, float]] = []
+    submitted: list[tuple[str, float]] = []
 
     def start(*, cuda_devices: str, timeout_min: float, **_: object) -> SimpleNamespace:
-        given.append((cuda_devices, timeout_min))
-        if len(given) == 2:
+        submitted.append((cuda_devices, timeout_min))
+        if len(submitted) == 2:
             raise RuntimeError("both are submitted")
         return SimpleNamespace(pid=1, poll=lambda: 0, send_signal=lambda _: None)
 
@@ -394,20 +394,20 @@ def test_a_worker_of_this_machine_sees_its_own_gpus(
             rows(text, tmp_path, 2), cluster_of("local(workers=2, gpus=2, hours=1)"), tmp_path,
             Notes(),
         )  # fmt: skip
-    assert given == [("0,1", 60), ("2,3", 60)]
+    assert submitted == [("0,1", 60), ("2,3", 60)]
 
 
 def workers_of(folder: Path) -> list[int]:
     """Return the processes that train rows of a folder."""
-    found = []
+    actual = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
                 words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
                 jobs = any(word.startswith(str(folder / "jobs")) for word in words)
                 if "submitit.core._submit" in words and jobs:
-                    found.append(int(entry.name))
-    return found
+                    actual.append(int(entry.name))
+    return actual
 
 
 def begun(text: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[Path]]:
@@ -444,9 +444,9 @@ def test_workers_of_a_stopped_command_save_their_step(
         os.killpg(process.pid, sent)  # as a terminal does
     else:
         process.send_signal(sent)
-    _, said = process.communicate(timeout=120)
+    _, message = process.communicate(timeout=120)
     assert process.returncode == INTERRUPTED
-    assert "Traceback" not in said
+    assert "Traceback" not in message
     assert not workers_of(tmp_path / "cmp")
     for log in logs:
         run = Run.open(log.parent)
@@ -560,8 +560,8 @@ def test_two_workers_one_killed(
     alone = {name: train_run(Run.open(folder / name / "seed-1").config, tmp_path / name)
              for name in variants}  # fmt: skip
     for name, whole in alone.items():
-        ours, theirs = (
+        actual, expected = (
             load_file(checkpoint.newest(each.checkpoints) / "model.safetensors")
             for each in (Run.open(folder / name / "seed-1"), whole)
         )
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert all(torch.equal(actual[key], expected[key]) for key in actual)

@@ -51,10 +51,10 @@ def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
     for seed in (3, 1):
         frames = []
         for name in ("plain", "cured"):
-            place = run.path / name / f"seed-{seed}"
-            one = Run.open(place)
+            path = run.path / name / f"seed-{seed}"
+            one = Run.open(path)
             assert one.config.train.seed == seed
-            frames.append(pl.read_parquet(place / "validation.parquet"))
+            frames.append(pl.read_parquet(path / "validation.parquet"))
             first[name, seed] = one.metrics()[0]["loss"]
         assert frames[0]["tokens"].equals(frames[1]["tokens"])
     assert first["plain", 3] != first["plain", 1]
@@ -226,12 +226,12 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     assert [Run.open(run.path / name / "seed-0").header.status for name in rows] == [
         "done", "stopped", "done"
     ]  # fmt: skip
-    (said,) = (note for note in notes if "go on" in note)
-    assert said.startswith("wild, seed 0: ")
-    assert "Lower optimizer.lr" in said
-    found = read_comparison(run.path)
-    assert found.variants == ("plain", "cured")
-    assert found.unfinished == ("wild, seed 0",)
+    (message,) = (note for note in notes if "go on" in note)
+    assert message.startswith("wild, seed 0: ")
+    assert "Lower optimizer.lr" in message
+    actual = read_comparison(run.path)
+    assert actual.variants == ("plain", "cured")
+    assert actual.unfinished == ("wild, seed 0",)
     train_variants(
         {"wild": wild}, run.path, seeds=[0], display=noting, resume=True
     )  # plain is the baseline
@@ -258,8 +258,8 @@ def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) ->
     )
     assert (run.header.status, run.header.layouts) == ("done", ("own/arena",))
     assert files(tmp_path / "cmp" / "plain" / "seed-0") == before
-    for place in ("third/seed-1", "cured/seed-1", "third/seed-0"):
-        frames = [pl.read_parquet(r.path / place / "validation.parquet") for r in (whole, run)]
+    for path in ("third/seed-1", "cured/seed-1", "third/seed-0"):
+        frames = [pl.read_parquet(r.path / path / "validation.parquet") for r in (whole, run)]
         assert frames[0].equals(frames[1])
 
 

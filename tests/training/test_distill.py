@@ -58,11 +58,11 @@ def test_the_formula(over: str, alpha: float, temperature: float) -> None:
     student, teacher = torch.randn(2, 2, 5, 11, generator=generator, dtype=torch.float64) * 2
     targets = torch.randint(11, (2, 5), generator=generator)
     targets[1, 3:] = -100
-    found = distillation_loss(
+    actual = distillation_loss(
         student, teacher, targets, alpha=alpha, temperature=temperature, over=over
     )
     expected = by_hand(student.numpy(), teacher.numpy(), targets.numpy(), alpha, temperature, over)
-    assert float(found) == pytest.approx(expected, rel=1e-12)
+    assert float(actual) == pytest.approx(expected, rel=1e-12)
 
 
 def predictions(*decoders: Decoder, documents: torch.Tensor | None) -> list[np.ndarray]:
@@ -77,8 +77,8 @@ def test_the_loss_is_the_formula_of_what_both_models_predict(over: Over) -> None
     for documents in (DOCUMENTS, None):
         ours, theirs = predictions(student, teacher, documents=documents)
         expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, over)
-        found = made.loss(TOKENS, other_targets(), documents=documents)
-        assert found.item() == pytest.approx(expected, rel=1e-12)
+        actual = made.loss(TOKENS, other_targets(), documents=documents)
+        assert actual.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_float32_logits_are_not_lost() -> None:
@@ -131,9 +131,9 @@ def test_targets_that_the_teacher_sees_are_left_out() -> None:
     left = targets.clone()
     left[:, :3] = -100
     with torch.no_grad():
-        wanted = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
+        expected = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
         live = Distillation(student, teacher, DistillConfig(**options)).loss(inputs, targets)
-    assert live.item() == pytest.approx(wanted.item())
+    assert live.item() == pytest.approx(expected.item())
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -149,8 +149,8 @@ def test_a_configurations_loss_is_the_formula(over: str) -> None:
     distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "over": over}
     config = config_from_table({"train": {"distill": distill}})
     loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
-    ours, theirs = predictions(student, teacher, documents=None)
-    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.0, over)
+    actual, theirs = predictions(student, teacher, documents=None)
+    expected = by_hand(actual, theirs, other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -187,6 +187,6 @@ def test_a_teachers_padded_rows_are_left_out(over: str) -> None:
     })  # fmt: skip
     loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
     with torch.no_grad():
-        ours, theirs = (each(TOKENS).numpy() for each in (student, teacher))
-    expected = by_hand(ours, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
+        actual, theirs = (each(TOKENS).numpy() for each in (student, teacher))
+    expected = by_hand(actual, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)

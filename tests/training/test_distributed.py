@@ -71,10 +71,10 @@ def test_two_processes_compute_what_one_does(
     assert run.header.status == "done"
     dtype = one.config.train.dtype
     assert_alike(run, one, SUMS[dtype])
-    mine, theirs = weights(run), weights(one)
-    assert mine.keys() == theirs.keys()
+    mine, expected = weights(run), weights(one)
+    assert mine.keys() == expected.keys()
     if dtype == "float64":  # Adam makes nothing of a gradient of nothing, so float32 cannot tell.
-        for key, tensor in theirs.items():
+        for key, tensor in expected.items():
             torch.testing.assert_close(mine[key], tensor, rtol=0, atol=1e-10)
     for file in ("summary.json", "validation.parquet", "metrics.parquet"):
         assert (run.path / file).is_file()
@@ -96,8 +96,8 @@ def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: P
 def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
     one = train_run(config_of(folder, HALF), folder / "one" / "half")
     run = Run.open(two / "half-fsdp")
-    mine, theirs = (each.read_json("summary.json")["diagnosis"] for each in (run, one))
-    assert mine == pytest.approx(theirs, rel=0.05)
+    mine, expected = (each.read_json("summary.json")["diagnosis"] for each in (run, one))
+    assert mine == pytest.approx(expected, rel=0.05)
     assert (run.path / "attention.jsonl").is_file()
     assert losses(run) == pytest.approx(losses(one), rel=2e-3)  # bfloat16 has 8 bits
     assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
@@ -133,8 +133,8 @@ def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: s
         file.write_bytes(content[:-9])
     else:
         file.unlink()
-    said = {"bit": "is corrupt", "short": "is cut short", "missing": "is missing"}[damage]
-    with pytest.raises(WakefulError, match=rf"optimizer-00001.*{said}.*; delete"):
+    message = {"bit": "is corrupt", "short": "is cut short", "missing": "is missing"}[damage]
+    with pytest.raises(WakefulError, match=rf"optimizer-00001.*{message}.*; delete"):
         train_run(Config(), copy, resume=True)
     manifest = file.parent / "manifest.json"
     entries = json.loads(manifest.read_text())
@@ -160,19 +160,21 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
     digest = hashlib.sha256(content).hexdigest()
     manifest["state.json"] = {"bytes": len(content), "sha256": digest}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    said = r"cannot be read|of another model|state\.json: (cut must be|cut\.model|a tensor is cut)"
-    with pytest.raises(WakefulError, match=said) as caught:
+    message = (
+        r"cannot be read|of another model|state\.json: (cut must be|cut\.model|a tensor is cut)"
+    )
+    with pytest.raises(WakefulError, match=message) as caught:
         checkpoint.load_model(copy, Decoder(run.config.model))
     assert "\n" not in str(caught.value)
 
 
 def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) -> None:
     for cut, whole in (("cut", "own-fsdp"), ("replicas-cut", "own-ddp")):
-        mine, theirs = Run.open(two / cut), Run.open(two / whole)
-        assert losses(mine) == losses(theirs)
-        for name, tensor in weights(theirs).items():
+        mine, expected = Run.open(two / cut), Run.open(two / whole)
+        assert losses(mine) == losses(expected)
+        for name, tensor in weights(expected).items():
             assert torch.equal(weights(mine)[name], tensor), name
-        ends = [run.read_json("summary.json") for run in (mine, theirs)]
+        ends = [run.read_json("summary.json") for run in (mine, expected)]
         assert ends[0]["validation"] == ends[1]["validation"]
         assert ends[0]["samples"] == ends[1]["samples"]
 

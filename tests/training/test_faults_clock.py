@@ -130,15 +130,15 @@ def test_text_of_any_date_is_read_and_kept(tmp_path: Path, when: str) -> None:
 def test_what_is_left_to_do_follows_no_clock_that_jumps(
     days: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = io.StringIO()
-    lines = Lines(Console(file=shown, width=200), "x")
+    output = io.StringIO()
+    lines = Lines(Console(file=output, width=200), "x")
     with monkeypatch.context() as patch:
         Jumping(days).install(patch)
         lines.begin(0, 4, "training")
         for step in range(1, 4):
             lines._last.clear()  # so that every step is told of
             lines.step(step, 4, 1.0, 100.0)
-    assert shown.getvalue().count("  1 s left") == 3
+    assert output.getvalue().count("  1 s left") == 3
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
         train=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
                       "micro_batch_size": 2},
     )  # fmt: skip
-    whole = train_run(config, tmp_path / "whole")
+    uninterrupted = train_run(config, tmp_path / "whole")
     (tmp_path / "cut").mkdir()
-    assert_same(kill_and_resume(config, tmp_path / "cut", [9, LONG_ROWS - 1]), whole)
+    assert_same(kill_and_resume(config, tmp_path / "cut", [9, LONG_ROWS - 1]), uninterrupted)
 
 
 class Dead(BaseException):
@@ -103,19 +103,21 @@ def test_a_run_cut_off_at_a_write_continues_to_the_bit(
     assert len(reached) > number
     # As a user would: go on with what is there, or begin where nothing is.
     run = train_run(config, path, resume=path.exists())
-    found = left_by(run)
+    actual = left_by(run)
     for name in run.path.glob(".*.part"):  # what a killed process could not clean up
-        found["files"].remove(name.name)
-    assert found == uncut
+        actual["files"].remove(name.name)
+    assert actual == uncut
 
 
 @pytest.mark.long
 def test_fifty_killed_runs_continue_to_the_bit(text: Path, tmp_path: Path) -> None:
     config = tiny(text, train=LONG)
-    whole = train_run(config, tmp_path / "whole")
+    uninterrupted = train_run(config, tmp_path / "whole")
     generator = random.Random(0)
     for trial in range(50):
         folder = tmp_path / f"cut{trial}"
         folder.mkdir()
-        assert_same(kill_and_resume(config, folder, [generator.randrange(1, LONG_ROWS)]), whole)
+        assert_same(
+            kill_and_resume(config, folder, [generator.randrange(1, LONG_ROWS)]), uninterrupted
+        )
         shutil.rmtree(folder)

@@ -65,9 +65,9 @@ def test_weights_that_are_no_numbers_are_never_saved(
         ):
             train_run(tiny(text, train={"eval_every": 0}), tmp_path / "run")
     assert checkpoint.steps(Run.open(tmp_path / "run").checkpoints) == [3]
-    found = left_by(train_run(Config(), tmp_path / "run", resume=True))
-    assert found["weights"] == uncut["weights"]
-    assert found["summary"] == uncut["summary"]
+    actual = left_by(train_run(Config(), tmp_path / "run", resume=True))
+    assert actual["weights"] == uncut["weights"]
+    assert actual["summary"] == uncut["summary"]
 
 
 @pytest.mark.slow

@@ -124,9 +124,9 @@ def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path:
 def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_run(tiny(text), tmp_path / "whole")
-    cut = Run.open(shutil.copytree(whole.path, tmp_path / "cut"))
-    train_run(Config(), whole.path, resume=True, steps=14)
+    uninterrupted = train_run(tiny(text), tmp_path / "whole")
+    cut = Run.open(shutil.copytree(uninterrupted.path, tmp_path / "cut"))
+    train_run(Config(), uninterrupted.path, resume=True, steps=14)
     with monkeypatch.context() as patch:
         stop_after(patch, 12)
         with pytest.raises(RuntimeError, match="stop"):
@@ -134,7 +134,7 @@ def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(
     # What the shorter run ended with must not be taken for this one's.
     assert not (cut.path / "summary.json").exists()
     train_run(Config(), cut.path, resume=True)
-    assert left_by(cut) == left_by(whole)
+    assert left_by(cut) == left_by(uninterrupted)
 
 
 def test_a_run_is_not_shortened(text: Path, tmp_path: Path) -> None:

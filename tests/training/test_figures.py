@@ -26,9 +26,9 @@ from wakeful.training.loop import train_run
 def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     text: Path, tmp_path: Path
 ) -> None:
-    asked = {"quantize": {"schemes": ["coarse", "w4"], "num_sequences": 5}}
+    options = {"quantize": {"schemes": ["coarse", "w4"], "num_sequences": 5}}
     plain = train_run(tiny(text), tmp_path / "plain")
-    config = tiny(text, train=asked)
+    config = tiny(text, train=options)
     run = train_run(config, tmp_path / "run")
     assert losses(run) == losses(plain)
     summary = run.read_json("summary.json")
@@ -47,14 +47,14 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
             total -= float(logits.gather(-1, row[:, 1:, None]).sum())
         return math.exp(total / (5 * 15))
 
-    found = summary["quantization"]["coarse"]
+    actual = summary["quantization"]["coarse"]
     before, after = (
         perplexity(trained.decoder()),
         perplexity(quantize_module(trained.decoder(), "coarse")),
     )
-    assert found["perplexity"] == pytest.approx(after, rel=1e-5)
-    assert found["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
-    assert found["divergence"] > 0
+    assert actual["perplexity"] == pytest.approx(after, rel=1e-5)
+    assert actual["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
+    assert actual["divergence"] > 0
 
 
 @pytest.mark.slow
@@ -64,10 +64,10 @@ def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=1)
     with torch.no_grad():
         decoder.head.weight.mul_(1e6)
-    found = quantization_damage(config, decoder, windows)["coarse"]
+    actual = quantization_damage(config, decoder, windows)["coarse"]
     # e to thousands of nats overflows a float, and JSON lacks infinity.
-    assert (found["perplexity"], found["increase"]) == (None, None)
-    json.dumps(found, allow_nan=False)
+    assert (actual["perplexity"], actual["increase"]) == (None, None)
+    json.dumps(actual, allow_nan=False)
 
 
 def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_scheme_that_cannot_be_stops_a_run_before_it_begins(text: Path, tmp_pa
 def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = {"diagnose": {"every": 8}, "quantize": {"schemes": ["coarse"], "num_sequences": 2}}
+    options = {"diagnose": {"every": 8}, "quantize": {"schemes": ["coarse"], "num_sequences": 2}}
     file = tmp_path / "mine.toml"
-    body = config_to_toml(tiny(text, train=asked)).split("\n", 1)[1]
+    body = config_to_toml(tiny(text, train=options)).split("\n", 1)[1]
     variants = '[variants.vanilla]\n[variants.softmax1.model]\nnormalizer = "softmax1"\n'
     file.write_text('layouts = ["activation/table2"]\n' + body + variants)
     out = tmp_path / "out"
@@ -132,12 +132,12 @@ def test_flags_scale_rows_that_differ_and_name_single_rows(
         + "[variants.vanilla]\n[variants.sgd]\ntrain.steps = 8\noptimizer.name = 'torch.optim:SGD'"
     )
     out = tmp_path / "out"
-    asked = ["compare", str(file), "--out", str(out), "--train.steps", "2"]
-    assert main([*asked, "--variants.sgd.optimizer.lr", "0.5"]) == 0
+    options = ["compare", str(file), "--out", str(out), "--train.steps", "2"]
+    assert main([*options, "--variants.sgd.optimizer.lr", "0.5"]) == 0
     sgd, vanilla = (Run.open(out / name / "seed-0").config for name in ("sgd", "vanilla"))
     assert (vanilla.train.steps, sgd.train.steps) == (2, 4)
     assert (vanilla.optimizer.lr, sgd.optimizer.lr) == (tiny(text).optimizer.lr, 0.5)
-    assert main([*asked, "--optimizer.name", "muon", "--out", str(tmp_path / "no")]) == 1
+    assert main([*options, "--optimizer.name", "muon", "--out", str(tmp_path / "no")]) == 1
     assert "optimizer.name differs between the rows" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
@@ -150,11 +150,11 @@ def test_only_the_named_rows_are_trained(
     body = config_to_toml(tiny(text, train={"steps": 2})).split("\n", 1)[1]
     file.write_text(body + "[variants.a]\n[variants.b]\n[variants.c]\nmodel.route = 'svformer'\n")
     out = tmp_path / "out"
-    asked = ["compare", str(file), "--out"]
-    assert main([*asked, str(out), "--only", "c", "b"]) == 0
+    options = ["compare", str(file), "--out"]
+    assert main([*options, str(out), "--only", "c", "b"]) == 0
     assert Run.open(out).header.variants == ("b", "c")
     assert not (out / "a").exists()
-    for wrong, said in (
+    for wrong, message in (
         (
             ["--only", "bb", "c"],
             "--only: no variant 'bb' (did you mean 'b'?); the variants are a, b, c",
@@ -162,8 +162,8 @@ def test_only_the_named_rows_are_trained(
         (["--only", "b"], "nothing to compare 'b' with"),
         (["--only", "b", "c", "--variants.a.train.steps", "3"], "--only leaves out"),
     ):
-        assert main([*asked, str(tmp_path / "no"), *wrong]) == 1
-        assert said in capsys.readouterr().err
+        assert main([*options, str(tmp_path / "no"), *wrong]) == 1
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
-    found = wakeful.compare(str(file), only=["a", "c"], out=tmp_path / "second")
-    assert found.summary["baseline"] == "a"
+    actual = wakeful.compare(str(file), only=["a", "c"], out=tmp_path / "second")
+    assert actual.summary["baseline"] == "a"

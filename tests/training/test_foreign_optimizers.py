@@ -42,7 +42,7 @@ def test_each_resumes_to_the_bit(
     if name.startswith("pytorch_optimizer"):
         pytest.importorskip("pytorch_optimizer")
     config = tiny(text, optimizer={"name": name}, train={"checkpoint_every": 3})
-    whole = train_run(config, tmp_path / "whole")
+    uninterrupted = train_run(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 5)
         with pytest.raises(RuntimeError, match="stop"):
@@ -50,11 +50,11 @@ def test_each_resumes_to_the_bit(
     with pytest.raises(Interrupted):  # where an uninterrupted run has no checkpoint
         train_run(config, tmp_path / "cut", resume=True, show=Signalling(signal.SIGTERM, 4))
     resumed = train_run(config, tmp_path / "cut", resume=True)
-    assert losses(resumed) == losses(whole)
-    assert rows(resumed, Evaluation) == rows(whole, Evaluation)
+    assert losses(resumed) == losses(uninterrupted)
+    assert rows(resumed, Evaluation) == rows(uninterrupted, Evaluation)
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, two = (
-            load_file(checkpoint.newest(run.checkpoints) / file) for run in (whole, resumed)
+            load_file(checkpoint.newest(run.checkpoints) / file) for run in (uninterrupted, resumed)
         )
         assert one.keys() == two.keys()
         for key, tensor in one.items():

@@ -35,10 +35,10 @@ def assert_equal(found: Tensor, wanted: Tensor, student: Tensor) -> None:
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.6, 1.0), (0.3, 2.5), (1.0, 2.0)])
 def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: float) -> None:
     student, teacher, targets = drawn()
-    given = {"alpha": alpha, "temperature": temperature, "over": over}
-    wanted = distillation_loss(student, teacher, targets, **given)
-    found = distillation_in_rows(student, teacher, targets, **given, rows=rows)
-    assert_equal(found, wanted, student)
+    options = {"alpha": alpha, "temperature": temperature, "over": over}
+    expected = distillation_loss(student, teacher, targets, **options)
+    actual = distillation_in_rows(student, teacher, targets, **options, rows=rows)
+    assert_equal(actual, expected, student)
 
 
 @pytest.mark.slow
@@ -56,21 +56,21 @@ def test_its_gradient_is_its_slope() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     student, teacher, targets = drawn(dtype)
-    given = {"alpha": 0.3, "temperature": 1.0, "over": "sum"}
-    wanted = value_and_gradient(distillation_loss(student, teacher, targets, **given), student)
-    loss = distillation_in_rows(student, teacher, targets, **given, rows=4)
-    found = value_and_gradient(loss, student)
+    options = {"alpha": 0.3, "temperature": 1.0, "over": "sum"}
+    expected = value_and_gradient(distillation_loss(student, teacher, targets, **options), student)
+    loss = distillation_in_rows(student, teacher, targets, **options, rows=4)
+    actual = value_and_gradient(loss, student)
     assert loss.dtype == torch.float32
-    assert found[1].dtype == dtype
-    assert found[0] == pytest.approx(wanted[0], rel=1e-5)
-    torch.testing.assert_close(found[1], wanted[1])
+    assert actual[1].dtype == dtype
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5)
+    torch.testing.assert_close(actual[1], expected[1])
 
 
 def test_the_teacher_learns_nothing_and_a_scaled_loss_scales() -> None:
     student, teacher, targets = drawn()
     teacher.requires_grad_()
-    given = {"alpha": 0.0, "temperature": 1.0, "over": "sum"}
-    loss = distillation_in_rows(student, teacher, targets, **given)
+    options = {"alpha": 0.0, "temperature": 1.0, "over": "sum"}
+    loss = distillation_in_rows(student, teacher, targets, **options)
     once = torch.autograd.grad(loss, student, retain_graph=True)[0]
     torch.testing.assert_close(
         torch.autograd.grad(3 * loss, student, retain_graph=True)[0], 3 * once
@@ -81,4 +81,4 @@ def test_the_teacher_learns_nothing_and_a_scaled_loss_scales() -> None:
     torch.testing.assert_close(student.grad, 2 * once)
     assert teacher.grad is None
     with torch.no_grad():
-        assert distillation_in_rows(student, teacher, targets, **given).item() == loss.item()
+        assert distillation_in_rows(student, teacher, targets, **options).item() == loss.item()

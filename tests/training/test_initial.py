@@ -69,14 +69,14 @@ def test_a_run_starts_from_the_weights_it_is_given(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
     start = heir(reference)
-    kept = {name: tensor.clone() for name, tensor in start.state_dict().items()}
+    originals = {name: tensor.clone() for name, tensor in start.state_dict().items()}
     config = config_for(text, start, steps=4, keep_checkpoints=9)
     run = train_run(config, tmp_path / "heir", initial=Initial(start, ORIGIN))
     assert run.header.initial == ORIGIN
     assert run.config.model.num_layers == 1
     stored = load_file(run.checkpoints / "step-00000000" / "model.safetensors")
     for name, tensor in stored.items():
-        assert torch.equal(tensor, kept[name]), name
+        assert torch.equal(tensor, originals[name]), name
     rows = [row for row in run.metrics() if row["kind"] == "validation"]
     assert [row["step"] for row in rows] == [0, 3, 4]
     data = load_data(config.data)
@@ -92,16 +92,16 @@ def test_an_interrupted_heir_ends_as_if_it_had_not_been(
     text: Path, tmp_path: Path, reference: Run, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(text, heir(reference))
-    whole = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    uninterrupted = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
     with monkeypatch.context() as patch:
         stop_after(patch, stop)
         with pytest.raises(Interrupted, match="continue with"):
             train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
     cut = train_run(config, tmp_path / "cut", resume=True)
     assert [(row["step"], row.get("loss")) for row in cut.metrics()] == [
-        (row["step"], row.get("loss")) for row in whole.metrics()
+        (row["step"], row.get("loss")) for row in uninterrupted.metrics()
     ]
-    for name, tensor in weights(whole).items():
+    for name, tensor in weights(uninterrupted).items():
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
     config = config_for(text, heir(reference), keep_checkpoints=9)
-    whole = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    uninterrupted = train_run(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
     run = train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
     for step in (3, 6, 8):
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
@@ -118,7 +118,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
     resumed = train_run(config, run.path, resume=True)
     rows = [row for row in resumed.metrics() if row["kind"] == "validation"]
     assert [row["step"] for row in rows] == [0, 3, 6, 8]
-    for name, tensor in weights(whole).items():
+    for name, tensor in weights(uninterrupted).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
 
 
@@ -128,16 +128,16 @@ def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path:
     data = load_data(config.data)
     for extra in (7, -1):
         model = dataclasses.replace(config.model, vocab_size=data.vocab_size + extra)
-        given = dataclasses.replace(config, model=model)
+        options = dataclasses.replace(config, model=model)
         out = tmp_path / f"run{extra}"
         if extra < 0:
             with pytest.raises(WakefulError, match="vocabularies differ"):
-                train_run(given, out, initial=Initial(Decoder(model), ORIGIN))
+                train_run(options, out, initial=Initial(Decoder(model), ORIGIN))
             assert not out.exists()
             continue
-        run = train_run(given, out, initial=Initial(Decoder(model), ORIGIN))
+        run = train_run(options, out, initial=Initial(Decoder(model), ORIGIN))
         assert run.config.model.vocab_size == data.vocab_size + 7
-        assert train_run(given, out, resume=True).header.status == "done"
+        assert train_run(options, out, resume=True).header.status == "done"
 
 
 @pytest.mark.slow
@@ -184,9 +184,9 @@ def test_a_student_resumes_with_its_teacher(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, train={"distill": {"teacher": str(reference.path)}})
-    whole = train_run(config, tmp_path / "whole")
+    uninterrupted = train_run(config, tmp_path / "whole")
     cut = cut_and_resumed(config, tmp_path / "cut", monkeypatch)
-    for name, tensor in weights(whole).items():
+    for name, tensor in weights(uninterrupted).items():
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
@@ -218,20 +218,20 @@ def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
     student = train_run(config, tmp_path / "student")
     assert student.config.model.vocab_size == 280
     batch = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).batch(0)
-    wanted = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
+    expected = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
     start = make_decoder(student.config, torch.device("cpu"))
-    found = start(batch[:, :-1]).log_softmax(-1)
-    divergence = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    actual = start(batch[:, :-1]).log_softmax(-1)
+    divergence = (expected.exp() * (expected - actual)).sum(-1).mean().item()
     assert student.metrics()[0]["loss"] == pytest.approx(divergence, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path) -> None:
-    shown: list[str] = []
+    output: list[str] = []
 
     class Told(Display):
         def note(self, text: str) -> None:
-            shown.append(text)
+            output.append(text)
 
     assert (
         train_run(
@@ -239,7 +239,7 @@ def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path)
         ).config.model.vocab_size
         == 300
     )
-    assert "model.vocab_size = 300 is 20 more than the tokenizer has" in shown[0]
+    assert "model.vocab_size = 300 is 20 more than the tokenizer has" in output[0]
     few = tiny(text, model={"vocab_size": 200})
     with pytest.raises(WakefulError, match=r"model\.vocab_size = 200 has no room for the 280"):
         train_run(few, tmp_path / "fewer")
@@ -272,24 +272,24 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     quantize = {"schemes": ["fine", "w4"], "num_sequences": 2}
     lora = {"rank": 2, "alpha": 4.0, "modules": "mlp"}
     config = config_for(text, decoder, lora=lora, quantize=quantize)
-    whole = train_run(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
-    read = read_decoder(whole.path, dtype="auto").decoder()
+    uninterrupted = train_run(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
+    read = read_decoder(uninterrupted.path, dtype="auto").decoder()
     tokens = torch.arange(12).view(1, 12)
     torch.testing.assert_close(read(tokens), decoder.eval()(tokens))
     changed = {name for name, tensor in read.state_dict().items()
                if not torch.equal(tensor, start[name])}  # fmt: skip
     assert changed
-    summary = whole.read_json("summary.json")
+    summary = uninterrupted.read_json("summary.json")
     assert summary["parameters"] == read.num_parameters()
     windows = load_data(config.data).windows(config)
     assert summary["quantization"] == quantization_damage(config, read, windows)
     assert all(".mlp." in name and name.endswith(".weight") for name in changed)
-    assert whole.header.status == "done"
+    assert uninterrupted.header.status == "done"
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(Interrupted):
             train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
     cut = train_run(config, tmp_path / "cut", resume=True)
-    assert weights(whole).keys() == weights(cut).keys()
-    for name, tensor in weights(whole).items():
+    assert weights(uninterrupted).keys() == weights(cut).keys()
+    for name, tensor in weights(uninterrupted).items():
         assert torch.equal(tensor, weights(cut)[name]), name

@@ -103,13 +103,13 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
     text: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
     settings = {"dtype": dtype, "steps": 4, "eval_every": 0}
-    whole = train_run(tiny(text, train=settings), tmp_path / "whole")
+    uninterrupted = train_run(tiny(text, train=settings), tmp_path / "whole")
     for micro in (1, 2):
         parts = train_run(
             tiny(text, train=settings | {"micro_batch_size": micro}), tmp_path / f"parts{micro}"
         )
-        assert losses(parts) == pytest.approx(losses(whole), rel=tolerance)
-        norms = [[row["grad_norm"] for row in run.metrics()[:4]] for run in (parts, whole)]
+        assert losses(parts) == pytest.approx(losses(uninterrupted), rel=tolerance)
+        norms = [[row["grad_norm"] for row in run.metrics()[:4]] for run in (parts, uninterrupted)]
         assert norms[0] == pytest.approx(norms[1], rel=10 * tolerance)
 
 
@@ -224,15 +224,15 @@ def test_every_optimizer_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, optimizer={"name": name}, train={"steps": 5, "checkpoint_every": 2})
-    whole = train_run(config, tmp_path / "whole")
+    uninterrupted = train_run(config, tmp_path / "whole")
     stop_after(monkeypatch, 4)
     with pytest.raises(RuntimeError, match="stop"):
         train_run(config, tmp_path / "cut")
     monkeypatch.undo()
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
     resumed = train_run(Config(), tmp_path / "cut", resume=True)
-    assert losses(resumed) == losses(whole)
-    for key, tensor in weights(whole).items():
+    assert losses(resumed) == losses(uninterrupted)
+    for key, tensor in weights(uninterrupted).items():
         assert torch.equal(weights(resumed)[key], tensor), key
 
 
@@ -287,8 +287,8 @@ def test_the_optimizer_has_what_the_configuration_says(name: str, expected: dict
 
 def test_orthoadams_rotations_are_of_the_kind_asked_for_and_the_runs_seed() -> None:
     groups = optimizer_asked("orthoadam").param_groups
-    found = [each for group in groups for entry in group["rotations"] for each in entry]
-    assert {(each["kind"], each["seed"]) for each in found} == {("block_diagonal(size=4)", 11)}
+    actual = [each for group in groups for entry in group["rotations"] for each in entry]
+    assert {(each["kind"], each["seed"]) for each in actual} == {("block_diagonal(size=4)", 11)}
 
 
 def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
@@ -328,10 +328,10 @@ def test_tensorboard_has_what_the_metrics_have(
     events.Reload()
     for kind, figure in (("train", "loss"), ("train", "lr"), ("validation", "loss")):
         rows = [row for row in run.metrics() if row["kind"] == kind]
-        found = events.Scalars(f"{kind}/{figure}")
+        actual = events.Scalars(f"{kind}/{figure}")
         # Step 3 was reached twice and is there once.
-        assert [event.step for event in found] == [row["step"] for row in rows]
-        assert [event.value for event in found] == pytest.approx([row[figure] for row in rows])
+        assert [event.step for event in actual] == [row["step"] for row in rows]
+        assert [event.value for event in actual] == pytest.approx([row[figure] for row in rows])
 
 
 def test_without_tensorboard_nothing_is_begun(
@@ -439,15 +439,15 @@ def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: i
 @pytest.mark.long
 def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
     # In processes of their own: the shape checks of these tests cannot be compiled.
-    found = []
+    actual = []
     for compiled in ("no_compile", "compile"):
         file = tmp_path / "config.toml"
         file.write_text(config_to_toml(tiny(text)))
         out = tmp_path / compiled
         command = ["train", str(file), "--out", str(out), f"--train.{compiled}"]
         subprocess.run([sys.executable, "-m", "wakeful", *command], check=True)
-        found.append(losses(Run.open(out)))
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+        actual.append(losses(Run.open(out)))
+    assert actual[0] == pytest.approx(actual[1], rel=1e-5)
 
 
 class Noting(Display):
@@ -475,13 +475,13 @@ def test_a_warmup_past_the_end_is_clipped_with_a_note(text: Path, tmp_path: Path
 def test_the_peak_of_memory_is_that_of_one_run(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    options: list[str] = []
     monkeypatch.setattr(
-        torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(str(device))
+        torch.cuda, "reset_peak_memory_stats", lambda device: options.append(str(device))
     )
     forget_peak(torch.device("cuda:1"))
     forget_peak(torch.device("cpu"))
-    assert asked == ["cuda:1"]
+    assert options == ["cuda:1"]
     seen: list[torch.device] = []
     monkeypatch.setattr("wakeful.training.loop.forget_peak", seen.append)
     train_variants({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], display=silent)
@@ -641,8 +641,8 @@ def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
     run = train_run(tiny(tmp_path / "own", data=same, train={"steps": 1}), tmp_path / "same")
     assert run.config.data.max_bytes == 9000
     # What is left out is recorded as it was, and not as the defaults have it.
-    said = {"tokenizer": str(tmp_path / "plain"), "validation_fraction": 0.1}
-    run = train_run(tiny(plain.folder, data=said, train={"steps": 1}), tmp_path / "plain-run")
+    message = {"tokenizer": str(tmp_path / "plain"), "validation_fraction": 0.1}
+    run = train_run(tiny(plain.folder, data=message, train={"steps": 1}), tmp_path / "plain-run")
     assert run.config.data.validation_fraction == 0.2
     run = train_run(tiny(tmp_path / "own", train={"steps": 1}), tmp_path / "own-run")
     assert (run.config.data.validation_source, run.config.data.max_bytes) == (str(held), 9000)

@@ -98,10 +98,10 @@ def by_hand(
         starts = torch.randint(len(text) - length + 1, (count, 1), generator=generator)
         tokens = torch.stack([text[start : start + length] for start in starts.flatten().tolist()])
         with torch.no_grad():
-            theirs, wanted = states(teacher, tokens)
-        ours, found = states(student, tokens)
-        said, guessed = theirs.softmax(-1), ours.softmax(-1)
-        loss = (said * (said / guessed).log()).sum(-1).mean()
+            expected, wanted = states(teacher, tokens)
+        actual, found = states(student, tokens)
+        message, guessed = expected.softmax(-1), actual.softmax(-1)
+        loss = (message * (message / guessed).log()).sum(-1).mean()
         for x, y in zip(found, wanted, strict=True):
             loss = loss + ((x - y).norm(dim=-1) / y.norm(dim=-1)).square().mean() / len(found)
         slopes = torch.autograd.grad(loss, parameters)

@@ -37,15 +37,15 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
 ) -> None:
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
     config = mixture(tmp_path)
-    whole = train_run(config, tmp_path / "whole")
-    domains = read_run(whole.path, "r").summary.validation.domains
+    uninterrupted = train_run(config, tmp_path / "whole")
+    domains = read_run(uninterrupted.path, "r").summary.validation.domains
     assert domains is not None
     assert set(domains) == {"words", "numbers"}
-    facts = read_run(whole.path, "r").data
+    facts = read_run(uninterrupted.path, "r").data
     assert facts.text == "a mixture of words (0.75), numbers (0.25)"
-    loss = read_run(whole.path, "r").summary.validation.loss
+    loss = read_run(uninterrupted.path, "r").summary.validation.loss
     assert min(domains.values()) < loss < max(domains.values())
-    last = [row for row in whole.metrics() if row["kind"] == "validation"]
+    last = [row for row in uninterrupted.metrics() if row["kind"] == "validation"]
     assert [row["step"] for row in last] == [2, 4]
     assert last[-1]["loss_numbers"] == domains["numbers"]
 
@@ -63,11 +63,12 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
                 file.unlink()
             folder.rmdir()
     train_run(config, cut.path, resume=True)
-    ours, theirs = (
-        load_file(checkpoint.newest(run.checkpoints) / "model.safetensors") for run in (whole, cut)
+    actual, expected = (
+        load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+        for run in (uninterrupted, cut)
     )
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    wakeful.report(whole.path, out=tmp_path / "page.html")
-    shown = (tmp_path / "page.html").read_text("utf-8")
-    assert "Loss by domain" in shown
-    assert "numbers" in shown
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
+    wakeful.report(uninterrupted.path, out=tmp_path / "page.html")
+    output = (tmp_path / "page.html").read_text("utf-8")
+    assert "Loss by domain" in output
+    assert "numbers" in output

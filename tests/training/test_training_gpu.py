@@ -37,18 +37,18 @@ def test_on_a_gpu_the_loop_has_the_cpus_losses(
     real = torch.Tensor.pin_memory
 
     def pin(batch: torch.Tensor) -> torch.Tensor:
-        found = real(batch)
-        pinned.append(found.is_pinned())
-        return found
+        actual = real(batch)
+        pinned.append(actual.is_pinned())
+        return actual
 
     steps, expected = losses(text, tmp_path / "cpu", "cpu")
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    found_steps, found = losses(text, tmp_path / "cuda", "cuda", compile=compiled)
+    found_steps, actual = losses(text, tmp_path / "cuda", "cuda", compile=compiled)
     assert len(pinned) >= 8
     assert all(pinned)
     assert steps.tolist() == found_steps.tolist()
     assert len(steps) == 8
-    assert found == pytest.approx(expected, rel=TOLERANCE)
+    assert actual == pytest.approx(expected, rel=TOLERANCE)
 
 
 @pytest.mark.gpu
@@ -63,7 +63,7 @@ def test_on_a_gpu_steps_of_orthoadam_are_the_cpus(compiled: bool) -> None:
     here = Decoder(config)
     there = copy.deepcopy(here).to("cuda")
     tokens = torch.randint(0, 61, (4, 17), generator=torch.Generator().manual_seed(1))
-    found: dict[str, list[float]] = {"cpu": [], "cuda": []}
+    actual: dict[str, list[float]] = {"cpu": [], "cuda": []}
     for model, device in ((here, "cpu"), (there, "cuda")):
         optimizer = OrthoAdam(model.named_parameters(), lr=1e-2)
         loss_of = torch.compile(model.loss) if compiled and device == "cuda" else model.loss
@@ -72,6 +72,6 @@ def test_on_a_gpu_steps_of_orthoadam_are_the_cpus(compiled: bool) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            found[device].append(loss.item())
-    assert found["cpu"][-1] < found["cpu"][0] - 0.1
-    assert found["cuda"] == pytest.approx(found["cpu"], rel=TOLERANCE)
+            actual[device].append(loss.item())
+    assert actual["cpu"][-1] < actual["cpu"][0] - 0.1
+    assert actual["cuda"] == pytest.approx(actual["cpu"], rel=TOLERANCE)

@@ -61,12 +61,12 @@ def test_between_readings_nothing_waits_for_the_device(
 
     def move(optimizer: torch.optim.Optimizer, unread: Any) -> Any:
         before = len(waits.at)
-        found = moved(optimizer, unread)
+        actual = moved(optimizer, unread)
         # Torch's own optimizers count their steps in tensors that stay in the processor's memory.
         own = [s["step"] for s in optimizer.state.values() if isinstance(s.get("step"), Tensor)]
         counts.append(len(waits.at) - before - len(own))
         del waits.at[before:]
-        return found
+        return actual
 
     def end(*arguments: Any) -> None:
         waits.step = -1
@@ -93,11 +93,11 @@ def test_rows_and_weights_are_those_of_readings_at_every_step(text: Path, tmp_pa
         for every in (1, 4):
             config = tiny(text, train=SPARSE | {"log_every": every, "eval_every": 6}, **over)
             run = train_run(config, tmp_path / f"{number}-{every}")
-            found = [row for row in run.metrics() if row["kind"] == "train"]
-            seconds = [row.pop("seconds") for row in found]
+            actual = [row for row in run.metrics() if row["kind"] == "train"]
+            seconds = [row.pop("seconds") for row in actual]
             assert seconds == sorted(seconds)
-            assert all(row.pop("tokens_per_second") > 0 for row in found)
-            rows.append(found)
+            assert all(row.pop("tokens_per_second") > 0 for row in actual)
+            rows.append(actual)
             ends.append(weights(run))
         assert rows[0] == rows[1]
         assert [row["step"] for row in rows[0]] == list(range(1, 12))

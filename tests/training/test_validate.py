@@ -165,17 +165,19 @@ def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
-    whole = train_run(tiny(text, **apart), tmp_path / "whole")
-    assert whole.config.data.cross_documents is False
+    uninterrupted = train_run(tiny(text, **apart), tmp_path / "whole")
+    assert uninterrupted.config.data.cross_documents is False
     crossing = train_run(tiny(text, train=apart["train"]), tmp_path / "crossing")
-    assert crossing.metrics()[0]["loss"] != whole.metrics()[0]["loss"]
+    assert crossing.metrics()[0]["loss"] != uninterrupted.metrics()[0]["loss"]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
             train_run(tiny(text, **apart), tmp_path / "cut")
     cut = train_run(Config(), tmp_path / "cut", resume=True)
-    assert [row["loss"] for row in cut.metrics()] == [row["loss"] for row in whole.metrics()]
-    for run, word in ((whole, "does not cross"), (crossing, "crosses")):
+    assert [row["loss"] for row in cut.metrics()] == [
+        row["loss"] for row in uninterrupted.metrics()
+    ]
+    for run, word in ((uninterrupted, "does not cross"), (crossing, "crosses")):
         page = write(
             comparison_report(read_comparison(run.path), title="t"), tmp_path / "page.html"
         )

@@ -85,8 +85,8 @@ def test_the_last_step_is_diagnosed_once(
         return seen[-1]
 
     monkeypatch.setattr(watching, "figures", counted)
-    asked = {"diagnose": {"every": every, "heads": True}}
-    run = train_run(tiny(text, train=asked), tmp_path / "run")
+    options = {"diagnose": {"every": every, "heads": True}}
+    run = train_run(tiny(text, train=options), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == steps
     assert len(seen) == len(steps)
@@ -99,7 +99,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     config = tiny(text)
     trained = read_decoder(train_run(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
-    found = figures(diagnose_windows(trained.decoder(), windows, 3))
+    actual = figures(diagnose_windows(trained.decoder(), windows, 3))
     probe, hidden = Weights(), Hiddens()
     inputs = torch.cat([batch[0] for batch in windows])[:3]
     with torch.no_grad(), watch(trained.decoder(), probe, hidden):
@@ -107,26 +107,26 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     heads = torch.stack(probe.layers)  # layers × sequences, in that order
     assert len(heads) == 2 * 3
     mass = heads[..., 0].mean()
-    assert found["first_key_mass_with_row_0"] == pytest.approx(float(mass), rel=1e-5)
+    assert actual["first_key_mass_with_row_0"] == pytest.approx(float(mass), rel=1e-5)
     ranks = exact.rank(heads).double().view(2, 3, -1)  # layer, sequence, head
     share = torch.stack([exact.first_key_share(A, with_row_0=False) for A in heads]).mean()
-    assert found["first_key_share_without_row_0"] == pytest.approx(float(share), rel=1e-5)
-    assert found["rank"] == pytest.approx(float(ranks.mean(1).amax(1).mean()))
-    assert found["bos_mass_other"] == pytest.approx(float(heads[:, :, 1:, 0].mean()), rel=1e-5)
+    assert actual["first_key_share_without_row_0"] == pytest.approx(float(share), rel=1e-5)
+    assert actual["rank"] == pytest.approx(float(ranks.mean(1).amax(1).mean()))
+    assert actual["bos_mass_other"] == pytest.approx(float(heads[:, :, 1:, 0].mean()), rel=1e-5)
     assert (len(hidden.blocks), len(hidden.embedding)) == (2 * 3, 3)
     peaks = torch.stack([exact.residual_peak(h) for h in hidden.blocks])
-    assert found["residual_peak"] == pytest.approx(float(peaks.mean()), rel=1e-5)
+    assert actual["residual_peak"] == pytest.approx(float(peaks.mean()), rel=1e-5)
     kurtosis = torch.stack([exact.kurtosis(h) for h in hidden.blocks])
-    assert found["kurtosis_first"] == pytest.approx(float(kurtosis[:, 0].mean()), rel=1e-5)
-    assert found["kurtosis_rest"] == pytest.approx(float(kurtosis[:, 1:].mean()), rel=1e-5)
+    assert actual["kurtosis_first"] == pytest.approx(float(kurtosis[:, 0].mean()), rel=1e-5)
+    assert actual["kurtosis_rest"] == pytest.approx(float(kurtosis[:, 1:].mean()), rel=1e-5)
     largest = torch.stack([h.abs().amax(-1) for h in hidden.blocks])
-    assert found["max_activation_first"] == pytest.approx(float(largest[:, 0].mean()), rel=1e-5)
+    assert actual["max_activation_first"] == pytest.approx(float(largest[:, 0].mean()), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
-    asked = {"diagnose": {"every": 4, "heads": True, "num_sequences": 3}}
-    config = tiny(text, train=asked)
+    options = {"diagnose": {"every": 4, "heads": True, "num_sequences": 3}}
+    config = tiny(text, train=options)
     plain, run = train_run(tiny(text), tmp_path / "plain"), train_run(config, tmp_path / "run")
     assert losses(run) == losses(plain)
     frame = run.trajectories()
@@ -159,9 +159,9 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
     for kept in (3, 6):
         copy = tmp_path / f"from-{kept}"
         shutil.copytree(run.path, copy)
-        for place in (copy / "checkpoints").iterdir():
-            if int(place.name.removeprefix("step-")) > kept:
-                shutil.rmtree(place)
+        for path in (copy / "checkpoints").iterdir():
+            if int(path.name.removeprefix("step-")) > kept:
+                shutil.rmtree(path)
         again = train_run(Config(), copy, resume=True)
         assert (copy / "trajectories.jsonl").read_bytes() == (
             run.path / "trajectories.jsonl"
@@ -174,20 +174,20 @@ def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -
     config = tiny(text, train={"diagnose": {"every": 4, "attention": 5}})
     run = train_run(config, tmp_path / "run")
     assert losses(run) == losses(train_run(tiny(text), tmp_path / "plain"))
-    found = rows(run, HeadWeights)
-    assert [(row.step, row.layer, row.head) for row in found] == [
+    actual = rows(run, HeadWeights)
+    assert [(row.step, row.layer, row.head) for row in actual] == [
         (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
     ]
     # The last are of the final model, on a whole window of which they are the first five.
     window = whole_windows(load_data(config.data).windows(config), 1)[0]
-    assert {row.tokens for row in found} == {tuple(window[0, :5].tolist())}
+    assert {row.tokens for row in actual} == {tuple(window[0, :5].tolist())}
     probe = Weights()
     decoder = read_decoder(run.path, dtype="auto").decoder()
     with torch.no_grad(), watch(decoder, probe):
         decoder(window)
     expected = torch.stack(probe.layers)[:, :, :5, :5].flatten(0, 1)
     torch.testing.assert_close(
-        torch.tensor([row.weights for row in found[-4:]]), expected, atol=1e-4, rtol=0
+        torch.tensor([row.weights for row in actual[-4:]]), expected, atol=1e-4, rtol=0
     )
 
     # A run that is stopped on the way goes on as if it had not been.
@@ -229,11 +229,11 @@ def test_sinks_at_triggers_are_told_apart() -> None:
         for b in range(3 if position == "other" else 2):
             chosen = wanted[b, valid[b]][1:]
             means.append(weights.layers[b][:, 1:, 0][:, chosen].mean(1))
-        found = rows.filter(
+        actual = rows.filter(
             pl.col("position") == position, pl.col("layer") == 0, pl.col("head").is_not_null()
         )
         expected = torch.stack(means).mean(0).tolist()
-        assert found["value"].to_list() == pytest.approx(expected, rel=1e-5)
+        assert actual["value"].to_list() == pytest.approx(expected, rel=1e-5)
 
 
 def test_weights_that_cannot_be_seen_are_refused_before_the_run(text: Path, tmp_path: Path) -> None:
