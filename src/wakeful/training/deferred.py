@@ -103,7 +103,7 @@ class PendingSteps:
     def rows(self) -> list[Step]:
         """Stop the clock; return a row for each step read, with its share of the time."""
         elapsed = time.perf_counter() - self._began
-        steps, self._steps = self._taken, []
+        steps, self._steps = self._steps, []
         rows = []
         tokens_before, share = self._before, elapsed / max(1, len(steps))
         for pending, (loss, norm) in zip(steps, self._values, strict=True):
