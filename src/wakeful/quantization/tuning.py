@@ -168,7 +168,9 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Float[Tensor, "M N"]) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Float[Tensor, "M N"]
+    ) -> tuple[Tensor | None, ...]:
         (x,), operands = ctx.saved_tensors, ctx.operands
         weight, scale = operands.dequantized(), operands.scales.scale
         of_weight = (gradient.T @ x).mul_(weight)
