@@ -91,10 +91,10 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ")\n"
     )
     (package / "tables.py").write_text(
-        "from wakeful.training.layouts import LaidOut\n"
+        "from wakeful.training.layouts import LayoutParts\n"
         "class Mine:\n"
         "    def parts(self, comparison):\n"
-        "        return LaidOut(verdicts=['Mine too.'])\n"
+        "        return LayoutParts(verdicts=['Mine too.'])\n"
         "TABLES = {'mine': Mine()}\n"
     )
     points = {

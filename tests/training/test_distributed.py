@@ -120,6 +120,7 @@ def test_a_checkpoint_in_shares_is_read_as_a_whole_one(folder: Path, two: Path) 
     assert main(["generate", str(run.path), "--num-tokens", "2", "--prompt", "def "]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["bit", "short", "missing"])
 def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: str) -> None:
     copy = Path(shutil.copytree(two / "own-fsdp", tmp_path / "run"))
