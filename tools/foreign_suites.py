@@ -13,19 +13,25 @@ import importlib
 import io
 import re
 import sys
+import tempfile
 import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf import WakefulConfig, WakefulForCausalLM, WakefulModel
+from wakeful.hf.weights_out import export_decoder
+from wakeful.model import Decoder, ModelConfig
 from wakeful.optim import build_optimizer
 from wakeful.optim.build import BUILDERS
 from wakeful.variants.implementations import SOFTMAX1
@@ -43,8 +49,10 @@ OURS: dict[str, dict[str, Any]] = {
     "gpt2": {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "bias": True},
     "windowed": {"local_layers": (0,), "window": 8, "logit_cap": 20.0},
     "stored": {"stored_prefix": 1},
+    "remote": {"normalizer": "softmax1(learned=True)", "route": "svformer", "depth": "mudd"},
 }
-"""Our classes by name, and the parts of their models."""
+"""Our classes by name, and the parts of their models. The classes of `remote` are those of the code
+that lies beside an exported model, as Transformers loads it where wakeful is not installed."""
 
 _SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -109,7 +117,8 @@ class Inputs:
                 "num_kv_heads": 2, "max_length": 512,
             }  # fmt: skip
             ids = {key: value for key, value in names.items() if key.endswith("_id")}
-            return WakefulConfig(parts=parts | OURS[self.name], **ids)
+            kind = remote_classes()[0] if self.name == "remote" else WakefulConfig
+            return kind(parts=parts | OURS[self.name], **ids)
         kind, options = THEIRS[self.name]
         made = getattr(transformers, f"{kind}Config")(**_SMALL | options)
         made._attn_implementation = SOFTMAX1
@@ -121,14 +130,32 @@ class Inputs:
         return self.get_config(), {"input_ids": tokens, "attention_mask": torch.ones(shape).long()}
 
 
+@cache
+def remote_classes() -> tuple[type, type, type]:
+    """Return the classes of configuration, model and language model in an export's own code."""
+    parts = OURS["remote"] | {"vocab_size": 270, "width": 32, "mlp_width": 32, "num_layers": 2}
+    tokenizer = Tokenizer.train(["a b c"], 270)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "exported"
+        export_decoder(Decoder(ModelConfig(**parts, num_heads=4)), place, tokenizer=tokenizer)
+        names = ("configuration_wakeful.WakefulConfig", "modeling_wakeful.WakefulModel",
+                 "modeling_wakeful.WakefulForCausalLM")  # fmt: skip
+        config, base, causal = (get_class_from_dynamic_module(name, place) for name in names)
+    assert all(
+        kind.__module__.startswith("transformers_modules.") for kind in (config, base, causal)
+    )
+    return config, base, causal
+
+
 def model_case(name: str) -> type[unittest.TestCase]:
     """Return the suites of Transformers as a test case of one model."""
     suites = importlib.import_module("tests.test_modeling_common")
     generation = importlib.import_module("tests.generation.test_utils")
-    if name in OURS:
-        base: Any = WakefulModel
-        causal: Any = WakefulForCausalLM
-    else:
+    base: Any = WakefulModel
+    causal: Any = WakefulForCausalLM
+    if name == "remote":
+        _, base, causal = remote_classes()
+    elif name in THEIRS:
         kind = THEIRS[name][0]
         base, causal = (getattr(transformers, kind + end) for end in ("Model", "ForCausalLM"))
 
