@@ -196,7 +196,7 @@ def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
     ).stdout.split()
     rooms = {name.split(".")[1] for name in loaded if name.startswith("wakeful.")}
     below = {"variants", "discovery", "roles", "families", "errors", "version"}
-    below |= {"device", "digests", "plugins"}
+    below |= {"device", "digests", "plugins", "parts"}
     assert rooms <= {"optim", *below}
     assert "transformers" not in loaded
 

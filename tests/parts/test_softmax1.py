@@ -77,6 +77,7 @@ def test_another_layout_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 def test_compiling_breaks_no_graph() -> None:
     heads = [x.detach().float().requires_grad_() for x in drawn(7, 7)]
     compiled = torch.compile(softmax1_attention, fullgraph=True, backend="aot_eager")
