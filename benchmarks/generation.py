@@ -13,7 +13,7 @@ from wakeful.hf import as_transformers
 from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 
 PROMPT, NEW = 128, 32
 
@@ -29,7 +29,7 @@ def ratios() -> Iterator[Ratio]:
     prompt = torch.randint(decoder.config.vocab_size, (1, PROMPT), generator=generator)
 
     def ours() -> list[int]:
-        return list(generate(decoder, prompt[0].tolist(), num_tokens=NEW, temperature=0))
+        return list(generate_tokens(decoder, prompt[0].tolist(), num_tokens=NEW, temperature=0))
 
     def through(model: torch.nn.Module) -> list[int]:
         return greedy(model, prompt, NEW)[0].tolist()

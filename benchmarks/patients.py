@@ -29,7 +29,7 @@ from benchmarks.small_models import CONFIGS, LENGTH, TEXT, grow
 from wakeful.cli import main as run_command
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.report import LEVELS
-from wakeful.diagnosis.verdict import findings, summary
+from wakeful.diagnosis.verdict import diagnosis_summary, findings
 
 SMALL = {"length": LENGTH, "num_sequences": 8}
 OTHER = {"length": 256, "num_sequences": 4}
@@ -98,7 +98,7 @@ def treat(name: str, model: str, reading: Mapping[str, Any], folder: Path) -> Tr
 
 
 def _figures(diagnosis: ModelDiagnosis) -> dict[str, Any]:
-    figures = summary(diagnosis)
+    figures = diagnosis_summary(diagnosis)
     return {
         "share": figures["first_key_share_without_row_0"],
         "mass": figures["first_key_mass_without_row_0"],

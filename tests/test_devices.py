@@ -28,13 +28,13 @@ from wakeful.inheritance.choice import bridged_losses
 from wakeful.inheritance.layers import LayerMap, diagnose_layers
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.model.lora import adapt
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.quantization import measure as measuring
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.measure import measure_damage
-from wakeful.quantization.sensitivity import costs
+from wakeful.quantization.sensitivity import measure_layer_costs
 from wakeful.training.distillation import Distillation
 from wakeful.training.loop import train_run
 
@@ -93,7 +93,7 @@ def test_the_stand_in_refuses_what_a_gpu_does() -> None:
 
 @pytest.mark.parametrize("over", [{}, {"route": "svformer"}, {"normalizer": "softmax1"}])
 def test_generation(over: dict[str, str]) -> None:
-    same(lambda m: list(generate(m, [1, 2, 3], num_tokens=5, top_p=0.9)), **over)
+    same(lambda m: list(generate_tokens(m, [1, 2, 3], num_tokens=5, top_p=0.9)), **over)
 
 
 SCHEMES = [
@@ -124,7 +124,7 @@ def test_damage_and_what_each_layer_costs() -> None:
     def do(model: Decoder) -> list[float]:
         small, rows = quantize_module(model, "w4"), [row[None] for row in here(model)]
         damage = measure_damage("tiny", model, {"w4": small}, rows)
-        alone = sorted(costs(model, small, rows), key=lambda each: each.name)
+        alone = sorted(measure_layer_costs(model, small, rows), key=lambda each: each.name)
         return [*damage.loss_increase("w4"), *(x for each in alone for x in each.alone)]
 
     same(do)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from wakeful.terminal import display as progress
-from wakeful.terminal.display import Bars, Lines, display, duration, size_of
+from wakeful.terminal.display import Bars, Lines, display, duration, format_size
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
@@ -81,11 +81,11 @@ def test_the_total_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sizes_and_times_are_in_units_that_show_them() -> None:
-    assert size_of(0, 12) == "0 of 12 bytes"
-    assert size_of(12, 12) == "12 bytes"
-    assert size_of(500, 40_000) == "0.5 of 40.0 kB"
-    assert size_of(3_000_000, None) == "3.0 MB"
-    assert size_of(0, 2_500_000_000) == "0.0 of 2.5 GB"
+    assert format_size(0, 12) == "0 of 12 bytes"
+    assert format_size(12, 12) == "12 bytes"
+    assert format_size(500, 40_000) == "0.5 of 40.0 kB"
+    assert format_size(3_000_000, None) == "3.0 MB"
+    assert format_size(0, 2_500_000_000) == "0.0 of 2.5 GB"
     assert [duration(seconds) for seconds in (0.2, 40, 240, 9_000, 270_000)] == [
         "1 s", "40 s", "4 min", "2.5 h", "3.1 days"
     ]  # fmt: skip

@@ -27,7 +27,7 @@ from wakeful.reports.result import Result
 from wakeful.runs.run import Run
 from wakeful.training.comparison import Comparison
 from wakeful.training.loop import train_run as train_into
-from wakeful.training.tool import Run as TrainedRun
+from wakeful.training.tool import TrainingRun as TrainedRun
 
 __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent

@@ -18,7 +18,7 @@ from hf.test_export import ALONE
 from training.runs import tiny, write_text
 from wakeful.cli import main
 from wakeful.config.schema import config_from_table, config_to_table
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import export_decoder
@@ -26,7 +26,7 @@ from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.layers import LayerMap
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder, admit
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.model.initialize import initialize
 from wakeful.optim import OrthoAdam, decay_groups
 from wakeful.quantization.convert import quantize_module, quantized_layers
@@ -123,7 +123,7 @@ def route(place: Path) -> str:
 def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     text = write_text(place / "text")
 
-    def run(name: str, steps: int) -> Table:
+    def run(name: str, steps: int) -> TomlTable:
         optimizer = {"name": "orthoadam", "lr": 3e-3, "warmup_steps": 2}
         return {"model": {"route": ROUTE}, "optimizer": optimizer, "train": {"steps": steps}}
 
@@ -286,7 +286,7 @@ def test_a_shallower_heir_takes_it_over(route: str) -> None:
     for n, source in enumerate((0, 2, 3)):
         theirs = reference.get_parameter(f"route.maps.{source}.weight")
         assert torch.equal(heir.get_parameter(f"route.maps.{n}.weight"), theirs)
-    assert len(list(generate(heir, some_tokens(1, 4)[0].tolist(), num_tokens=3))) == 3
+    assert len(list(generate_tokens(heir, some_tokens(1, 4)[0].tolist(), num_tokens=3))) == 3
     plain = tiny_decoder()
     assert torch.equal(
         inherit_blocks(plain, LayerMap((0, 1), "first"), route=route)(some_tokens(1, 5)),

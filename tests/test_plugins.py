@@ -121,7 +121,7 @@ def test_another_packages_verb_layout_and_preset_are_found(
 ) -> None:
     assert main(["--help"]) == 0
     assert re.search("hello +Say hello", capsys.readouterr().out)
-    assert "theirs" in tables.presets()
+    assert "theirs" in tables.preset_names()
     assert tables.read_table("theirs") == tables.read_table("cpu-tiny")
     assert main(["hello", "you"]) == 0
     assert capsys.readouterr().out == "['you']\n"

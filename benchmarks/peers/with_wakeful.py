@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
-from wakeful.curing.search import LENGTH, Texts, choose
+from wakeful.curing.search import SEARCH_LENGTH, Texts, choose
 from wakeful.hf.weights_in import decoder_of
 from wakeful.quantization import quantize_module
 from wakeful.quantization.compressed import save_compressed
@@ -35,7 +35,7 @@ def quantized(
     if method.startswith(("cured", "stock")):
         asked = plain = decoder_of(model).eval()
         text, stock = torch.cat(calibration).flatten(), method.startswith("stock")
-        texts = Texts.spread(text, min(LENGTH, len(text) // Texts.rows))
+        texts = Texts.spread(text, min(SEARCH_LENGTH, len(text) // Texts.rows))
         choice = choose(plain, [scheme], texts, token=job["first"], stock=stock)
         asked = choice.best.apply(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes

@@ -22,7 +22,7 @@ from wakeful.inheritance.layers import first, last
 from wakeful.inheritance.options import InheritOptions
 from wakeful.model.decoder import Decoder
 from wakeful.training.size import operations_of, parameters_of, run_size
-from wakeful.training.watching import WATCHED
+from wakeful.training.watching import DIAGNOSED_METRICS
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
 from wakeful_papers.exhibits.exhibit import (
@@ -129,7 +129,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         config = plan.jobs[0].config if plan.jobs else plan.config
         schemes = {*config.train.quantize.schemes, *found.schemes}
         measured = PLAIN | {f"{kind}_{s}" for s in schemes for kind in ("increase", "damage")}
-        measured |= set(WATCHED) if config.train.diagnose.every else set()
+        measured |= set(DIAGNOSED_METRICS) if config.train.diagnose.every else set()
         domains = mixture_of(config.data.source) or ()
         measured |= {f"loss_{domain.name}" for domain in domains}
         asked = (task.partition("@") for task in (*plan.tasks, "average of 2"))

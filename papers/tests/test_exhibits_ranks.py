@@ -15,7 +15,7 @@ from wakeful.reports.charts import specification
 from wakeful.reports.html import write
 from wakeful.training.compared import ComparedRuns, read_comparison
 from wakeful.training.figures import figure
-from wakeful.training.report import comparison_report, verdicts
+from wakeful.training.report import comparison_report, comparison_verdicts
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import filled
 from wakeful_papers.exhibits.ranks import Front, Ranking, equal_time, ranking_of, undominated
@@ -217,7 +217,7 @@ def test_a_figure_that_no_variant_has_with_all_seeds_draws_no_front(tmp_path: Pa
 def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path) -> None:
     shifts = {"vanilla": 0.0} | {f"v{n}": (-0.4, 0.4, 1e-4)[n % 3] for n in range(12)}
     comparison = read_comparison(make_comparison(tmp_path / "c", shifts, SEEDS))
-    said = verdicts(comparison)
+    said = comparison_verdicts(comparison)
     assert len(said) == 3
     assert said[0].startswith("A lower loss than vanilla, in nats: v0 (−0.3983 ± 0.0075), v3 (")
     assert said[1].startswith("A higher loss than vanilla: v1 (+0.")

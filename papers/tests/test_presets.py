@@ -17,11 +17,11 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import merged, presets, read_table
+from wakeful.config.tables import merged, preset_names, read_table
 from wakeful.data.mixture import mixture_of
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
-from wakeful.training.watching import WATCHED
+from wakeful.training.watching import DIAGNOSED_METRICS
 from wakeful.variants import variants
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
@@ -49,9 +49,9 @@ CURES = {
     "wakeful-best": 2 * (4096 * 64 + 4 * 12) + 2 * 4 * 4,
 }
 """Parameters that a preset's cures add."""
-PAPERS = [name for name in presets() if name in MILLIONS]
-COMPARISONS = [name for name in presets() if "variants" in read_table(name)]
-SINGLE = [name for name in presets() if name not in COMPARISONS]
+PAPERS = [name for name in preset_names() if name in MILLIONS]
+COMPARISONS = [name for name in preset_names() if "variants" in read_table(name)]
+SINGLE = [name for name in preset_names() if name not in COMPARISONS]
 
 
 def preset(name: str) -> Config:
@@ -71,7 +71,7 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
     arena |= {"arena-optimizers", "arena-124m", "wakeful-best"}
     arena |= {"arena-best", "arena-patient-best", "arena-text-best"}
-    assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
+    assert set(preset_names()) == {*MILLIONS, *tables, *small, *arena}
 
 
 def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
@@ -106,7 +106,7 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
             }
             known = {"loss", "perplexity", "excess_loss", "steps_per_second", "training_megabytes",
                      "parameters", "cache_bytes", "step_milliseconds"}  # fmt: skip
-            diagnosed = set(WATCHED) if config.train.diagnose.every else set()
+            diagnosed = set(DIAGNOSED_METRICS) if config.train.diagnose.every else set()
             assert figures <= schemes | known | diagnosed
 
 

@@ -76,7 +76,7 @@ class Score:
         return Figure(self.values, self.weights, self.exponential)
 
 
-def difference(score: Score, baseline: Score) -> Estimate | None:
+def paired_difference(score: Score, baseline: Score) -> Estimate | None:
     """Return score − baseline with its paired standard error, a perplexity's in nats per token.
 
     None if the examples differ.

@@ -24,7 +24,7 @@ from wakeful.config import options as declared
 from wakeful.config.model import VARIANTS
 from wakeful.config.rules import forbidden_options
 from wakeful.config.schema import Config, config_to_toml
-from wakeful.config.tables import presets
+from wakeful.config.tables import preset_names
 from wakeful.errors import WakefulError
 from wakeful.inheritance.options import SHORT_NAMES, InheritOptions
 from wakeful.optim.build import BUILDERS
@@ -161,7 +161,7 @@ class Read(WakefulError):
 WORK = {
     "demo": "wakeful.demonstration.tool.demonstrate", "train": "wakeful.train",
     "compare": "wakeful.training.comparison.compare",
-    "generate": "wakeful.generation.tool.stream", "diagnose": "wakeful.diagnose",
+    "generate": "wakeful.generation.tool.stream_text", "diagnose": "wakeful.diagnose",
     "inherit": "wakeful.inherit", "cure": "wakeful.cure", "evaluate": "wakeful.evaluate",
     "quantize": "wakeful.quantize", "report": "wakeful.report", "export": "wakeful.export",
     "reproduce": "wakeful_papers.verbs.reproduce.reproduce",
@@ -273,8 +273,11 @@ def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> 
         verb: help_of(capsys, verb).partition(" Configs: ")[2] for verb in ("train", "compare")
     }
     assert sorted(
-        word for shown in names.values() for word in re.split(r",? ", shown) if word in presets()
-    ) == sorted({*presets()})
+        word
+        for shown in names.values()
+        for word in re.split(r",? ", shown)
+        if word in preset_names()
+    ) == sorted({*preset_names()})
     assert "value-residual-82m" in names["train"]
     for verb, shown in names.items():
         assert "--model.route: own, " in shown

@@ -7,13 +7,13 @@ from wakeful.cli import main
 from wakeful.cli.console import OUT
 from wakeful.cli.verbs import presets_for
 from wakeful.config.schema import config_from_table, variants_of
-from wakeful.config.tables import preset_text, presets, read_table
+from wakeful.config.tables import preset_names, preset_text, read_table
 from wakeful.demonstration.presets import facts
 
 TOOL = tool_of("presets")
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", preset_names())
 def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
     first = preset_text(name).splitlines()[0]
     assert first.startswith("# ")
@@ -22,9 +22,9 @@ def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
 
 
 def test_what_compares_is_told_from_what_trains_alone() -> None:
-    several = [name for name in presets() if "variants" in read_table(name)]
+    several = [name for name in preset_names() if "variants" in read_table(name)]
     assert presets_for(several=True) == several
-    assert presets_for(several=False) == [name for name in presets() if name not in several]
+    assert presets_for(several=False) == [name for name in preset_names() if name not in several]
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_the_page_of_the_site_lists_every_preset() -> None:
     page = TOOL.page()
     assert "40 GFLOP/s on two cores" in page
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert names != presets()  # from the cheapest up
-    assert sorted(names) == presets()
+    assert names != preset_names()  # from the cheapest up
+    assert sorted(names) == preset_names()
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_presets_are_listed_and_printed(
     assert main(["presets"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert all(name in shown for name in presets())
+    assert all(name in shown for name in preset_names())
     assert main(["presets", "cpu-tiny"]) == 0
     assert capsys.readouterr().out == preset_text("cpu-tiny")
     assert main(["presets", "cpu-tny"]) == 1

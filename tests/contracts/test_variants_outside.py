@@ -21,7 +21,7 @@ from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.optim import OrthoAdam
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.runs import checkpoint
@@ -84,9 +84,9 @@ def test_an_export_comes_back_to_us_and_to_transformers(
 
     prompt = tokens[0].tolist()
     text = list(
-        generate(decoder, prompt, num_tokens=3, temperature=0, stop={TOKENIZER.end_of_text})
+        generate_tokens(decoder, prompt, num_tokens=3, temperature=0, stop={TOKENIZER.end_of_text})
     )
-    assert list(generate(ours, prompt, num_tokens=3, temperature=0)) == text
+    assert list(generate_tokens(ours, prompt, num_tokens=3, temperature=0)) == text
     said = theirs.generate(
         tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=3, do_sample=False
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wakeful.data import overlap
 from wakeful.data.overlap import PASSAGE, repeated_shares
-from wakeful.data.preparing import prepare, prepared
+from wakeful.data.preparing import prepare, prepare_data
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.errors import WakefulError
 
@@ -84,8 +84,8 @@ def texts(data: PreparedData) -> list[str]:
 def test_documents_that_overlap_are_left_out_of_validation(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", tables=12)
     settings = {"vocab_size": 300, "validation_fraction": 0.3, "cache_dir": tmp_path / "cache"}
-    kept = prepared(str(source), **settings, keep_overlap=True)
-    held = prepared(str(source), **settings)
+    kept = prepare_data(str(source), **settings, keep_overlap=True)
+    held = prepare_data(str(source), **settings)
     assert kept.folder != held.folder
     dropped = held.info["overlap"]
     assert 0 < dropped["documents"] < kept.info["splits"]["validation"]["documents"]

@@ -8,7 +8,7 @@ import pytest
 
 from data.preparations import TEXTS, failure, left_over, texts_of, write
 from wakeful.config.schema import TextConfig
-from wakeful.data import PreparedData, Tokenizer, prepare, prepared
+from wakeful.data import PreparedData, Tokenizer, prepare, prepare_data
 from wakeful.data.tokens import token_dtype
 from wakeful.paths import default_cache_dir
 
@@ -151,22 +151,22 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 
 def test_the_cache_is_keyed_by_source_and_settings(source, tmp_path, monkeypatch):
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    first = prepared(source, vocab_size=300)
+    first = prepare_data(source, vocab_size=300)
     assert first.folder.parent == tmp_path / "cache" / "data"
     assert first.folder.name.startswith("source-")
-    assert prepared(source, vocab_size=300).folder == first.folder
-    assert prepared(source, vocab_size=301).folder != first.folder
+    assert prepare_data(source, vocab_size=300).folder == first.folder
+    assert prepare_data(source, vocab_size=301).folder != first.folder
     write(tmp_path / "source.jsonl", TEXTS[1:])
-    assert prepared(source, vocab_size=300).folder != first.folder
+    assert prepare_data(source, vocab_size=300).folder != first.folder
 
 
 @pytest.mark.slow
 def test_the_default_corpus(tmp_path):
     options = {"vocab_size": 512, "max_bytes": 400_000, "cache_dir": tmp_path}
-    data = prepared(**options)
+    data = prepare_data(**options)
     assert 380_000 < data.train.num_bytes + data.validation.num_bytes <= 400_000
     assert data.vocab_size == 512
-    assert prepared(**options).info == data.info
+    assert prepare_data(**options).info == data.info
 
 
 def test_defaults_are_those_of_the_options(source, tmp_path):
@@ -175,7 +175,7 @@ def test_defaults_are_those_of_the_options(source, tmp_path):
     for name in ("validation_fraction", "text_field", "keep_overlap"):
         assert settings[name] == getattr(asked, name)
         assert signature(prepare).parameters[name].default == getattr(asked, name)
-    cached = prepared(source, vocab_size=300, cache_dir=tmp_path / "cache")
+    cached = prepare_data(source, vocab_size=300, cache_dir=tmp_path / "cache")
     assert cached.info["settings"] == settings
     with pytest.raises(TypeError, match="vocabulary"):
-        prepared(source, vocabulary=300)
+        prepare_data(source, vocabulary=300)

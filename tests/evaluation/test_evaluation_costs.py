@@ -19,7 +19,7 @@ from wakeful.cli import main
 from wakeful.config.reading import DECODED_TOKENS
 from wakeful.errors import WakefulError
 from wakeful.evaluation import costs as costs_module
-from wakeful.evaluation.costs import OURS, ROUNDS, THEIRS, costs
+from wakeful.evaluation.costs import OURS, ROUNDS, THEIRS, measure_costs
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.tool import Evaluation
 from wakeful.loading.model import Model
@@ -37,7 +37,8 @@ def test_sizes_are_counted_and_speeds_timed_over_rounds(tmp_path: Path) -> None:
     model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
     seen: list[tuple[int, int]] = []
     found = {
-        score.metric: score for score in costs(model, LENGTHS, progress=lambda *at: seen.append(at))
+        score.metric: score
+        for score in measure_costs(model, LENGTHS, progress=lambda *at: seen.append(at))
     }
     assert seen[-1] == (ROUNDS, ROUNDS)
     count = sum(parameter.numel() for parameter in model.module.parameters())
@@ -67,7 +68,9 @@ def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
     module = build("Qwen3_5Text", layer_types=["linear_attention", "full_attention"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(save_llama(tmp_path / "llama"))
     model = wakeful.load(module, tokenizer=tokenizer)
-    sizes = {score.metric: score.figure for score in costs(model, (9,), progress=lambda *_: None)}
+    sizes = {
+        score.metric: score.figure for score in measure_costs(model, (9,), progress=lambda *_: None)
+    }
     config = module.config
     keys, values = (
         getattr(config, f"linear_num_{part}_heads") * getattr(config, f"linear_{part}_head_dim")
@@ -84,7 +87,7 @@ def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
     model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
     small = dataclasses.replace(model, module=quantize_module(model.module, "fine"))
     whole, quantized = (
-        {s.metric: s.figure for s in costs(each, (16,), progress=lambda *_: None)}
+        {s.metric: s.figure for s in measure_costs(each, (16,), progress=lambda *_: None)}
         for each in (model, small)
     )
     assert quantized["parameters, M"] == whole["parameters, M"]
@@ -96,7 +99,10 @@ def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> N
     run = train_run(tiny(text, model={"max_length": 64}), tmp_path / "run")
     wakeful.export(run.path, tmp_path / "export")
     ours, theirs = (
-        {s.metric: s.figure for s in costs(wakeful.load(place), (16,), progress=lambda *_: None)}
+        {
+            s.metric: s.figure
+            for s in measure_costs(wakeful.load(place), (16,), progress=lambda *_: None)
+        }
         for place in (run.path, tmp_path / "export")
     )
     assert ours["cache, KB a token"] == theirs["cache, KB a token"]
@@ -120,7 +126,7 @@ def test_files_are_those_of_the_checkpoint_that_was_loaded(text: Path, tmp_path:
     (older / "optimizer-00000-of-00002.safetensors").write_bytes(bytes(1000))
 
     def files(of: Model) -> list[float]:
-        found = costs(of, (8,), progress=lambda *_: None)
+        found = measure_costs(of, (8,), progress=lambda *_: None)
         return [score.figure for score in found if score.metric == "files, MB"]
 
     assert files(model) == [whole.stat().st_size / 1e6]

@@ -25,7 +25,7 @@ from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.tasks import named_tasks, quiet
-from wakeful.scores import Score, averages, difference
+from wakeful.scores import Score, averages, paired_difference
 
 __all__ = ["llama"]
 
@@ -141,16 +141,16 @@ def test_tasks_have_equal_weight_where_the_group_says_so() -> None:
 def test_groups_of_two_models_are_paired_by_question(group: str) -> None:
     names = ("physics", "biology", "music", "history")
     ours, theirs = (asked(group, seed=seed) for seed in (0, 1))
-    gap = difference(theirs[group, "acc"], ours[group, "acc"])
+    gap = paired_difference(theirs[group, "acc"], ours[group, "acc"])
     assert gap is not None
     apart = theirs[group, "acc"].figure - ours[group, "acc"].figure
     assert gap[0] == pytest.approx(apart)
     pairs = zip(leaves(theirs, *names), leaves(ours, *names), strict=True)
-    errors = [paired[1] for one, other in pairs if (paired := difference(one, other))]
+    errors = [paired[1] for one, other in pairs if (paired := paired_difference(one, other))]
     sizes = np.array([QUESTIONS[name] for name in names], dtype=np.float64)
     shares = sizes / sizes.sum() if group == "school" else np.full(4, 1 / 4)
     assert gap[1] == pytest.approx(math.sqrt(np.sum((shares * errors) ** 2)))
-    assert difference(ours[group, "acc"], ours[group, "acc"]) == (0.0, 0.0)
+    assert paired_difference(ours[group, "acc"], ours[group, "acc"]) == (0.0, 0.0)
 
 
 def test_an_average_counts_a_group_once() -> None:

@@ -13,11 +13,16 @@ from evaluation.models import loaded_llama
 from pages.synthetic import damage, diagnosis
 from wakeful.diagnosis.measure import diagnose_model
 from wakeful.diagnosis.report import diagnosis_report
-from wakeful.diagnosis.verdict import findings, summary
+from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
-from wakeful.quantization.damage import Damage, layer_errors, predicts, scheme_figures
-from wakeful.quantization.damage import findings as damage_findings
-from wakeful.quantization.damage import summary as damage_summary
+from wakeful.quantization.damage import (
+    Damage,
+    damage_findings,
+    damage_summary,
+    layer_errors,
+    predicts,
+    scheme_figures,
+)
 from wakeful.quantization.report import quantization_report
 from wakeful.reports.html import write
 
@@ -56,7 +61,7 @@ def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> No
         value=pl.when(pl.col("metric").is_in(metrics)).then(pl.lit(value)).otherwise("value")
     )
     broken = replace(found, rows=rows)
-    figures = summary(broken)
+    figures = diagnosis_summary(broken)
     json.dumps(figures, allow_nan=False)
     assert figures["value_drain_lowest"] is None
     assert figures["kurtosis_first"] is None

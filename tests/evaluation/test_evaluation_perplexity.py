@@ -14,7 +14,7 @@ import wakeful
 from evaluation.models import loaded_llama, save_llama
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
-from wakeful.evaluation.perplexity import log_likelihoods, perplexity
+from wakeful.evaluation.perplexity import log_likelihoods, measure_perplexity
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.loading.reading import stream_windows, tokenize
@@ -54,7 +54,9 @@ def test_every_token_counts_once(model: Model, length: int, stride: int, bos: bo
     words = WORDS[:73]
     tokens = model.plain(words)
     nats = explicit(model, tokens, length, stride, bos)
-    found, bits = perplexity(model, words, length=length, stride=stride, bos=bos, batch_size=3)
+    found, bits = measure_perplexity(
+        model, words, length=length, stride=stride, bos=bos, batch_size=3
+    )
     assert found.weights.sum() == len(nats) == len(tokens) - (not bos)
     assert found.values.sum() == pytest.approx(sum(nats), rel=1e-12)
     assert found.figure == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-12)
@@ -82,13 +84,13 @@ def test_windows_cover_each_target_once(
 
 
 def test_windows_may_be_limited(model: Model) -> None:
-    all_of_it, bits = perplexity(model, WORDS, length=16, stride=16)
-    first, first_bits = perplexity(model, WORDS, length=16, stride=16, num_sequences=2)
+    all_of_it, bits = measure_perplexity(model, WORDS, length=16, stride=16)
+    first, first_bits = measure_perplexity(model, WORDS, length=16, stride=16, num_sequences=2)
     assert first.values == pytest.approx(all_of_it.values[:2])
     assert first.weights.tolist() == [16, 16]
     assert first.keys == all_of_it.keys[:2]
     assert first_bits.weights.tolist() == bits.weights[:2].tolist()
-    more, _ = perplexity(model, WORDS, length=16, stride=16, num_sequences=10**6)
+    more, _ = measure_perplexity(model, WORDS, length=16, stride=16, num_sequences=10**6)
     assert more.keys == all_of_it.keys
 
 
@@ -114,14 +116,14 @@ def test_our_decoder_has_the_loss_of_its_own(text: Path, tmp_path: Path) -> None
     expected = ours.module.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
     likelihoods = log_likelihoods(ours.module, tokens[:, :-1], tokens[:, 1:])
     assert -likelihoods == pytest.approx(expected, rel=1e-9)
-    found, _ = perplexity(ours, words, length=32, stride=32, num_sequences=1)
+    found, _ = measure_perplexity(ours, words, length=32, stride=32, num_sequences=1)
     assert found.values[0] == pytest.approx(float(expected.sum()), rel=1e-9)
 
 
 def test_what_cannot_be_measured_is_refused(model: Model, text: Path, tmp_path: Path) -> None:
     def fails(message: str, words: str = WORDS, each: Model = model, **over: int | bool) -> None:
         with pytest.raises(WakefulError, match=message):
-            perplexity(each, words, **({"length": 16, "stride": 16} | over))  # pyright: ignore
+            measure_perplexity(each, words, **({"length": 16, "stride": 16} | over))  # pyright: ignore
 
     fails("at least 2 are needed", words="x")
     fails("at least 2 are needed", words="", bos=True)
@@ -139,7 +141,7 @@ def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
     broken = loaded_llama(tmp_path / "llama", dtype=torch.float32)
     broken.module.get_parameter("model.norm.weight").data.fill_(math.inf)
     with pytest.raises(WakefulError, match="outputs are not finite"):
-        perplexity(broken, WORDS, length=16, stride=16)
+        measure_perplexity(broken, WORDS, length=16, stride=16)
 
 
 @pytest.mark.slow
@@ -151,7 +153,7 @@ def test_a_quantized_models_perplexity_does_not_depend_on_the_batch(
     sizes = (1, 3, 4)
     # Seven windows and a shorter one: 3 and 4 leave it beside others.
     options = {"length": 24, "stride": 24, "num_sequences": 8}
-    found = [perplexity(small, WORDS[:190], batch_size=size, **options) for size in sizes]
+    found = [measure_perplexity(small, WORDS[:190], batch_size=size, **options) for size in sizes]
     assert len(found[0][0].values) == 8
     for scores in found[1:]:
         for one, other in zip(found[0], scores, strict=True):

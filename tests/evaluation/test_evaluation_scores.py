@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
-from wakeful.evaluation.report import headlines, summary
-from wakeful.scores import Score, averages, difference, ratio, scores_table
+from wakeful.evaluation.report import evaluation_summary, score_headlines
+from wakeful.scores import Score, averages, paired_difference, ratio, scores_table
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -46,12 +46,12 @@ def test_a_perplexity_has_the_error_of_the_delta_method() -> None:
 
 def test_a_paired_difference_is_that_of_the_differences() -> None:
     ours, theirs = [1.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0]
-    paired = difference(score(ours), score(theirs))
+    paired = paired_difference(score(ours), score(theirs))
     assert paired == pytest.approx(mean_and_error(np.subtract(ours, theirs)))
     unpaired = math.hypot(score(ours).error, score(theirs).error)
     assert paired is not None
     assert paired[1] < unpaired
-    assert difference(score(ours), score(ours)) == (0.0, 0.0)
+    assert paired_difference(score(ours), score(ours)) == (0.0, 0.0)
 
 
 def test_a_ratio_of_two_speeds_has_the_error_of_both() -> None:
@@ -65,7 +65,7 @@ def test_a_ratio_of_two_speeds_has_the_error_of_both() -> None:
 
 
 def test_other_examples_are_not_paired() -> None:
-    assert difference(score([1.0, 2.0]), score([1.0, 2.0], keys=("a", "b"))) is None
+    assert paired_difference(score([1.0, 2.0]), score([1.0, 2.0], keys=("a", "b"))) is None
 
 
 def test_one_example_and_an_overflow_have_no_error() -> None:
@@ -92,7 +92,7 @@ def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:
     assert average.error == pytest.approx(math.hypot(tasks[0].error, tasks[1].error) / 2)
     better = [score([1.0, 1.0, 1.0, 1.0], metric="acc"), score(second, metric="acc", task="u")]
     (other,) = averages(better)
-    gain, error = difference(other, average)
+    gain, error = paired_difference(other, average)
     assert gain == pytest.approx(0.125)
     assert 0 < error < other.error + average.error
     # Of one task, or of perplexities, there is no average.
@@ -118,16 +118,16 @@ def test_losses_are_compared_once_in_nats_whatever_their_unit() -> None:
         ]  # fmt: skip
 
     good, bad = scores("good", 4.1), scores("bad", 12.5)
-    (said,) = headlines([*good, *bad])
+    (said,) = score_headlines([*good, *bad])
     assert said == "Against good, bad is worse in text: perplexity and text: bits per byte."
-    gap, error = difference(bad[0], good[0])
+    gap, error = paired_difference(bad[0], good[0])
     assert (gap, error) == pytest.approx(mean_and_error((bad[0].values - good[0].values) / counts))
     loss, spread = mean_and_error(bad[0].values / counts)
     low, high = bad[0].interval
     assert (math.log(low), math.log(high)) == pytest.approx(
         (loss - 2.571 * spread, loss + 2.571 * spread)
     )
-    found = summary({"good": "x", "bad": "x"}, [*good, *bad], {})
+    found = evaluation_summary({"good": "x", "bad": "x"}, [*good, *bad], {})
     first = found["differences"][0]
     assert (first["unit"], first["difference"]) == ("nats per token", pytest.approx(gap))
     assert first["low"] == pytest.approx(gap - 2.571 * error)

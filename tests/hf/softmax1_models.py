@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from helpers import some_tokens
-from wakeful.hf.softmax1 import NAME
+from wakeful.variants.implementations import SOFTMAX1
 
 PLAIN = "plain_softmax1"
 
@@ -81,7 +81,7 @@ have no float64."""
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def build(name: str, attention: str = NAME, **overrides):
+def build(name: str, attention: str = SOFTMAX1, **overrides):
     """Return a float64 model with weights large enough for attention to matter."""
     kind, options = GPT_OSS if name == "gpt_oss" else MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**options | overrides)
@@ -96,7 +96,7 @@ def build(name: str, attention: str = NAME, **overrides):
 
 def twins(name: str, **overrides):
     ours, plain = build(name, **overrides), build(name, PLAIN, **overrides)
-    assert ours.config._attn_implementation == NAME
+    assert ours.config._attn_implementation == SOFTMAX1
     assert plain.config._attn_implementation == PLAIN
     return ours, plain
 

@@ -43,7 +43,7 @@ from wakeful.quantization.compressed import (
     packed,
     save_compressed,
 )
-from wakeful.quantization.convert import linear_layers, prepared
+from wakeful.quantization.convert import linear_layers, prepare_model
 from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quantization.schemes import Absmax, Scales
 from wakeful.quantization.schemes.grids import MxE2M1
@@ -437,7 +437,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("is an nn.Linear in Transformers", gpt2, "fine")
     fails("holds several of ours", decoder_of(gpt2), "fine")
     fails(
-        r"of our own class: .*--rotate hadamard, with",
+        r"of our own class: .*--rotate hadamard, --rotate_inner",
         tiny_decoder(dtype=torch.float32, route="resformer"),
         "fine",
     )
@@ -481,7 +481,7 @@ def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
 def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) -> None:
     """As their own checkpoints have them, which is where vLLM looks for them."""
     model, found = model_of(name), parse_scheme(scheme)
-    apart = prepared(model)
+    apart = prepare_model(model)
     layers = linear_layers(apart)
     check_compressed(apart, dict.fromkeys(layers, found), layers)
     ours = quantize_module(model, found, calibration=TEXT * 2 if found.calibrated else ())
@@ -521,7 +521,7 @@ def test_experts_that_stay_are_one_tensor_and_named_by_themselves(tmp_path: Path
 def test_experts_that_have_no_place_are_refused() -> None:
     def fails(match: str, name: str, scheme: str, skip: Sequence[str] = ()) -> None:
         found = parse_scheme(scheme)
-        apart = prepared(model_of(name), skip)
+        apart = prepare_model(model_of(name), skip)
         layers = linear_layers(apart, skip)
         with pytest.raises(WakefulError, match=match):
             check_compressed(apart, dict.fromkeys(layers, found), layers)
@@ -588,12 +588,12 @@ def test_whole_numbers_and_floats_in_one_file(tmp_path: Path) -> None:
 
 def test_experts_of_another_scheme_than_the_rest_are_one_file(tmp_path: Path) -> None:
     model = model_of("Mixtral")
-    ours = quantize_module(prepared(model), EXACT[0], others={"*.self_attn.*": EIGHT})
+    ours = quantize_module(prepare_model(model), EXACT[0], others={"*.self_attn.*": EIGHT})
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
     targets = [group["targets"] for group in config["config_groups"].values()]
     assert any(r"re:.*\.experts\..*" in each for each in targets)
-    several = quantize_module(prepared(model), EXACT[0], others={"*.1.mlp.experts.*": EIGHT})
+    several = quantize_module(prepare_model(model), EXACT[0], others={"*.1.mlp.experts.*": EIGHT})
     with pytest.raises(WakefulError, match="experts of several schemes"):
         saved(several, tmp_path / "no")

@@ -12,7 +12,7 @@ from helpers import some_tokens
 from hf.models import VARIANTS, pair
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
-from wakeful.hf.configuration import NAMES, WakefulConfig
+from wakeful.hf.configuration import HF_FIELDS, WakefulConfig
 
 WINDOWED = {"num_layers": 4, "local_layers": (0, 2), "window": 8, "logit_cap": 5.0}
 
@@ -28,7 +28,7 @@ def test_saved_names_are_those_of_other_models(tmp_path: Path) -> None:
         "final_logit_softcapping": 5.0, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }  # fmt: skip
-    assert expected.keys() == set(NAMES)
+    assert expected.keys() == set(HF_FIELDS)
     for name, value in expected.items():
         assert saved[name] == config.to_dict()[name] == getattr(config, name) == value
     again = AutoConfig.from_pretrained(tmp_path)

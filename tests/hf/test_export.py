@@ -22,7 +22,7 @@ from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import load, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded_config
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.terminal.plain_text import visible
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
@@ -315,7 +315,9 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     arguments = ["generate", str(tmp_path / "out"), "--prompt", "ab", "--num_tokens", "6"]
     assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
     ids = tokenizer.encode("ab")
-    expected = generate(decoder, ids, num_tokens=6, temperature=0, stop={tokenizer.end_of_text})
+    expected = generate_tokens(
+        decoder, ids, num_tokens=6, temperature=0, stop={tokenizer.end_of_text}
+    )
     text = visible(tokenizer.decode(list(expected)), keep="\n\t")
     assert capsys.readouterr().out == f"ab{text}\n"
     assert main([*arguments, "--step", "3"]) == 1

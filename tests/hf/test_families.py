@@ -17,7 +17,7 @@ from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.layers import named_layers
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.probes import Outliers, Sinks
 from wakeful.probes.watch import watch
 
@@ -48,7 +48,7 @@ def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
     expected = theirs.generate(
         prompt, max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0
     )  # pyright: ignore[reportCallIssue]
-    found = list(generate(ours, prompt[0].tolist(), num_tokens=9, temperature=0))
+    found = list(generate_tokens(ours, prompt[0].tolist(), num_tokens=9, temperature=0))
     assert found == expected[0, 7:].tolist()
 
 

@@ -10,7 +10,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE, WakefulCache
 from wakeful.hf.modeling import WakefulForCausalLM
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 
 OPTIONS = {"max_new_tokens": 10, "pad_token_id": 0, "do_sample": False}
 
@@ -37,7 +37,7 @@ def test_greedy_sampled_and_beam_search_are_the_same_with_the_cache(name: str) -
     seen = forwards(model)
     greedy = model.generate(**whole(tokens), **OPTIONS)
     assert seen == [9] + [1] * 9
-    ours = list(generate(decoder, tokens[0].tolist(), num_tokens=10, temperature=0))
+    ours = list(generate_tokens(decoder, tokens[0].tolist(), num_tokens=10, temperature=0))
     assert greedy[0, 9:].tolist() == ours
     assert torch.equal(greedy, model.generate(**whole(tokens), use_cache=False, **OPTIONS))
     assert seen[10:] == list(range(9, 19))

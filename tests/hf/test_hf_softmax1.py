@@ -12,7 +12,8 @@ from helpers import some_tokens
 from hf.models import recompute
 from hf.softmax1_models import PLAIN, build, every_model, left_padded, plain_attention, twins
 from wakeful.hf.cache import CACHE
-from wakeful.hf.softmax1 import NAME, register
+from wakeful.hf.softmax1 import register_softmax1
+from wakeful.variants.implementations import SOFTMAX1
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -158,7 +159,7 @@ def test_a_model_with_sinks_of_its_own_keeps_them(length: int):
     """gpt-oss against its own eager attention: the same logits, and gradients of its sinks too."""
     found, wanted = [], []
     tokens, mask, places = left_padded((length, max(1, length - 4)))
-    for implementation, kept in ((NAME, found), ("eager", wanted)):
+    for implementation, kept in ((SOFTMAX1, found), ("eager", wanted)):
         model = build("gpt_oss", implementation).train()
         logits = model(
             tokens, attention_mask=mask.long(), position_ids=places, use_cache=False
@@ -188,7 +189,7 @@ def test_it_loads_by_name_and_switches_back(tmp_path):
     expected = model(tokens).logits
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation=NAME, dtype=torch.float64
+        tmp_path, attn_implementation=SOFTMAX1, dtype=torch.float64
     )
     # Weights at other addresses: matrix products may sum in another order.
     torch.testing.assert_close(loaded(tokens).logits, expected, rtol=0, atol=1e-12)
@@ -197,7 +198,7 @@ def test_it_loads_by_name_and_switches_back(tmp_path):
         tmp_path, attn_implementation="sdpa", dtype=torch.float64
     )
     assert plain.config._attn_implementation == "sdpa"
-    plain.set_attn_implementation(NAME)
+    plain.set_attn_implementation(SOFTMAX1)
     torch.testing.assert_close(plain(tokens).logits, expected, rtol=0, atol=1e-12)
     plain.set_attn_implementation("sdpa")
     assert (plain(tokens).logits - expected).abs().max() > 1e-3
@@ -206,12 +207,12 @@ def test_it_loads_by_name_and_switches_back(tmp_path):
 def test_other_models_do_not_change():
     tokens = some_tokens(2, 9)
     before = {kind: build("llama", kind)(tokens).logits for kind in ("sdpa", "eager")}
-    functions = {name: f for name, f in AttentionInterface().items() if name != NAME}
-    masks = {name: f for name, f in AttentionMaskInterface().items() if name != NAME}
-    register()
+    functions = {name: f for name, f in AttentionInterface().items() if name != SOFTMAX1}
+    masks = {name: f for name, f in AttentionMaskInterface().items() if name != SOFTMAX1}
+    register_softmax1()
     build("llama")(tokens)
-    assert {name: f for name, f in AttentionInterface().items() if name != NAME} == functions
-    assert {name: f for name, f in AttentionMaskInterface().items() if name != NAME} == masks
+    assert {name: f for name, f in AttentionInterface().items() if name != SOFTMAX1} == functions
+    assert {name: f for name, f in AttentionMaskInterface().items() if name != SOFTMAX1} == masks
     for kind, logits in before.items():
         assert torch.equal(build("llama", kind)(tokens).logits, logits)
 
@@ -221,10 +222,10 @@ def test_only_importing_wakeful_hf_registers_the_name():
     code = (
         "import transformers, wakeful, wakeful.model.decoder\n"
         "from transformers import AttentionInterface, AttentionMaskInterface\n"
-        f"assert {NAME!r} not in AttentionInterface()\n"
+        f"assert {SOFTMAX1!r} not in AttentionInterface()\n"
         "import wakeful.hf\n"
-        f"assert {NAME!r} in AttentionInterface()\n"
-        f"assert {NAME!r} in AttentionMaskInterface()\n"
+        f"assert {SOFTMAX1!r} in AttentionInterface()\n"
+        f"assert {SOFTMAX1!r} in AttentionMaskInterface()\n"
         "assert len([n for n in AttentionInterface() if 'wakeful' in n]) == 1\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -233,4 +234,4 @@ def test_only_importing_wakeful_hf_registers_the_name():
 
 def test_the_mask_is_sdpa_s():
     masks = AttentionMaskInterface()
-    assert masks[NAME] is masks["sdpa"]
+    assert masks[SOFTMAX1] is masks["sdpa"]

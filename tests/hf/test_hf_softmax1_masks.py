@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from helpers import some_tokens
 from hf.softmax1_models import build
 from wakeful.errors import WakefulError
-from wakeful.hf.softmax1 import NAME, check_softmax1, softmax1_attention_forward
+from wakeful.hf.softmax1 import check_softmax1, softmax1_attention_forward
+from wakeful.variants.implementations import SOFTMAX1
 
 
 class Module(torch.nn.Module):
@@ -83,7 +84,7 @@ def test_without_a_mask_the_rules_of_sdpa_hold():
         ({"position_bias": torch.zeros(1, 4, 3, 5)}, r"position bias"),
         ({"head_mask": torch.ones(4)}, r"head mask"),
         ({"cache": object()}, r"paged cache"),
-        ({"output_attentions": True}, r"output_attentions has nothing to return"),
+        ({"output_attentions": True}, r"that output_attentions asks for"),
         (
             {"attention_mask": torch.ones(2, 4, 3, 5, dtype=torch.bool)},
             r"\(batch, 1, 3, 5\).*all heads",
@@ -128,9 +129,9 @@ def test_models_that_need_more_are_refused():
 
 def test_attention_weights_are_refused():
     for name in ("llama", "gpt2"):
-        with pytest.raises(WakefulError, match="output_attentions has nothing to return"):
+        with pytest.raises(WakefulError, match="that output_attentions asks for"):
             build(name, output_attentions=True)(some_tokens(1, 5))
-    with pytest.raises(WakefulError, match="output_attentions has nothing to return"):
+    with pytest.raises(WakefulError, match="that output_attentions asks for"):
         build("llama")(some_tokens(1, 5), output_attentions=True)
     # GPT-2 keeps that argument to itself; nothing is made up.
     assert build("gpt2")(some_tokens(1, 5), output_attentions=True).attentions == ()
@@ -141,6 +142,6 @@ def test_a_model_that_would_ignore_the_request_is_found_out():
     with pytest.raises(WakefulError, match="uses attn_implementation = 'sdpa'"):
         check_softmax1(build("llama", "sdpa"))
     config = transformers.BloomConfig(vocab_size=29, hidden_size=16, n_layer=1, n_head=2)
-    bloom = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    bloom = AutoModelForCausalLM.from_config(config, attn_implementation=SOFTMAX1)
     with pytest.raises(WakefulError, match="BloomForCausalLM has an attention of its own"):
         check_softmax1(bloom)

@@ -16,8 +16,8 @@ from wakeful.hf import as_transformers
 from wakeful.hf.cache import CACHE
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
-from wakeful.hf.projections import NAMES, projection_name
-from wakeful.optim.axes import decide
+from wakeful.hf.projections import PROJECTION_NAMES, projection_name
+from wakeful.optim.axes import decide_axes
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -249,7 +249,7 @@ def test_wrapping_shares_the_decoder_s_parameters() -> None:
     assert model.generation_config.eos_token_id == 7
     tokens = some_tokens(1, 5)
     assert torch.equal(model(tokens).logits, decoder(tokens))
-    for block, name in itertools.product(model.model.decoder.blocks, NAMES.items()):
+    for block, name in itertools.product(model.model.decoder.blocks, PROJECTION_NAMES.items()):
         linear = block.get_submodule(".".join(name))
         assert type(linear) is torch.nn.Linear
     other = copy.deepcopy(model)
@@ -261,7 +261,7 @@ def test_rotations_and_decay_know_the_names(name: str) -> None:
     decoder, model = pair(**VARIANTS[name])
 
     def sides(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-        decided = decide(dict(module.named_parameters()), both=True)
+        decided = decide_axes(dict(module.named_parameters()), both=True)
         return {name: axes for name, (axes, _) in decided.items()}
 
     ours, theirs = sides(decoder), sides(model)

@@ -17,9 +17,9 @@ from hf.test_dropping import model_of
 from verbs.test_diagnose import save_tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import attention_of, read_config
-from wakeful.hf.softmax1 import NAME, register, softmax1_choice
+from wakeful.hf.softmax1 import register_softmax1, softmax1_choice
 from wakeful.loading.load import read_decoder
-from wakeful.variants.implementations import implementation_of, name_before
+from wakeful.variants.implementations import SOFTMAX1, implementation_of, name_before
 
 FIELD = "attn_implementation"
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a Llama of six layers that was saved with softmax-1, and its tokenizer."""
     path = tmp_path_factory.mktemp("softmax1") / "llama"
     model = model_of("Llama")
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(SOFTMAX1)
     model.save_pretrained(path)
     save_tokenizer(path)
     return path
@@ -48,9 +48,9 @@ def saved_again(folder: Path, tmp_path: Path, **options: Any) -> Path:
 def test_transformers_reads_what_save_pretrained_wrote(kind: str, tmp_path: Path) -> None:
     model = build(kind)
     model.save_pretrained(tmp_path)
-    assert table_of(tmp_path)[FIELD] == NAME
+    assert table_of(tmp_path)[FIELD] == SOFTMAX1
     read = AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").eval()
-    assert implementation_of(read) == NAME
+    assert implementation_of(read) == SOFTMAX1
     tokens = some_tokens(2, 9)
     torch.testing.assert_close(read(tokens).logits, model(tokens).logits, rtol=0, atol=1e-14)
     for own in (read, model):
@@ -63,12 +63,12 @@ def test_transformers_reads_what_save_pretrained_wrote(kind: str, tmp_path: Path
 def test_another_save_keeps_it_and_another_attention_removes_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    assert table_of(saved_again(folder, tmp_path))[FIELD] == NAME
+    assert table_of(saved_again(folder, tmp_path))[FIELD] == SOFTMAX1
     assert FIELD not in table_of(saved_again(folder, tmp_path, attn_implementation="sdpa"))
 
 
 def test_other_models_files_are_unchanged(tmp_path: Path) -> None:
-    register()
+    register_softmax1()
     build("llama", "sdpa").save_pretrained(tmp_path)
     assert FIELD not in table_of(tmp_path)
     assert attention_of(read_config(tmp_path)) is None
@@ -91,25 +91,29 @@ def test_transformers_alone_refuses_it_by_name(folder: Path) -> None:
         [sys.executable, "-c", program, folder], check=False, capture_output=True, text=True
     )
     assert done.returncode != 0
-    assert NAME in done.stderr.splitlines()[-1]
+    assert SOFTMAX1 in done.stderr.splitlines()[-1]
 
 
 def test_a_part_of_a_model_has_it_of_its_own() -> None:
     config = Gemma3Config()
     assert softmax1_choice(config) is None
-    config.text_config._attn_implementation = NAME
-    assert config.to_dict()[FIELD] == {"text_config": NAME}
+    config.text_config._attn_implementation = SOFTMAX1
+    assert config.to_dict()[FIELD] == {"text_config": SOFTMAX1}
     read = Gemma3Config(**config.to_dict())
-    assert read.text_config._attn_implementation == NAME
-    assert read.vision_config._attn_implementation != NAME
-    config._attn_implementation = NAME
-    assert config.to_dict()[FIELD] == {"": NAME, "text_config": NAME, "vision_config": NAME}
+    assert read.text_config._attn_implementation == SOFTMAX1
+    assert read.vision_config._attn_implementation != SOFTMAX1
+    config._attn_implementation = SOFTMAX1
+    assert config.to_dict()[FIELD] == {
+        "": SOFTMAX1,
+        "text_config": SOFTMAX1,
+        "vision_config": SOFTMAX1,
+    }
 
 
 def test_a_quantized_cache_before_it_does_not_hide_it() -> None:
     config = AutoConfig.for_model("llama")
-    config._attn_implementation = name_before(NAME, "12345678")
-    assert config.to_dict()[FIELD] == NAME
+    config._attn_implementation = name_before(SOFTMAX1, "12345678")
+    assert config.to_dict()[FIELD] == SOFTMAX1
 
 
 def test_wakeful_loads_and_exports_it(folder: Path, tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ def test_wakeful_loads_and_exports_it(folder: Path, tmp_path: Path) -> None:
     ordinary = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     assert (ordinary(tokens).logits - wanted).abs().max() > 1e-3
     loaded = wakeful.load(folder)
-    assert implementation_of(loaded.module) == NAME  # pyright: ignore[reportArgumentType]
+    assert implementation_of(loaded.module) == SOFTMAX1  # pyright: ignore[reportArgumentType]
     assert torch.equal(loaded.logits(tokens), wanted)
     decoder = read_decoder(folder).module
     assert decoder.config.normalizer == "softmax1"  # pyright: ignore
@@ -130,11 +134,11 @@ def test_wakeful_loads_and_exports_it(folder: Path, tmp_path: Path) -> None:
 
 def test_layers_left_out_keep_it(folder: Path, tmp_path: Path) -> None:
     wakeful.export(folder, tmp_path / "out", layers=["0", "2-3", "5"])
-    assert table_of(tmp_path / "out")[FIELD] == NAME
+    assert table_of(tmp_path / "out")[FIELD] == SOFTMAX1
     assert "import wakeful.hf" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_a_folder_of_compressed_tensors_has_no_place_for_it(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(WakefulError, match=NAME):
+    with pytest.raises(WakefulError, match=SOFTMAX1):
         wakeful.quantize(str(folder), "w8a8", save=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from helpers import some_tokens
 from hf.models import RECOMPUTE, VARIANTS, pair, recompute
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.modeling import WakefulForCausalLM
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 
 # peft asks by the old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -158,7 +158,7 @@ def test_lm_eval_scores_and_continues_with_our_class() -> None:
     )
     for start, text in zip(("def f", "x"), texts_out, strict=True):
         tokens = list(
-            generate(
+            generate_tokens(
                 decoder, tokenizer.encode(start), num_tokens=8, temperature=0,
                 stop={tokenizer.end_of_text},
             )

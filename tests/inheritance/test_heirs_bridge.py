@@ -15,7 +15,7 @@ from wakeful.inheritance.equations import whole_products
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.stream import TextStream
 from wakeful.model.decoder import Decoder
-from wakeful.runs.records import Bridged, Gap
+from wakeful.runs.records import BridgeGap, Gap
 
 LAYERS = LayerMap((0, 3), "named")
 ONE_GAP = LayerMap((0, 3, 4), "named")
@@ -253,10 +253,10 @@ def test_a_layer_taken_back_replaces_its_bridge() -> None:
 
 
 def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -> None:
-    one, two = Bridged(0, 1, 2, plain=0.5, error=0.1), Bridged(1, 4, 6, plain=0.6, error=0.2)
+    one, two = BridgeGap(0, 1, 2, plain=0.5, error=0.1), BridgeGap(1, 4, 6, plain=0.6, error=0.2)
     layers = [LayerMap(kept, "angle") for kept in ((0, 1, 2, 3, 7), (0, 7), (0, 3, 6, 7))]
     actual = [remaining_bridges([one, two], each, 8) for each in layers]
-    assert actual == [[Bridged(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
+    assert actual == [[BridgeGap(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import Sampling, generate
+from wakeful.model.generate import Sampling, generate_tokens
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -30,26 +30,26 @@ def greedy_by_definition(decoder: Decoder, prompt: list[int], count: int) -> lis
 def test_greedy_generation_is_the_argmax_of_full_forwards(options: dict) -> None:
     decoder = tiny_decoder(**options)
     expected = greedy_by_definition(decoder, PROMPT, 12)
-    assert list(generate(decoder, PROMPT, num_tokens=12, temperature=0.0)) == expected
-    assert list(generate(decoder, PROMPT, num_tokens=12, top_k=1)) == expected
-    assert list(generate(decoder, PROMPT, num_tokens=12, top_p=1e-9)) == expected
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=12, temperature=0.0)) == expected
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=12, top_k=1)) == expected
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=12, top_p=1e-9)) == expected
 
 
 @pytest.mark.slow
 def test_the_seed_decides() -> None:
     decoder = tiny_decoder()
-    first = list(generate(decoder, PROMPT, num_tokens=15, seed=1))
-    assert list(generate(decoder, PROMPT, num_tokens=15, seed=1)) == first
-    assert list(generate(decoder, PROMPT, num_tokens=15, seed=2)) != first
+    first = list(generate_tokens(decoder, PROMPT, num_tokens=15, seed=1))
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=15, seed=1)) == first
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=15, seed=2)) != first
 
 
 @pytest.mark.slow
 def test_generation_stops_before_its_stop_token() -> None:
     decoder = tiny_decoder()
-    whole = list(generate(decoder, PROMPT, num_tokens=12, temperature=0.0))
+    whole = list(generate_tokens(decoder, PROMPT, num_tokens=12, temperature=0.0))
     stop = whole[5]
     for ends in ({stop}, (whole[8], stop)):
-        cut = list(generate(decoder, PROMPT, num_tokens=12, temperature=0.0, stop=ends))
+        cut = list(generate_tokens(decoder, PROMPT, num_tokens=12, temperature=0.0, stop=ends))
         assert cut == whole[: min(whole.index(end) for end in ends)]
 
 
@@ -93,15 +93,15 @@ def test_choices_have_the_distribution_asked_for() -> None:
 def test_impossible_requests_are_refused(prompt: list, options: dict, message: str) -> None:
     with pytest.raises(WakefulError, match=message):
         # At once, before a first token is asked for.
-        generate(tiny_decoder(), prompt, **({"num_tokens": 3} | options))
+        generate_tokens(tiny_decoder(), prompt, **({"num_tokens": 3} | options))
 
 
 def test_the_context_can_be_filled_to_its_last_token() -> None:
     decoder = tiny_decoder()
     prompt = PROMPT * 4
     expected = greedy_by_definition(decoder, prompt, 4)
-    assert list(generate(decoder, prompt, num_tokens=4, temperature=0.0)) == expected
-    assert list(generate(decoder, PROMPT, num_tokens=0)) == []
+    assert list(generate_tokens(decoder, prompt, num_tokens=4, temperature=0.0)) == expected
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=0)) == []
 
 
 def test_a_token_comes_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_token_comes_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -
         return real(self, tokens, **options)
 
     monkeypatch.setattr(Decoder, "hidden", hidden)
-    stream = generate(decoder, PROMPT, num_tokens=4)
+    stream = generate_tokens(decoder, PROMPT, num_tokens=4)
     assert read == []
     next(stream)
     # The prompt was read once; from now on each token is read alone.
@@ -127,17 +127,19 @@ def test_a_token_comes_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_any_temperature_above_zero_is_a_distribution() -> None:
     decoder = tiny_decoder()
-    greedy = list(generate(decoder, PROMPT, num_tokens=9, temperature=0.0))
+    greedy = list(generate_tokens(decoder, PROMPT, num_tokens=9, temperature=0.0))
     for temperature in (5e-324, 1e-300, 1e-40, 1e-6):
-        assert list(generate(decoder, PROMPT, num_tokens=9, temperature=temperature)) == greedy
+        assert (
+            list(generate_tokens(decoder, PROMPT, num_tokens=9, temperature=temperature)) == greedy
+        )
     flat = frequencies(temperature=1e300)
     assert flat == pytest.approx([0.25] * 4, abs=0.03)
 
 
 def test_more_than_the_vocabulary_is_all_of_it() -> None:
     decoder = tiny_decoder()
-    everything = list(generate(decoder, PROMPT, num_tokens=9, top_k=0, seed=4))
-    assert list(generate(decoder, PROMPT, num_tokens=9, top_k=1000, seed=4)) == everything
+    everything = list(generate_tokens(decoder, PROMPT, num_tokens=9, top_k=0, seed=4))
+    assert list(generate_tokens(decoder, PROMPT, num_tokens=9, top_k=1000, seed=4)) == everything
 
 
 @pytest.mark.slow
@@ -150,7 +152,7 @@ def test_top_k_and_top_p_together_cut_twice() -> None:
 
 def test_generation_leaves_no_graph_and_no_mode_behind() -> None:
     decoder = tiny_decoder()
-    stream = generate(decoder, PROMPT, num_tokens=3)
+    stream = generate_tokens(decoder, PROMPT, num_tokens=3)
     next(stream)
     # Between two tokens the caller's own mode holds.
     assert not torch.is_inference_mode_enabled()

@@ -11,7 +11,7 @@ from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eig
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.probes.running import logits_of
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
@@ -58,7 +58,7 @@ def test_all_of_them_wherever_logits_are_made() -> None:
     assert_close(model(TOKENS).logits, whole)
     prompt = TOKENS[:1]
     theirs = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    ours = list(generate(decoder, prompt[0].tolist(), num_tokens=5, temperature=0))
+    ours = list(generate_tokens(decoder, prompt[0].tolist(), num_tokens=5, temperature=0))
     assert theirs[0, 11:].tolist() == ours
     first = torch.full((2, 1), 7)
     longer = decoder(torch.cat([first, TOKENS], 1))[:, 1:]

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wakeful.optim import Learned, OrthoAdam, Rotation, rotation_of
+from wakeful.optim import LearnedRotation, OrthoAdam, Rotation, rotation_of
 from wakeful.parts.orthoadam import generator_for
 from wakeful.variants import variants
 
 AXES = {"rows": 1, "columns": 0, "free": ()}
 ROTATIONS = tuple(variants("optim.rotations"))
-SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), Learned)]
+SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), LearnedRotation)]
 KERNELS = ("chunked", "foreach")
 WIDTH = 12
 OPTIONS: dict[str, Any] = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.3}

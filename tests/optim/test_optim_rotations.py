@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optim.problems import ROTATIONS, SEEDED
 from wakeful.errors import WakefulError
-from wakeful.optim import Haar, Learned, Rotation, rotation_of
+from wakeful.optim import Haar, LearnedRotation, Rotation, rotation_of
 from wakeful.parts import orthoadam as hadamard
 from wakeful.parts.orthoadam import generator_for, haar_matrix
 from wakeful.variants import variants
@@ -42,7 +42,7 @@ def test_the_folder_holds_the_rotations_of_the_method() -> None:
 @pytest.mark.parametrize("kind", ROTATIONS)
 def test_orthogonal_and_inverse(kind: str, width: int) -> None:
     rotation = make(kind, width)
-    if isinstance(rotation, Learned):
+    if isinstance(rotation, LearnedRotation):
         rotation.learn(torch.randn(2 * width, width, dtype=torch.float64))
     eye = torch.eye(width, dtype=torch.float64)
     q = matrix(rotation, width)
@@ -149,7 +149,7 @@ def test_block_diagonal_blocks(width: int, block: int) -> None:
 
 def test_eigenbasis_diagonalizes_and_keeps_the_moment() -> None:
     rotation = make("eigenbasis(every=2)", 6)
-    assert isinstance(rotation, Learned)
+    assert isinstance(rotation, LearnedRotation)
     grad = torch.randn(20, 6, dtype=torch.float64) * torch.arange(1.0, 7.0, dtype=torch.float64)
     rotation.learn(grad)
     turned = rotation.into(grad)
@@ -167,7 +167,7 @@ def test_eigenbasis_diagonalizes_and_keeps_the_moment() -> None:
 def test_eigenbasis_of_one_covariance_stays_where_it_is() -> None:
     """Eigenvectors are their own orthogonal iteration; QR without the sign fix would turn them."""
     rotation = make("eigenbasis(every=1)", 7)
-    assert isinstance(rotation, Learned)
+    assert isinstance(rotation, LearnedRotation)
     grad = torch.randn(15, 7, dtype=torch.float64)
     rotation.learn(grad)
     q = matrix(rotation, 7)
@@ -179,7 +179,7 @@ def test_eigenbasis_of_one_covariance_stays_where_it_is() -> None:
 
 def test_eigenbasis_survives_zero_gradients() -> None:
     rotation = make("eigenbasis(every=1)", 3)
-    assert isinstance(rotation, Learned)
+    assert isinstance(rotation, LearnedRotation)
     for _ in range(3):
         rotation.learn(torch.zeros(4, 3, dtype=torch.float64))
     q = matrix(rotation, 3)

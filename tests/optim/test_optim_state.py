@@ -11,7 +11,7 @@ from torch import nn
 
 from optim.problems import AXES, ROTATIONS, WIDTH, assert_same, ortho, train, weights
 from wakeful.errors import WakefulError
-from wakeful.optim import Learned, OrthoAdam, decay_groups
+from wakeful.optim import LearnedRotation, OrthoAdam, decay_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
 """The axes of these small weights are of no concern here."""
@@ -44,7 +44,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(rotation: str, named: bool, dtype: tor
         assert a["rotations"] == b["rotations"]
 
 
-class Reflected(Learned):
+class Reflected(LearnedRotation):
     """A learned rotation with a state of its own: the reflection that a gradient's sum gives."""
 
     examples = ("reflected",)

@@ -16,13 +16,13 @@ from wakeful.inheritance.outcome import (
     Arm,
     BehindCount,
     Footprint,
+    InheritanceSummary,
     LayerChoice,
     Outlook,
     OverSeeds,
     Point,
     Reference,
     Sizes,
-    Summary,
 )
 from wakeful.inheritance.recipe import Recipe
 from wakeful.probes.base import SCHEMA
@@ -173,7 +173,7 @@ def inheritance(folder: Path) -> Path:
         parameters=2000, weight_bytes=8000, cache_bytes_per_token=64, cache_bytes=6400,
         context=100, tokens_per_second=100.0, speeds=(98.0, 100.0, 105.0),
     )  # fmt: skip
-    summary = Summary(
+    summary = InheritanceSummary(
         reference=Reference(
             name="big", layers=4, loss=3.0, standard_error=0.02, tokens=None, seconds=None
         ),

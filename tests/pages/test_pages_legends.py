@@ -11,7 +11,12 @@ import vl_convert
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
 from wakeful.diagnosis.heads import attention
-from wakeful.diagnosis.report import diagnosis_report, layer_charts, rank_strips, top_importance
+from wakeful.diagnosis.report import (
+    diagnosis_report,
+    draw_top_importance,
+    layer_charts,
+    rank_strips,
+)
 from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.report import quantization_report
 from wakeful.reports.charts import Titled, save_figures, slug, specification, still
@@ -85,7 +90,7 @@ def test_long_names_stand_one_below_the_other() -> None:
 
 def test_a_dash_is_a_model_where_there_are_several_and_a_k_where_there_is_one() -> None:
     for names, field in ((NAMES, "model"), (NAMES[:1], "k")):
-        spec = specification(top_importance([diagnosis(name) for name in names]))
+        spec = specification(draw_top_importance([diagnosis(name) for name in names]))
         (dash,) = (
             layer["encoding"]["strokeDash"]
             for layer in spec["layer"]

@@ -24,7 +24,7 @@ from pages.test_report_demonstration import filmed, make_sick
 from wakeful.demonstration.report import Story, demonstration_report
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import with_interval
-from wakeful.evaluation.report import evaluation_report, headlines
+from wakeful.evaluation.report import evaluation_report, score_headlines
 from wakeful.inheritance.report import inheritance_report
 from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.report import quantization_report
@@ -35,7 +35,7 @@ from wakeful.reports.value import listed, rough
 from wakeful.scores import Score
 from wakeful.training.charts import followed_charts, relative_loss_chart
 from wakeful.training.compared import read_comparison
-from wakeful.training.report import comparison_report, headline
+from wakeful.training.report import comparison_headline, comparison_report
 
 
 def score(model: str, shift: float) -> Score:
@@ -153,8 +153,8 @@ def test_no_hyphen_stands_for_a_minus(page: Path) -> None:
 
 
 def test_an_evaluation_says_which_model_is_surely_better() -> None:
-    assert headlines([score("a", 0.0)])[0].startswith("a reaches text: bits per byte 1.")
-    said = headlines([score("a", 0.0), score("b", -0.5), score("c", 0.0)])
+    assert score_headlines([score("a", 0.0)])[0].startswith("a reaches text: bits per byte 1.")
+    said = score_headlines([score("a", 0.0), score("b", -0.5), score("c", 0.0)])
     assert said == [
         "Against a, b is better in text: bits per byte.",
         "Against a, c is not significantly different in text: bits per byte.",
@@ -164,7 +164,7 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
         for name, shift in (("a", 0.0), ("b", 1.0))
     ]
     words = "Against a, b is not judged, without a standard error, in text: bits per byte."
-    assert headlines(one) == [words]
+    assert score_headlines(one) == [words]
 
 
 @pytest.mark.slow
@@ -187,13 +187,13 @@ def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.3}, [0, 1, 2])
-    assert headline(read_comparison(folder)) == (
+    assert comparison_headline(read_comparison(folder)) == (
         "Validation loss compared with a: of 2 variants, 1 lower and 1 higher."
     )
     for other, said in ((-0.5, "lower than"), (0.0, "not significantly different from")):
         folder = make_comparison(tmp_path / f"{other}", {"a": 0.0, "b": other}, [0, 1, 2])
         words = f"The validation loss of b is {said} that of a."
-        assert headline(read_comparison(folder)) == words
+        assert comparison_headline(read_comparison(folder)) == words
 
 
 def test_names_are_listed_as_english_does() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pages.synthetic import diagnosis
 from wakeful.diagnosis.heads import describe_sink, round_up
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.diagnosis.report import layer_charts, spectra, top_importance
+from wakeful.diagnosis.report import draw_top_importance, layer_charts, spectra
 from wakeful.reports.charts import specification
 
 
@@ -47,7 +47,7 @@ def test_zeros_of_a_linear_curve_are_drawn() -> None:
 
 
 def test_an_importance_of_zero_is_left_out() -> None:
-    assert min(drawn(top_importance([with_a_zero("top_importance")]))) > 0
+    assert min(drawn(draw_top_importance([with_a_zero("top_importance")]))) > 0
 
 
 def test_an_eigenvalue_of_zero_is_left_out() -> None:

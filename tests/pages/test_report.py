@@ -30,7 +30,13 @@ from wakeful.training.charts import (
     training_loss_chart,
 )
 from wakeful.training.compared import read_comparison
-from wakeful.training.report import caveat, comparison_report, notes, seeds_missing, verdicts
+from wakeful.training.report import (
+    caveat,
+    comparison_report,
+    comparison_verdicts,
+    notes,
+    seeds_missing,
+)
 from wakeful.training.tables import (
     paired_difference,
     relative_training_loss,
@@ -111,8 +117,8 @@ def test_differences_are_paired_over_the_windows_of_one_seed(tmp_path: Path) -> 
     assert paired_difference(comparison, "b") == pytest.approx((mean, error), rel=1e-12)
     # The windows' own spread of 0.2 cancels in the pairs.
     assert error < 0.01
-    assert verdicts(comparison)[0].startswith("b ends 0.")
-    assert "below a." in verdicts(comparison)[0]
+    assert comparison_verdicts(comparison)[0].startswith("b ends 0.")
+    assert "below a." in comparison_verdicts(comparison)[0]
     assert "one seed" in caveat(comparison)
 
 
@@ -127,7 +133,7 @@ def test_differences_are_paired_over_seeds_where_there_are_several(tmp_path: Pat
     ]
     expected = np.mean(each), np.std(each, ddof=1) / math.sqrt(3)
     assert paired_difference(comparison, "b") == pytest.approx(expected, rel=1e-9)
-    assert "cannot be distinguished" in verdicts(comparison)[1]
+    assert "cannot be distinguished" in comparison_verdicts(comparison)[1]
     table = summary_table(comparison)
     assert table["variant"].to_list() == ["a", "b", "c"]
     assert table["seeds"].to_list() == [3, 3, 3]
@@ -137,7 +143,7 @@ def test_two_seeds_that_differ_do_not_resolve_a_difference(tmp_path: Path) -> No
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.005}, [0, 1]))
     difference, error = paired_difference(comparison, "b")
     assert abs(difference) > 2 * error
-    assert "cannot be distinguished" in verdicts(comparison)[0]
+    assert "cannot be distinguished" in comparison_verdicts(comparison)[0]
 
 
 def test_relative_loss_is_the_smoothed_difference(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.runs.run import Run
 from wakeful.training.charts import followed_charts, head_charts, training_loss_chart
 from wakeful.training.compared import read_comparison
-from wakeful.training.report import comparison_report, verdicts
+from wakeful.training.report import comparison_report, comparison_verdicts
 from wakeful.training.tables import followed_figures, heads_over_steps, sink_growth
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
@@ -131,7 +131,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert ill.after == pytest.approx((0.62, 0.02 / 3**0.5))
     page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" in page
-    assert verdicts(comparison)[0] == (
+    assert comparison_verdicts(comparison)[0] == (
         "A sink grows in ill (0.620 ± 0.050). Whether a sink grows is not resolved in "
         "well (0.019 ± 0.025). In parentheses: attention on BOS at the end."
     )
@@ -145,7 +145,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
 def test_what_grows_is_said_before_what_is_not_resolved(folder: Path) -> None:
     names = ["well", "ill", "quiet"]
     change_json(folder / "run.json", {"baseline": "well", "variants": names})
-    assert verdicts(read_comparison(folder))[0].startswith(
+    assert comparison_verdicts(read_comparison(folder))[0].startswith(
         "A sink grows in ill (0.620 ± 0.050). Whether a sink grows is not resolved in well ("
     )
 
@@ -170,7 +170,7 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(header))
     comparison = read_comparison(folder)
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
-    assert not any("BOS" in sentence for sentence in verdicts(comparison))
+    assert not any("BOS" in sentence for sentence in comparison_verdicts(comparison))
     chart = specification(followed_charts(comparison)[0].draw())
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "point"]
 

@@ -23,7 +23,7 @@ from wakeful.reports.terminal import terminal
 from wakeful.reports.value import Facts
 from wakeful.training.charts import difference_chart, relative_loss_chart
 from wakeful.training.compared import ComparedRuns, read_comparison, read_run
-from wakeful.training.report import caveat, comparison_report, headline, next_step
+from wakeful.training.report import caveat, comparison_headline, comparison_report, next_diagnosis
 from wakeful.training.tables import (
     differing_fields,
     machines,
@@ -247,7 +247,9 @@ def test_what_decides_where_windows_begin_decides_whether_batches_are_the_same(
 def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", seed=1)]
     comparison = read_comparison(runs)
-    assert headline(comparison) == "Nothing is compared: no variant has a seed that x has."
+    assert (
+        comparison_headline(comparison) == "Nothing is compared: no variant has a seed that x has."
+    )
     assert caveat(comparison) == "No variant has a seed that x has: there are no differences."
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(terminal(comparison_report(comparison)))
@@ -364,9 +366,9 @@ def test_the_lowest_is_named_among_several_alone(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", seed=1, shift=-1.0)]
     # Losses of other seeds are not compared: nothing is lowest.
     for folders in (runs[:1], runs):
-        assert next_step(read_comparison(folders)).text == "look inside x"
+        assert next_diagnosis(read_comparison(folders)).text == "look inside x"
     runs.append(make_run(tmp_path / "z", "z", shift=-0.1))
-    assert next_step(read_comparison(runs)).text == "look inside z, the lowest"
+    assert next_diagnosis(read_comparison(runs)).text == "look inside z, the lowest"
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from wakeful.probes.attention import Leading, Positions, Spectrum, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
 from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
-from wakeful.probes.hidden import Outliers, Turned
+from wakeful.probes.hidden import Outliers, RotatedShape
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.watch import watch
 
@@ -137,7 +137,7 @@ def test_mappings_refuse_what_is_no_softmax_of_the_text() -> None:
 def test_a_rotation_spreads_what_one_channel_carries() -> None:
     h = torch.randn(1, 9, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     h[..., 5] += 500.0
-    turned, plain = Turned(seed=3), Outliers()
+    turned, plain = RotatedShape(seed=3), Outliers()
     for probe in (turned, plain):
         probe.see(HiddenEvent(0, h))
     before, after = plain.rows(), turned.rows()
@@ -148,7 +148,7 @@ def test_a_rotation_spreads_what_one_channel_carries() -> None:
     assert 1 / 256 < ratio < 0.08
     assert value(after, metric="kurtosis", variant="rotated", **rest) == pytest.approx(3.0, abs=0.9)
     # Lengths stay, as do those of other probes of the same seed.
-    again = Turned(seed=3)
+    again = RotatedShape(seed=3)
     again.see(HiddenEvent(0, h))
     assert again.rows().equals(after)
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.probes.base import Key, Means
+from wakeful.probes.base import Means, RowKey
 from wakeful.probes.patterns import FirstAttention
 from wakeful.probes.watch import watch
 
-KEY = Key(0, None, "all", "x", "paper")
+KEY = RowKey(0, None, "all", "x", "paper")
 
 
 def test_the_first_sequences_attention_is_kept() -> None:

@@ -22,7 +22,7 @@ from wakeful.probes.certificates import (
     top_columns_bounds,
 )
 from wakeful.probes.rank import Ranks
-from wakeful.probes.streaming import Attended, tile_statistics
+from wakeful.probes.streaming import AttentionInputs, tile_statistics
 
 KINDS = ("random", "low-rank", "sink", "uniform", "diagonal", "window", "mixed", "peaked")
 
@@ -150,7 +150,7 @@ def test_ties_are_decided_in_double_precision(monkeypatch):
 def test_streamed_bounds_hold(length, seed, tau, width, windowed):
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 2, length, 4, dtype=torch.float64, generator=generator) * 2
-    heads = Attended(q=q, k=k, v=k, scale=1.0, window=5 if windowed else None)
+    heads = AttentionInputs(q=q, k=k, v=k, scale=1.0, window=5 if windowed else None)
     A = exact.attention_weights(q, k, scale=1.0, window=heads.window)
     energy = tile_statistics(heads).column_energy
     for head in range(2):

@@ -9,7 +9,7 @@ from wakeful.errors import WakefulError
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, HiddenEvent
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, attention_picture
-from wakeful.probes.streaming import Attended, head_weights, tile_statistics
+from wakeful.probes.streaming import AttentionInputs, head_weights, tile_statistics
 
 CASES = {
     "plain": {},
@@ -28,7 +28,7 @@ def make(length, dtype, *, heads=6, groups=2, width=8, seed=0, sink=False, **opt
     k, v = torch.randn(2, groups, length, width, dtype=dtype)
     if sink:
         options["sink"] = torch.randn(heads, dtype=dtype)
-    return Attended(q=q, k=k, v=v, scale=width**-0.5, **options)
+    return AttentionInputs(q=q, k=k, v=v, scale=width**-0.5, **options)
 
 
 def explicit(heads):
@@ -84,7 +84,7 @@ def test_explicit_pairs_and_queries_that_see_nothing():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_inputs_are_computed_in_float32(dtype):
     half = make(65, dtype)
-    whole = Attended(q=half.q.float(), k=half.k.float(), v=half.v.float(), scale=half.scale)
+    whole = AttentionInputs(q=half.q.float(), k=half.k.float(), v=half.v.float(), scale=half.scale)
     torch.testing.assert_close(
         tile_statistics(half).column_sums, tile_statistics(whole).column_sums
     )

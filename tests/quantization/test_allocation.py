@@ -7,20 +7,20 @@ import pytest
 
 from wakeful.errors import WakefulError
 from wakeful.quantization import allocation
-from wakeful.quantization.allocation import Choice, Frontier, lower_bound
+from wakeful.quantization.allocation import FormatChoice, Frontier, lower_bound
 from wakeful.quantization.groups import fused_groups
 
 
-def some_groups(seed: int, unit: int = 8) -> list[list[Choice]]:
+def some_groups(seed: int, unit: int = 8) -> list[list[FormatChoice]]:
     draw = random.Random(seed)
 
-    def choice() -> Choice:
-        return Choice(unit * draw.randint(1, 40), draw.expovariate(1.0))
+    def choice() -> FormatChoice:
+        return FormatChoice(unit * draw.randint(1, 40), draw.expovariate(1.0))
 
     return [[choice() for _ in range(draw.randint(1, 4))] for _ in range(5)]
 
 
-def every(groups: list[list[Choice]]) -> list[tuple[int, float]]:
+def every(groups: list[list[FormatChoice]]) -> list[tuple[int, float]]:
     return [
         (sum(each.bytes for each in chosen), sum(each.cost for each in chosen))
         for chosen in itertools.product(*groups)
@@ -61,7 +61,7 @@ def test_bytes_that_share_no_unit_are_rounded_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_bound_is_met_where_choices_are_many() -> None:
-    groups = [[Choice(40 + 10 * n, 2.0**-n / (g + 1)) for n in range(6)] for g in range(60)]
+    groups = [[FormatChoice(40 + 10 * n, 2.0**-n / (g + 1)) for n in range(6)] for g in range(60)]
     found = Frontier(groups).within_bytes(3_600)
     assert found.bound <= found.cost <= 1.01 * found.bound
     assert lower_bound(groups, 10**6) == pytest.approx(sum(group[-1].cost for group in groups))
@@ -69,7 +69,9 @@ def test_the_bound_is_met_where_choices_are_many() -> None:
 
 def test_a_budget_below_the_smallest_formats_is_refused() -> None:
     with pytest.raises(WakefulError, match="too few: in their smallest formats"):
-        Frontier([[Choice(10, 1.0)], [Choice(20, 0.0), Choice(5, 3.0)]]).within_bytes(14)
+        Frontier(
+            [[FormatChoice(10, 1.0)], [FormatChoice(20, 0.0), FormatChoice(5, 3.0)]]
+        ).within_bytes(14)
 
 
 def test_layers_that_an_engine_fuses_are_groups() -> None:

@@ -15,9 +15,9 @@ from probes.architectures import LLAMA, QWEN35
 from wakeful.errors import WakefulError
 from wakeful.probes.experts import Experts, is_fused
 from wakeful.quantization import NAMED, quantize_module, quantized_layers
-from wakeful.quantization.convert import prepared
+from wakeful.quantization.convert import prepare_model
 from wakeful.quantization.measure import measure_damage
-from wakeful.quantization.sensitivity import costs
+from wakeful.quantization.sensitivity import measure_layer_costs
 
 FEW = LLAMA | {"vocab_size": 320, "initializer_range": 0.3}
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
@@ -50,7 +50,7 @@ def model_of(name: str, **over: object) -> PreTrainedModel:
 @torch.inference_mode()
 def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(name: str) -> None:
     model = model_of(name)
-    apart = prepared(model)
+    apart = prepare_model(model)
     torch.testing.assert_close(apart(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-5)
     small = quantize_module(model, W4, skip=SKIP.get(name, ()))
     expected = copy.deepcopy(model)
@@ -90,7 +90,7 @@ def test_every_scheme_takes_them(scheme: str) -> None:
 def test_every_expert_has_a_cost() -> None:
     model = model_of("Qwen3Moe")
     small = quantize_module(model, W4)
-    found = costs(model, small, [TOKENS[:1]])
+    found = measure_layer_costs(model, small, [TOKENS[:1]])
     assert {each.name for each in found} == set(quantized_layers(small))
 
 

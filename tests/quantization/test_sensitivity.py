@@ -10,7 +10,7 @@ from wakeful.estimates import mean_and_error
 from wakeful.probes.running import logits_of
 from wakeful.quantization import layerwise as walking
 from wakeful.quantization import quantize_module, quantized_layers
-from wakeful.quantization.sensitivity import costs
+from wakeful.quantization.sensitivity import measure_layer_costs
 
 W4 = "w4"
 TEXT = [some_tokens(1, 14, seed=n) for n in range(3)]
@@ -32,7 +32,7 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
     model = make()
     small = quantize_module(model, W4)
     layers, before, whole = list(quantized_layers(small)), losses(model), losses(small)
-    found = {each.name: each for each in costs(model, small, TEXT)}
+    found = {each.name: each for each in measure_layer_costs(model, small, TEXT)}
     assert list(found) == sorted(layers, key=lambda name: -found[name].alone[0])
     assert losses(small) == whole  # all is as it was
     for name in layers:
@@ -52,18 +52,18 @@ def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch
     small = quantize_module(model, W4)
     for block in small.blocks:
         block.mlp.register_forward_hook(lambda *_: runs.append(0))
-    found = costs(model, small, TEXT)
+    found = measure_layer_costs(model, small, TEXT)
     count = len(runs)
     monkeypatch.setattr(walking, "_walks", lambda *_: False)
     runs.clear()
-    assert costs(model, small, TEXT) == found  # to the bit
+    assert measure_layer_costs(model, small, TEXT) == found  # to the bit
     assert count < 0.75 * len(runs)
 
 
 def test_a_text_without_a_prediction_is_refused() -> None:
     model = llama()
     with pytest.raises(WakefulError, match="no token to predict; make them longer"):
-        costs(model, quantize_module(model, W4), [TEXT[0][:, :1]])
+        measure_layer_costs(model, quantize_module(model, W4), [TEXT[0][:, :1]])
 
 
 def test_layers_with_a_scheme_of_their_own() -> None:

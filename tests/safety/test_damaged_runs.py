@@ -22,7 +22,7 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data, prepare
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.reports import html
 from wakeful.reports.terminal import terminal
 from wakeful.runs import checkpoint
@@ -66,7 +66,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path) -> None:
     trained = read_decoder(folder, dtype="auto")
-    trained.tokenizer.decode(list(generate(trained.decoder(), [1, 2], num_tokens=3, temperature=0)))
+    trained.tokenizer.decode(
+        list(generate_tokens(trained.decoder(), [1, 2], num_tokens=3, temperature=0))
+    )
 
 
 def read_data(folder: Path) -> None:

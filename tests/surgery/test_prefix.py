@@ -13,7 +13,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.attention import StoredPrefix
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
@@ -131,8 +131,8 @@ def test_generation_goes_on_from_the_prefix() -> None:
     plain, prompt = decoder(), [7, 8, 9]
     stored = store_prefix(plain, TOKENS)
     choice = {"num_tokens": 6, "temperature": 0.0}
-    assert list(generate(stored, prompt, **choice)) == list(
-        generate(plain, [*TOKENS, *prompt], **choice)
+    assert list(generate_tokens(stored, prompt, **choice)) == list(
+        generate_tokens(plain, [*TOKENS, *prompt], **choice)
     )
 
 

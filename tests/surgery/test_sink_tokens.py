@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from surgery.test_prefix import decoder, text
 from wakeful.estimates import NEGLIGIBLE, LossChange, student_quantile
-from wakeful.surgery import SinkTrial, choose_sink_tokens, sink_tokens, window_losses
-from wakeful.surgery.sink_tokens import decide, first_token_share
+from wakeful.surgery import SinkTrial, choose_sink_tokens, losses_after_opening, sink_tokens
+from wakeful.surgery.sink_tokens import choose_sink_cure, first_token_share
 
 BASE = (2.0, 2.2, 1.8, 2.1)
 
@@ -42,7 +42,7 @@ def test_losses_of_windows_by_definition() -> None:
     expected = cross_entropy(
         model(whole)[:, 2:-1].transpose(1, 2), text(3)[:, 1:], reduction="none"
     ).mean(1)
-    found = window_losses(model, text(3), [7, 9])
+    found = losses_after_opening(model, text(3), [7, 9])
     torch.testing.assert_close(torch.tensor(found).double(), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -78,7 +78,7 @@ def test_the_loss_decides_first(case: str) -> None:
         losses = [base + more for base, more in zip(BASE, added, strict=True)]
         return SinkTrial((token,), tuple(losses))
 
-    found = decide(
+    found = choose_sink_cure(
         SinkTrial((), BASE), {token: trial(token, added) for token, added in shifts.items()},
         preferred=5, even=0.02, measure_share=lambda token: (shares.get(token, 0.06), 0.0),
     )  # fmt: skip
@@ -100,6 +100,9 @@ def test_many_candidates_are_screened_and_bos_is_never_left_out() -> None:
     assert (3, 13) in {trial.tokens for trial in found.trials}
     assert found.token.tokens[0] == 3
     assert calls[-1] == (24, 24)
-    least = min(range(20), key=lambda t: sum(window_losses(sink_tokens.store_prefix(model, [3, t]),
-                                                           text(2))))  # fmt: skip
+    losses = {
+        token: sum(losses_after_opening(sink_tokens.store_prefix(model, [3, token]), text(2)))
+        for token in range(20)
+    }
+    least = min(losses, key=losses.__getitem__)
     assert (3, least) in {trial.tokens for trial in found.trials}

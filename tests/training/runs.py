@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wakeful.config.schema import Config, config_from_table
-from wakeful.config.tables import Table, merged
+from wakeful.config.tables import TomlTable, merged
 
 WORDS = ("def", "return", "value", "layer", "for", "in", "range", "self", "None", "x", "y", "= 1")
 
@@ -23,9 +23,9 @@ def write_text(folder: Path, *, documents: int = 60, words: int = 80) -> Path:
     return folder
 
 
-def tiny(text: Path, **over: Table | str) -> Config:
+def tiny(text: Path, **over: TomlTable | str) -> Config:
     """Return the configuration of a run that takes about a second."""
-    base: Table = {
+    base: TomlTable = {
         "model": {"num_layers": 2, "num_heads": 2, "width": 16, "mlp_width": 24, "max_length": 32},
         "data": {"source": str(text), "vocab_size": 280, "validation_fraction": 0.1},
         "optimizer": {"lr": 3e-3, "final_lr": 3e-4, "warmup_steps": 2},

@@ -9,11 +9,11 @@ import pytest
 from training import processes
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config, config_to_table
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
-CASES: dict[str, Table] = {
+CASES: dict[str, TomlTable] = {
     "own": {"train": {"diagnose": {"every": 4, "num_sequences": 3}, "eval_batch_size": 7}},
     "resformer": {"model": {"route": 'resformer(mode="learnable")', "tied": True}},
     "svformer": {"model": {"route": "svformer", "normalizer": "softmax1(learned=True)"}},
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield here
 
 
-def config_of(folder: Path, over: Table, parallel: str = "fsdp") -> Config:
+def config_of(folder: Path, over: TomlTable, parallel: str = "fsdp") -> Config:
     over = {**over, "train": {**over.get("train", {}), "parallel": parallel}}
     return tiny(folder / "text", **over)
 
@@ -51,7 +51,7 @@ def job(
     stop: int = 0,
     nan: tuple[int, int] | None = None,
     initial: Path | None = None,
-) -> Table:
+) -> TomlTable:
     """Return an entry of a job file; without a configuration it resumes."""
     return {
         "out": str(out),
@@ -63,7 +63,7 @@ def job(
     }
 
 
-def together(folder: Path, number: int, jobs: list[Table]) -> None:
+def together(folder: Path, number: int, jobs: list[TomlTable]) -> None:
     """Do jobs, one after the other, in `number` processes."""
     file = folder / f"jobs-{number}.json"
     file.write_text(json.dumps(jobs))

@@ -14,7 +14,7 @@ from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, to
 from training.test_loop import losses, stop_after, weights
 from wakeful.cli import main
 from wakeful.config.schema import Config
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.data.order import Batches
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
@@ -26,7 +26,7 @@ from wakeful.training.loop import train_run
 
 REPLICAS = ("own", "resformer", "neutreno")
 """The cases that the fast tests train on replicas too."""
-HALF: Table = {"train": {
+HALF: TomlTable = {"train": {
     "dtype": "bfloat16", "diagnose": {"every": 4, "num_sequences": 2, "heads": True, "attention": 4}
 }}  # fmt: skip
 

@@ -17,7 +17,7 @@ from training.faults import left_by
 from training.runs import tiny, write_text
 from training.test_loop import stop_after
 from wakeful.config.schema import Config
-from wakeful.data.preparing import prepared
+from wakeful.data.preparing import prepare_data
 from wakeful.data.sources import read_documents
 from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
@@ -114,13 +114,13 @@ def test_text_of_any_date_is_read_and_kept(tmp_path: Path, when: str) -> None:
     text, cache = write_text(tmp_path / "text"), tmp_path / "cache"
     date(text, DATES[when])
     options: dict[str, Any] = {"vocab_size": 280, "cache_dir": cache}
-    first = prepared(str(text), **options)
-    assert prepared(str(text), **options).folder == first.folder
+    first = prepare_data(str(text), **options)
+    assert prepare_data(str(text), **options).folder == first.folder
     # Changed and dated back: the time differs, whichever is the later.
     file = text / "000.txt"
     file.write_text(file.read_text().replace("x", "y"))
     os.utime(file, (DATES[when] - 1, DATES[when] - 1))
-    again = prepared(str(text), **options)
+    again = prepare_data(str(text), **options)
     assert again.folder != first.folder
     assert again.corpus_sha256 != first.corpus_sha256
     assert len(list(read_documents(str(text)))) == 60

@@ -19,7 +19,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.optim.build import check_step
 from wakeful.runs import checkpoint
-from wakeful.runs.records import Evaluation, rows
+from wakeful.runs.records import ValidationRow, rows
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
 
@@ -51,7 +51,7 @@ def test_each_resumes_to_the_bit(
         train_run(config, tmp_path / "cut", resume=True, show=Signalling(signal.SIGTERM, 4))
     resumed = train_run(config, tmp_path / "cut", resume=True)
     assert losses(resumed) == losses(uninterrupted)
-    assert rows(resumed, Evaluation) == rows(uninterrupted, Evaluation)
+    assert rows(resumed, ValidationRow) == rows(uninterrupted, ValidationRow)
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, two = (
             load_file(checkpoint.newest(run.checkpoints) / file) for run in (uninterrupted, resumed)
@@ -84,8 +84,8 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
         z, y = state[f"{number}.z"], state[f"trained.{number}"]
         torch.testing.assert_close(model[key], z + (y - z) / 0.9, rtol=0, atol=1e-6)
         assert not torch.equal(model[key], y)
-    losses_there = [row.loss for row in rows(two, Evaluation)]
-    assert losses_there[-1] == rows(one, Evaluation)[-1].loss
+    losses_there = [row.loss for row in rows(two, ValidationRow)]
+    assert losses_there[-1] == rows(one, ValidationRow)[-1].loss
     read = read_decoder(one.path).decoder()
     for key, parameter in read.named_parameters():
         assert torch.equal(parameter, model[key]), key

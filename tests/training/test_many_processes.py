@@ -10,7 +10,7 @@ from training import processes
 from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
 from training.test_loop import losses
 from wakeful.config.schema import Config
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import Initial, train_run
@@ -110,7 +110,7 @@ def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path
 
 @pytest.mark.long
 def test_compiled_blocks_compute_the_same(folder: Path) -> None:
-    over: Table = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
+    over: TomlTable = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
     plain = train_run(config_of(folder, over), folder / "one" / "plain")
     over = {**over, "train": {"steps": 3, "compile": True}}
     jobs = [job(folder / "compiled" / p, config_of(folder, over, p)) for p in ("fsdp", "ddp")]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.curing.matching import Matching, divergence, match
+from wakeful.curing.matching import Matching, match, teacher_divergence
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import learned_sinks, store_prefix
 
@@ -32,10 +32,13 @@ def test_the_divergence_falls_and_the_losses_are_the_same_each_time() -> None:
     for _ in range(2):
         student, teacher, text = pair()
         held = some_tokens(4, 8, seed=9)
-        before, taught = divergence(student, teacher, held), copy.deepcopy(teacher.state_dict())
+        before, taught = (
+            teacher_divergence(student, teacher, held),
+            copy.deepcopy(teacher.state_dict()),
+        )
         seen: list[tuple[int, int]] = []
         losses = match(student, teacher, text, PLAN, on_progress=partial(note, seen))
-        assert divergence(student, teacher, held) < 0.9 * before
+        assert teacher_divergence(student, teacher, held) < 0.9 * before
         assert seen == [(step, 30) for step in range(31)]
         assert all(torch.equal(taught[name], now) for name, now in teacher.state_dict().items())
         assert not student.training
@@ -137,4 +140,4 @@ def test_a_run_is_its_definition() -> None:
 @pytest.mark.slow
 def test_a_teacher_is_its_own_equal() -> None:
     _, teacher, _ = pair()
-    assert divergence(teacher, teacher, some_tokens(2, 8)) == pytest.approx(0, abs=1e-6)
+    assert teacher_divergence(teacher, teacher, some_tokens(2, 8)) == pytest.approx(0, abs=1e-6)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.runs import tiny
 from training.test_loop import weights
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.data.order import Batches
 from wakeful.device import peak_operations
 from wakeful.errors import WakefulError
@@ -31,7 +31,7 @@ def item(tensor: Tensor) -> Any:
     return [item(each) for each in tensor] if tensor.ndim else tensor.item()
 
 
-SPARSE: Table = {"steps": 11, "eval_every": 0, "checkpoint_every": 0, "log_every": 4}
+SPARSE: TomlTable = {"steps": 11, "eval_every": 0, "checkpoint_every": 0, "log_every": 4}
 
 
 class Waits(TorchDispatchMode):
@@ -84,7 +84,7 @@ def test_between_readings_nothing_waits_for_the_device(
 
 @pytest.mark.slow
 def test_rows_and_weights_are_those_of_readings_at_every_step(text: Path, tmp_path: Path) -> None:
-    task: dict[str, Table] = {
+    task: dict[str, TomlTable] = {
         "data": {"source": "backcopy", "vocab_size": 258, "validation_fraction": 0.1},
     }
     for number, over in enumerate(({}, task)):

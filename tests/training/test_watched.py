@@ -26,7 +26,13 @@ from wakeful.runs.records import HeadWeights, rows
 from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train_run
-from wakeful.training.watching import FOLLOWED, WATCHED, diagnose_windows, figures, whole_windows
+from wakeful.training.watching import (
+    DIAGNOSED_METRICS,
+    PER_HEAD_METRICS,
+    diagnose_windows,
+    figures,
+    whole_windows,
+)
 
 
 class Weights(Probe):
@@ -67,7 +73,7 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
     assert losses(seen) == losses(plain)
     rows = [row for row in seen.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == [4, 8]
-    assert set(rows[0]) == {"kind", "step", *WATCHED} - {"bos_mass_trigger"}
+    assert set(rows[0]) == {"kind", "step", *DIAGNOSED_METRICS} - {"bos_mass_trigger"}
     assert seen.trajectories().is_empty()
     assert not (seen.path / "trajectories.jsonl").exists()
     assert rows[0] != rows[1]
@@ -131,7 +137,7 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
     assert losses(run) == losses(plain)
     frame = run.trajectories()
     assert frame["step"].unique().sort().to_list() == [0, 4, 8]
-    assert set(frame["metric"]) == set(FOLLOWED)
+    assert set(frame["metric"]) == set(PER_HEAD_METRICS)
     heads = frame.filter(pl.col("metric") == "bos_mass", pl.col("head").is_not_null())
     assert set(heads["position"]) == {"other"}  # text has no triggers
     assert heads.select("step", "layer", "head").rows() == [

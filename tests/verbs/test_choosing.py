@@ -15,9 +15,9 @@ from wakeful.curing.search import (
     NUM_PROOF,
     NUM_SEARCH,
     Candidate,
-    Choice,
+    CureChoice,
+    FormatTrial,
     Texts,
-    Trial,
     choose,
     format_of,
 )
@@ -72,7 +72,7 @@ def losses(model: nn.Module, rows: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def tried_in(choice: Choice) -> list[Trial]:
+def tried_in(choice: CureChoice) -> list[FormatTrial]:
     return [trial for trials in choice.trials for trial in trials]
 
 
@@ -175,9 +175,9 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
 
 def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
     fine, before, after = choosing.clip_scheme(W4A4, 0.9), (0.5, 0.01), (0.3, 0.01)
-    trials = tuple((Trial(Candidate(), *each),) for each in ((W4A4, before), (fine, after)))
+    trials = tuple((FormatTrial(Candidate(), *each),) for each in ((W4A4, before), (fine, after)))
     proof = choosing.Proof(fine, before, after, (-0.2, 0.01))
-    choice = choosing.Choice(Candidate(), (fine,), trials, (proof,))
+    choice = choosing.CureChoice(Candidate(), (fine,), trials, (proof,))
     assert "costs 0.30" in choice.headlines[0]
     assert "clipped and 0.50" in choice.headlines[0]
     assert "nothing tried was better" not in choice.headlines[0]

@@ -21,10 +21,10 @@ from transformers import (
 import wakeful
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
-from wakeful.curing.difference import Widened
-from wakeful.curing.search import Candidate, Choice, Proof, Texts, Trial
+from wakeful.curing.difference import Float32Products
+from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, Texts
 from wakeful.curing.tool import _round_changed
-from wakeful.diagnosis.verdict import findings, summary
+from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.hf import as_transformers
@@ -34,7 +34,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quantization.schemes import Scheme, parse_scheme
-from wakeful.surgery import SinkChoice, SinkTrial, window_losses
+from wakeful.surgery import SinkChoice, SinkTrial, losses_after_opening
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -162,8 +162,10 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
         wakeful.diagnose(model, text=words, length=length, num_sequences=1, bos=bos).models[0]
         for model, length, bos in ((read, 16, "off"), (plain, 17, "on"))
     )
-    kept = summary(shorter)["stored_prefix_mass"]
-    assert kept == pytest.approx(summary(longer)["first_key_mass_without_row_0"], rel=1e-4)
+    kept = diagnosis_summary(shorter)["stored_prefix_mass"]
+    assert kept == pytest.approx(
+        diagnosis_summary(longer)["first_key_mass_without_row_0"], rel=1e-4
+    )
     assert f"the stored prefix holds {kept:.1%}" in findings(shorter)[0].text
     assert "stored prefix" not in findings(longer)[0].text
     small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
@@ -239,7 +241,7 @@ def test_the_change_of_the_loss_comes_first(
     found = wakeful.cure(llama, rotate="hadamard", **read)
     plain, cured = found.before.decoder(), found.model.decoder()
     rows = torch.tensor(found.before.plain(TEXT)[:64]).view(4, 16)
-    before, after = (window_losses(model, rows) for model in (plain, cured))
+    before, after = (losses_after_opening(model, rows) for model in (plain, cured))
     expected = LossChange.between(before, after)
     assert vars(found.loss) == pytest.approx(vars(expected), rel=1e-4, abs=1e-7)
     assert found.summary["loss_change"]["interval"] == pytest.approx(found.loss.interval)
@@ -464,7 +466,7 @@ def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
 def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
     x, weight = (torch.randint(-9, 9, shape).bfloat16() for shape in ((3, 5, 37), (11, 37)))
     bias = torch.randn(11).bfloat16()
-    with Widened():
+    with Float32Products():
         for given in ((x, weight), (x, weight, bias)):
             found = torch.nn.functional.linear(*given)
             assert found.dtype == torch.bfloat16
@@ -489,7 +491,7 @@ def test_a_cure_is_chosen_for_a_format(
     """What is chosen is carried out, or nothing is, and either is said and written."""
     proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
-    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **kwargs: object) -> Choice:
+    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **kwargs: object) -> CureChoice:
         other = "w8a8" if outlier else "kv4"
         assert [str(each) for each in schemes] == [rounded, other]
         assert (kwargs["token"] is None) == bool(plain.config.stored_prefix)
@@ -497,12 +499,14 @@ def test_a_cure_is_chosen_for_a_format(
         assert logits_of(plain, texts.choosing).isfinite().all()
         tried = Candidate("haar", True, True, "prefix")
         trials = [
-            tuple(Trial(each, scheme, (loss, 0.1)) for scheme in schemes)
+            tuple(FormatTrial(each, scheme, (loss, 0.1)) for scheme in schemes)
             for each, loss in ((Candidate(), 0.2), (tried, 0.1))
         ]
-        return Choice(tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,))
+        return CureChoice(
+            tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,)
+        )
 
-    def keeps(*given: Any, **more: Any) -> Choice:
+    def keeps(*given: Any, **more: Any) -> CureChoice:
         return replace(chosen(*given, **more), best=Candidate())
 
     monkeypatch.setattr("wakeful.curing.tool.choose", chosen)

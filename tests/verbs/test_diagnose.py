@@ -29,7 +29,7 @@ from wakeful.config.tables import from_table
 from wakeful.diagnosis.later_sinks import LaterSink
 from wakeful.diagnosis.measure import diagnose_model, read_diagnosis
 from wakeful.diagnosis.report import diagnosis_report
-from wakeful.diagnosis.verdict import findings, summary
+from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
 from wakeful.finding import Advice
 from wakeful.hf import checkpoint_reader as whole
@@ -284,7 +284,7 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
         told = dataclasses.replace(found, advice=advice, later_sinks=(later,))
         assert findings(told)[0].level == "bad"
         assert "',' (id 3) is the most attended key of 40.0% of pairs" in findings(told)[0].text
-        written = json.loads(json.dumps(summary(told)))
+        written = json.loads(json.dumps(diagnosis_summary(told)))
         assert from_table(Advice, written["advice"]) == advice
         assert from_table(tuple[LaterSink, ...], written["later_sinks"]) == (later,)
         report = diagnosis_report([told], sources=["my model"])

@@ -16,7 +16,7 @@ from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.data.sources import Beginning
 from wakeful.evaluation import task_set
-from wakeful.evaluation.perplexity import perplexity
+from wakeful.evaluation.perplexity import measure_perplexity
 from wakeful.loading import reading
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
@@ -64,7 +64,7 @@ def test_models_stand_side_by_side(
         ("average of 2 tasks", "acc"),
     }  # fmt: skip
     loaded = load(str(llama), device=torch.device("cpu"), dtype=torch.float32)
-    expected, bits = perplexity(loaded, words.read_text(), length=24, stride=8)
+    expected, bits = measure_perplexity(loaded, words.read_text(), length=24, stride=8)
     assert scores["text", "perplexity"]["value"] == pytest.approx(expected.figure)
     assert scores["text", "bits per byte"]["standard_error"] == pytest.approx(bits.error)
     assert scores["lambada", "acc"]["examples"] == len(LAMBADA)

@@ -32,7 +32,7 @@ from wakeful.config.keywords import options_from
 from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
 from wakeful.data.mixture import mixture_of
-from wakeful.data.preparing import load_data, prepared
+from wakeful.data.preparing import load_data, prepare_data
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_paired_difference, with_interval
@@ -42,7 +42,7 @@ from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.outcome import BehindCount, read_inheritance
 from wakeful.inheritance.recipe import read_recipe
-from wakeful.inheritance.report import inheritance_report, verdicts
+from wakeful.inheritance.report import inheritance_report, inheritance_verdicts
 from wakeful.inheritance.result import with_heirs
 from wakeful.inheritance.solving import spread_windows
 from wakeful.inheritance.stream import TextStream
@@ -166,7 +166,7 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     assert heir["start_loss"] == summary["reference"]["loss"] == heir["loss"]
     assert heir["parity"] is True
     assert summary["outlook"]["times_the_tokens"] is None
-    assert "parity is reached" in verdicts(read_inheritance(tmp_path / "out")[0])[0]
+    assert "parity is reached" in inheritance_verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
 def test_more_layers_than_the_reference_has_are_refused(
@@ -273,7 +273,10 @@ def test_what_growth_until_parity_costs_is_said(
 ) -> None:
     summary = read_inheritance(done)[0]
     assert summary.heir.tokens == 512
-    assert "after 512 tokens (1,024 in 8 steps over all 2 rounds of growth)" in verdicts(summary)[0]
+    assert (
+        "after 512 tokens (1,024 in 8 steps over all 2 rounds of growth)"
+        in inheritance_verdicts(summary)[0]
+    )
     out = tmp_path / "out"
     growing = ["--layers", "2", "--grow", "1", "--until", "budget", "--grow_from", "student"]
     assert main([*command, *growing, "--heal.temperature", "2"]) == 0
@@ -284,7 +287,7 @@ def test_what_growth_until_parity_costs_is_said(
         "predictions: 4 · KL(teacher ‖ student) at temperature 2.",
     ):
         assert words in card, words
-    assert "after 1,536 tokens; " in verdicts(read_inheritance(out)[0])[0]
+    assert "after 1,536 tokens; " in inheritance_verdicts(read_inheritance(out)[0])[0]
 
 
 def test_a_reference_in_memory_teaches_before_it_is_written(
@@ -436,7 +439,7 @@ def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
     Run(out).set_status("stopped")
     assert "was started on different text" in fails(capsys, "inherit", "--resume", str(out))
     other = tmp_path / "other"
-    prepared(str(text), tokenizer=None, vocab_size=290, cache_dir=other)
+    prepare_data(str(text), tokenizer=None, vocab_size=290, cache_dir=other)
     (folder,) = (other / "data").iterdir()
     wrong = source.replace(str(own), str(folder))
     assert "with another tokenizer than the rest of the mixture" in fails(

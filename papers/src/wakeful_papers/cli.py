@@ -3,21 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from wakeful.cli.console import OUT, display, finish
-from wakeful.cli.verbs import read
+from wakeful.cli.console import OUT, finish, progress_display
+from wakeful.cli.verbs import read_arguments
 from wakeful.variants.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
 
 
 def _run(arguments: list[str]) -> None:
-    names, options = read("reproduce", arguments)
+    names, options = read_arguments("reproduce", arguments)
 
     from wakeful_papers.verbs.reproduce import exhibit_listing, reproduce
 
     if not names and not options.all:
         OUT.print(exhibit_listing(options))
         return
-    done = reproduce(*names, options=options, display=display)
+    done = reproduce(*names, options=options, display=progress_display)
     finish(done, done.page)
 
 

@@ -22,7 +22,7 @@ from wakeful.config.keywords import short_names
 from wakeful.config.options import Heading, Option, options_of
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
 from wakeful.config.rules import forbidden_options
-from wakeful.config.tables import Table
+from wakeful.config.tables import TomlTable
 from wakeful.errors import WakefulError, nearest
 from wakeful.paths import free_folder
 from wakeful.variants.plugins import Verb
@@ -61,7 +61,7 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return bool({*HELP, *HELP_ALL} & set(arguments))
 
 
-def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Table]:
+def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], TomlTable]:
     """Parse arguments into names and a table of the options given.
 
     Raises:
@@ -114,8 +114,8 @@ def command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = Fa
     With `rare` its help also shows the options that are rarely needed.
     """
 
-    def read(*names: str, **kwargs: Any) -> tuple[list[str], Table]:
-        table: Table = {}
+    def read(*names: str, **kwargs: Any) -> tuple[list[str], TomlTable]:
+        table: TomlTable = {}
         for option in options:
             value = kwargs.get(_key(option))
             if value is not None and option is not _IMPORT_OPTION:

@@ -84,11 +84,11 @@ def standard_input() -> str:
         raise WakefulError(f"standard input is not UTF-8: {error}") from None
 
 
-def display(name: str) -> AbstractContextManager[Any]:
+def progress_display(name: str) -> AbstractContextManager[Any]:
     """Return the display of the work called `name`."""
-    from wakeful.terminal.display import display as progress_display
+    from wakeful.terminal.display import display
 
-    return progress_display(OUT, name)
+    return display(OUT, name)
 
 
 def finish(result: Any, page: Path | None = None) -> None:

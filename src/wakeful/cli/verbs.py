@@ -24,10 +24,10 @@ from wakeful.cli.command import (
 )
 from wakeful.cli.console import (
     OUT,
-    display,
     finish,
     is_secondary_process,
     print_line,
+    progress_display,
     standard_input,
     write_text,
 )
@@ -36,8 +36,7 @@ from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.reading import REFERENCES, SOURCES, FigureOptions
 from wakeful.config.rows import rescaled, rows_of
 from wakeful.config.schema import Config, chosen_variants, config_from
-from wakeful.config.tables import on_preset, own_table, preset_text
-from wakeful.config.tables import presets as preset_names
+from wakeful.config.tables import on_preset, own_table, preset_names, preset_text
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError, nearest
@@ -121,12 +120,12 @@ class PromptOptions(GenerateOptions):
 
 
 def demo(arguments: list[str]) -> None:
-    _, options = read("demo", arguments)
+    _, options = read_arguments("demo", arguments)
 
     from wakeful.demonstration.tool import demonstrate
 
     result = demonstrate(
-        options.out, resume=options.resume, figures=options.figures, display=display
+        options.out, resume=options.resume, figures=options.figures, display=progress_display
     )
     finish(result, result.page)
 
@@ -147,7 +146,7 @@ def train(arguments: list[str]) -> None:
         TrainOptions, table, TrainOptions(**vars(config_from(sources[0] if sources else {})))
     )
     if not options.resume:
-        shared = {"out": options.out, "figures": options.figures, "display": display}
+        shared = {"out": options.out, "figures": options.figures, "display": progress_display}
         finish(wakeful.train(options.config, **shared))
         return
     if (
@@ -161,7 +160,9 @@ def train(arguments: list[str]) -> None:
         )
     steps = table.get("train", {}).get("steps", 0)
     finish(
-        wakeful.train(resume=options.resume, steps=steps, figures=options.figures, display=display)
+        wakeful.train(
+            resume=options.resume, steps=steps, figures=options.figures, display=progress_display
+        )
     )
 
 
@@ -202,7 +203,7 @@ def compare(arguments: list[str]) -> None:
     result = compare(
         *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
         layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
-        baseline=options.baseline, figures=options.figures, display=display,
+        baseline=options.baseline, figures=options.figures, display=progress_display,
     )  # fmt: skip
     finish(result, result.page)
 
@@ -224,7 +225,7 @@ def _check_row_options(row: str, arguments: list[str]) -> None:
 
 
 def generate(arguments: list[str]) -> None:
-    models, options = read("generate", arguments)
+    models, options = read_arguments("generate", arguments)
     model = _single_model(models)
     prompt = standard_input() if options.prompt == "-" else options.prompt
 
@@ -232,10 +233,10 @@ def generate(arguments: list[str]) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
-    from wakeful.generation.tool import stream
+    from wakeful.generation.tool import stream_text
 
     transformers.logging.disable_progress_bar()
-    pieces = stream(model, prompt, options=options)
+    pieces = stream_text(model, prompt, options=options)
     write_text("" if options.chat else prompt)
     for piece in pieces:
         write_text(piece)
@@ -244,12 +245,12 @@ def generate(arguments: list[str]) -> None:
 
 def diagnose(arguments: list[str]) -> None:
     models, options = _read_several("diagnose", arguments)
-    result = wakeful.diagnose(*models, options=options, display=display)
+    result = wakeful.diagnose(*models, options=options, display=progress_display)
     finish(result, Path(options.out) / "report.html")
 
 
 def inherit(arguments: list[str]) -> None:
-    sources, options = read("inherit", arguments)
+    sources, options = read_arguments("inherit", arguments)
     if options.resume:
         alone = InheritOptions(resume=options.resume, figures=options.figures)
         if sources or options != alone:
@@ -258,28 +259,28 @@ def inherit(arguments: list[str]) -> None:
             )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {REFERENCES}")
-    result = wakeful.inherit(*sources, options=options, display=display)
+    result = wakeful.inherit(*sources, options=options, display=progress_display)
     finish(result, result.page)
 
 
 def cure(arguments: list[str]) -> None:
-    models, options = read("cure", arguments)
+    models, options = read_arguments("cure", arguments)
     options = choose_out("cure", [_single_model(models)], options)
-    result = wakeful.cure(*models, options=options, display=display)
+    result = wakeful.cure(*models, options=options, display=progress_display)
     print_line(f"cured model ({result.stock}): {options.out}")
     finish(result, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
     models, options = _read_several("evaluate", arguments)
-    result = wakeful.evaluate(*models, options=options, display=display)
+    result = wakeful.evaluate(*models, options=options, display=progress_display)
     finish(result, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
     models, options = _read_several("quantize", arguments)
     model_or_models = models if len(models) > 1 else models[0]
-    result = wakeful.quantize(model_or_models, options=options, display=display)
+    result = wakeful.quantize(model_or_models, options=options, display=progress_display)
     if options.save:
         print_line(f"quantized model: {options.save}")
     finish(result, Path(options.out) / "report.html")
@@ -287,29 +288,29 @@ def quantize(arguments: list[str]) -> None:
 
 def _read_several(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
     """Read the models and the options of a verb that takes several models."""
-    models, options = read(verb, arguments)
+    models, options = read_arguments(verb, arguments)
     return models, choose_out(verb, models, options)
 
 
 def prepare_data(arguments: list[str]) -> None:
-    sources, options = read("data prepare", arguments)
+    sources, options = read_arguments("data prepare", arguments)
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
     from wakeful.data.preparing import preparation, prepare
 
-    with display("prepare") as show:
+    with progress_display("prepare") as show:
         data = prepare(sources, options.out, progress=show.stage, **preparation(options))
     _report_data(data, f"of a vocabulary of {data.vocab_size:,}", options.out)
 
 
 def generate_data(arguments: list[str]) -> None:
-    models, options = read("data generate", arguments)
+    models, options = read_arguments("data generate", arguments)
     model = _single_model(models)
 
     from wakeful.generation.sample import sample_data
 
-    data = sample_data(model, options=options, display=display)
+    data = sample_data(model, options=options, display=progress_display)
     _report_data(data, f"that {model} wrote", options.out)
 
 
@@ -323,19 +324,19 @@ def _report_data(data: Any, origin: str, out: str) -> None:
 
 
 def report(arguments: list[str]) -> None:
-    folders, options = read("report", arguments)
+    folders, options = read_arguments("report", arguments)
     result = wakeful.report(*folders, **vars(options))
     finish(result, result.page)
 
 
 def export(arguments: list[str]) -> None:
-    paths, options = read("export", arguments)
+    paths, options = read_arguments("export", arguments)
     if len(paths) != 2:
         raise WakefulError(
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
             "MODEL DIR"
         )
-    kind = wakeful.export(paths[0], paths[1], display=display, options=options)
+    kind = wakeful.export(paths[0], paths[1], display=progress_display, options=options)
     if paths[1].endswith(".gguf"):
         print_line(f"{kind}: {paths[1]}")
         return
@@ -344,7 +345,7 @@ def export(arguments: list[str]) -> None:
 
 
 def presets(arguments: list[str]) -> None:
-    names, _ = read("presets", arguments)
+    names, _ = read_arguments("presets", arguments)
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
     if names:
@@ -357,7 +358,7 @@ def presets(arguments: list[str]) -> None:
 
 
 def completion(arguments: list[str]) -> None:
-    shells, _ = read("completion", arguments)
+    shells, _ = read_arguments("completion", arguments)
     if len(shells) != 1 or shells[0] not in SHELLS:
         hint = nearest(shells[0], SHELLS) if shells else ""
         raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
@@ -366,7 +367,7 @@ def completion(arguments: list[str]) -> None:
 
 
 def parts(arguments: list[str]) -> None:
-    names, _ = read("parts", arguments)
+    names, _ = read_arguments("parts", arguments)
     if len(names) != 1 or names[0] not in PARTS:
         hint = nearest(names[0], PARTS) if names else ""
         raise WakefulError(f"name one part: {', '.join(PARTS)}{hint}")
@@ -406,7 +407,7 @@ def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
     raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")
 
 
-def read(name: str, arguments: list[str]) -> tuple[list[str], Any]:
+def read_arguments(name: str, arguments: list[str]) -> tuple[list[str], Any]:
     """Read the names and the options of a verb from its arguments."""
     if asks_for_help(arguments):
         show_help(name, arguments)

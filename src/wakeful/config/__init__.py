@@ -17,7 +17,7 @@ from wakeful.config.schema import (
     config_to_table,
     config_to_toml,
 )
-from wakeful.config.tables import presets, read_table
+from wakeful.config.tables import preset_names, read_table
 
 __all__ = [
     "BridgeConfig", "Config", "DataConfig", "DiagnoseConfig",
@@ -25,5 +25,5 @@ __all__ = [
     "LoraConfig", "ModelConfig", "OptimizerConfig",
     "QuantizeConfig", "SampleConfig",
     "TrainConfig", "config_from_table", "config_to_table",
-    "config_to_toml", "presets", "read_table",
+    "config_to_toml", "preset_names", "read_table",
 ]  # fmt: skip

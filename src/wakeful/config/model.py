@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
 from wakeful.config.options import What
-from wakeful.config.rules import AtLeast, AtMost, Ruled
+from wakeful.config.rules import AtLeast, AtMost, RuleChecked
 from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
 
@@ -27,7 +27,7 @@ VARIANTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Ruled):
+class ModelConfig(RuleChecked):
     """Configuration of a decoder: GPT-2, Llama and their kin, by the parts that are chosen."""
 
     vocab_size: int = 4096

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.rules import Ruled
+from wakeful.config.rules import RuleChecked
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
 Bos = Literal["auto", "on", "off"]
 Dtype = Literal["float32", "float64", "bfloat16"]
-Stored = Literal["auto", "float32", "bfloat16", "float16"]
+StoredDtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of the weights that are written; "auto": that of the files they come from."""
 FigureFormat = Literal["svg", "png", "pdf", "csv"]
 """Format of a chart that is written; csv holds its data."""
@@ -32,7 +32,7 @@ LENGTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions(Ruled):
+class FigureOptions(RuleChecked):
     """Options of verbs that draw charts."""
 
     figures: Where[tuple[FigureFormat, ...]] = ()

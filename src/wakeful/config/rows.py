@@ -8,18 +8,18 @@ from typing import Any
 from wakeful.config.schema import (
     Config,
     config_from_table,
+    config_table,
     config_to_table,
     layouts_of,
     seeds_of,
-    table_of,
     variants_of,
 )
-from wakeful.config.tables import Table, flatten_table, merged, nest_value
+from wakeful.config.tables import TomlTable, flatten_table, merged, nest_value
 from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True)
-class Rows:
+class ComparisonRows:
     """Variants of one comparison, with the layouts and seeds that their files name."""
 
     name: str
@@ -39,14 +39,14 @@ class Rows:
         return next(iter(self.seed_sets), ())
 
 
-def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
+def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> ComparisonRows:
     """Return the rows of `Config`s, presets' names, TOML files or tables, in their order."""
     stems: list[str] = []
     variants: dict[str, Config] = {}
     layouts: list[str] = []
     seed_sets: set[tuple[int, ...]] = set()
     for source in sources:
-        table = table_of(source)
+        table = config_table(source)
         stems.append(_stem(source, table))
         seed_sets.add(tuple(seeds_of(table)))
         layouts += [name for name in layouts_of(table) if name not in layouts]
@@ -54,7 +54,7 @@ def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = config_from_table(entry)
-    return Rows(stems[0] if stems else "", variants, tuple(layouts), frozenset(seed_sets))
+    return ComparisonRows(stems[0] if stems else "", variants, tuple(layouts), frozenset(seed_sets))
 
 
 def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
@@ -82,7 +82,7 @@ def rescaled(
     variants: dict[str, Config] = {}
     for name, row in rows.items():
         row_values = flat(row)
-        table: Table = config_to_table(row)
+        table: TomlTable = config_to_table(row)
         for key in changed:
             value = after[key]
             if row_values[key] != before[key]:

@@ -1,8 +1,8 @@
 """Rules of options: ranges, and options that exclude, need or forbid others, with reasons.
 
-A class of options (`Ruled`) checks its rules when an instance is created. A condition is a dotted
-name, which holds where the field is not at its default; `name=value`, also where the field has
-several values and this is one of them; or `name!=value`.
+A class of options (`RuleChecked`) checks its rules when an instance is created. A condition is a
+dotted name, which holds where the field is not at its default; `name=value`, also where the field
+has several values and this is one of them; or `name!=value`.
 """
 
 import functools
@@ -115,7 +115,7 @@ def check_rules(options: Any, *rules: Rule) -> None:
         rule.check(options)
 
 
-class Ruled:
+class RuleChecked:
     """Options that check their rules."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()

@@ -10,9 +10,9 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.rules import AtLeast, AtMost, Excludes, Ruled, Within
+from wakeful.config.rules import AtLeast, AtMost, Excludes, RuleChecked, Within
 from wakeful.config.tables import (
-    Table,
+    TomlTable,
     flatten_table,
     from_table,
     merged,
@@ -34,7 +34,7 @@ _COMPARISON_FILES = ("run.json", "report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(Ruled):
+class TextConfig(RuleChecked):
     """Text and its tokenization."""
 
     validation_source: str = ""
@@ -187,7 +187,7 @@ class BridgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealConfig(Ruled):
+class HealConfig(RuleChecked):
     """Loss of an heir: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text", "none"]] = "reference"
@@ -272,7 +272,7 @@ class SampleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Ruled):
+class Config(RuleChecked):
     """Configuration of a run."""
 
     name: Where[str] = "vanilla"
@@ -336,7 +336,7 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     return from_table(Config, table)
 
 
-def config_to_table(config: Config) -> Table:
+def config_to_table(config: Config) -> TomlTable:
     """Return every field of a configuration as a table."""
     return to_table(config)
 
@@ -354,21 +354,21 @@ def config_from(source: "Config | Mapping[str, Any] | str | Path", **changes: An
     Raises:
         WakefulError: there is none, a field is unknown or out of its range, or it is a comparison.
     """
-    table = table_of(source)
+    table = config_table(source)
     if "variants" in table:
         raise WakefulError(f"{str(source)[:80]} has variants: use wakeful compare")
     table = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
     return config_from_table(merged(table, changes))
 
 
-def table_of(source: "Config | Mapping[str, Any] | str | Path") -> Table:
+def config_table(source: "Config | Mapping[str, Any] | str | Path") -> TomlTable:
     """Return the table of a configuration, a preset's name, a TOML file or another table."""
     if isinstance(source, Config):
         return config_to_table(source)
     return on_preset(source, "a table") if isinstance(source, Mapping) else read_table(source)
 
 
-def variants_of(name: str, table: Table) -> dict[str, Table]:
+def variants_of(name: str, table: TomlTable) -> dict[str, TomlTable]:
     """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
     rest = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
     entries = table.get("variants", {name: {}})
@@ -400,7 +400,7 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
     return {name: variant for name, variant in variants.items() if not names or name in names}
 
 
-def seeds_of(table: Table) -> list[int]:
+def seeds_of(table: TomlTable) -> list[int]:
     """Return a table's seeds; [0] where it names none."""
     seeds = table.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
@@ -408,7 +408,7 @@ def seeds_of(table: Table) -> list[int]:
     return seeds
 
 
-def layouts_of(table: Table) -> list[str]:
+def layouts_of(table: TomlTable) -> list[str]:
     """Return the names of the layouts that a table adds to the report."""
     layouts = table.get("layouts", [])
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):

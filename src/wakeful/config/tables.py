@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.terminal.plain_text import decoded
 from wakeful.variants.plugins import preset_folders
 
-Table = dict[str, Any]
+TomlTable = dict[str, Any]
 _LARGEST = 2**18
 """Largest TOML file, in bytes; a configuration has a few thousand."""
 _MOST_DOTS = 200
@@ -27,7 +27,7 @@ _LARGEST_NUMBER = 2**1000
 """Bound of numbers: a larger whole number has no float."""
 
 
-def presets() -> list[str]:
+def preset_names() -> list[str]:
     """Return the names of the presets of wakeful and of installed packages."""
     return sorted(_preset_files())
 
@@ -39,7 +39,7 @@ def _preset_files() -> dict[str, Path]:
     return {file.stem: file for folder in folders for file in folder.glob("*.toml")}
 
 
-def read_table(source: str | Path) -> Table:
+def read_table(source: str | Path) -> TomlTable:
     """Return the table of a TOML file, or of a preset by its name.
 
     A table may start from a preset: `preset = "value-residual-82m"` at its top.
@@ -54,10 +54,10 @@ def read_table(source: str | Path) -> Table:
         except OSError as error:
             raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
         table = parse_toml(content, str(path))
-    elif str(source) in presets():
+    elif str(source) in preset_names():
         table = own_table(str(source))
     else:
-        hint = nearest(str(source), presets()) or nearest_path(source)
+        hint = nearest(str(source), preset_names()) or nearest_path(source)
         raise WakefulError(
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset{hint}; "
             "wakeful presets lists those"
@@ -65,7 +65,7 @@ def read_table(source: str | Path) -> Table:
     return on_preset(table, str(source))
 
 
-def own_table(name: str) -> Table:
+def own_table(name: str) -> TomlTable:
     """Return a preset's own table, without that of the preset it extends."""
     return parse_toml(preset_text(name).encode(), f"preset {name}")
 
@@ -76,23 +76,23 @@ def preset_text(name: str) -> str:
     Raises:
         WakefulError: there is none of that name.
     """
-    if name not in presets():
-        raise WakefulError(f"there is no preset {name!r}{nearest(name, presets())}")
+    if name not in preset_names():
+        raise WakefulError(f"there is no preset {name!r}{nearest(name, preset_names())}")
     return _preset_files()[name].read_text("utf-8")
 
 
-def on_preset(table: Mapping[str, Any], name: str) -> Table:
+def on_preset(table: Mapping[str, Any], name: str) -> TomlTable:
     """Return a table merged over the preset that it names, if it names one."""
     rest = {key: value for key, value in table.items() if key != "preset"}
     if "preset" not in table:
         return rest
     base = table["preset"]
-    if base not in presets():
-        raise WakefulError(f"{name}: unknown preset {base!r}{nearest(str(base), presets())}")
+    if base not in preset_names():
+        raise WakefulError(f"{name}: unknown preset {base!r}{nearest(str(base), preset_names())}")
     return merged(on_preset(own_table(base), base), rest)  # a file of that name is no preset
 
 
-def parse_toml(content: bytes, name: str) -> Table:
+def parse_toml(content: bytes, name: str) -> TomlTable:
     """Return the table of a TOML text, in bounded time and memory; errors call it `name`.
 
     Raises:
@@ -121,9 +121,9 @@ def from_table(kind: Any, table: object, *, record: str = "") -> Any:
     return _Reader(record).value(kind, table, "")
 
 
-def to_table(value: object) -> Table:
+def to_table(value: object) -> TomlTable:
     """Return a dataclass as a table of all its fields, nested dataclasses included."""
-    return typing.cast(Table, _plain(value))
+    return typing.cast(TomlTable, _plain(value))
 
 
 def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -135,14 +135,14 @@ def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{key}", value
 
 
-def nest_value(name: str, value: Any) -> Table:
+def nest_value(name: str, value: Any) -> TomlTable:
     """Return the nested table in which a dotted name has this value."""
     for part in reversed(name.split(".")):
         value = {part: value}
     return value
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
     """Return `base` updated with the entries of `over`, nested tables recursively.
 
     A `tokenizer` in `over` removes the `vocab_size` of a tokenizer to train from `base`, and a

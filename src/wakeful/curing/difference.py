@@ -49,14 +49,14 @@ def differences(
     expected = [logits_of(original, row)[:, len(prefix) :] for row in rows]
     dtype = plain.embed.weight.dtype
     dtype_name = str(dtype).removeprefix("torch.")
-    by_dtype = {dtype_name: difference(expected, (cured(row[None]) for row in text))}
+    by_dtype = {dtype_name: logit_difference(expected, (cured(row[None]) for row in text))}
     if dtype != torch.bfloat16:
         rounded = _bfloat16(cured)
         rounded_logits = (rounded(row[None]) for row in text)
-        by_dtype["bfloat16, cured"] = difference(expected, rounded_logits)
+        by_dtype["bfloat16, cured"] = logit_difference(expected, rounded_logits)
         rounded = _bfloat16(plain)
         plain_logits = (rounded(row)[:, len(prefix) :] for row in rows)
-        by_dtype["bfloat16, not cured"] = difference(expected, plain_logits)
+        by_dtype["bfloat16, not cured"] = logit_difference(expected, plain_logits)
     return by_dtype
 
 
@@ -68,13 +68,13 @@ def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
     }  # fmt: skip
 
     def run(ids: Tensor) -> Tensor:
-        with Widened():
+        with Float32Products():
             return functional_call(decoder, rounded, (ids,))
 
     return run
 
 
-class Widened(TorchFunctionMode):
+class Float32Products(TorchFunctionMode):
     """Matrix products of bfloat16 by float32's, rounded once: the same arithmetic, since bfloat16
     products add up in float32 anyway, and several times faster on processors that lack bfloat16."""
 
@@ -88,7 +88,7 @@ class Widened(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def difference(expected: Sequence[Tensor], logits: Iterable[Tensor]) -> Difference:
+def logit_difference(expected: Sequence[Tensor], logits: Iterable[Tensor]) -> Difference:
     """Return how far logits are apart, given those of each row."""
     figures = torch.zeros(len(expected), 4, dtype=torch.float64)
     for row, reference, output in zip(figures, expected, logits, strict=True):

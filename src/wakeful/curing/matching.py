@@ -127,7 +127,7 @@ def _stream_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def divergence(student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"]) -> float:
+def teacher_divergence(student: Decoder, teacher: Decoder, text: Int[Tensor, "B L"]) -> float:
     """Return the mean over tokens of KL(p ‖ p̂) in nats, p the teacher's predictions."""
     divergences = [float(_divergence(student(row[None]), teacher(row[None]))) for row in text]
     return float(torch.tensor(divergences, dtype=torch.float64).mean())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.reading import ReadingOptions, Stored
+from wakeful.config.reading import ReadingOptions, StoredDtype
 from wakeful.config.rules import AtLeast, Excludes, Needs, Within
 from wakeful.errors import WakefulError
 
@@ -46,7 +46,7 @@ class CureOptions(ReadingOptions):
     """Seed of the rotation and of the order of training."""
     num_sequences: HowMuch[int] = 2
     """Sequences to verify on, one after another from the text's beginning."""
-    stored: Where[Stored] = "auto"
+    stored: Where[StoredDtype] = "auto"
     """Type of the weights written, which the cured ones are rounded to. auto: as the model's files
     have it."""
 

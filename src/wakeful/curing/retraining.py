@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from wakeful.curing.matching import MATCHING_PASSES, Matching, divergence, match
+from wakeful.curing.matching import MATCHING_PASSES, Matching, match, teacher_divergence
 from wakeful.curing.options import CureOptions
 from wakeful.errors import Diverged, WakefulError
 from wakeful.loading.model import Model
@@ -50,7 +50,7 @@ def fit_sinks_or_gates(
     if options.sinks and options.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
-    before = after = divergence(student, teacher, text)
+    before = after = teacher_divergence(student, teacher, text)
     plan = Matching(
         steps=options.steps, batch_size=options.batch_size, length=length, lr=options.lr,
         seed=options.seed,
@@ -65,7 +65,7 @@ def fit_sinks_or_gates(
             show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES
         )
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, on_progress=on_progress)
-        after = divergence(student, teacher, text)
+        after = teacher_divergence(student, teacher, text)
         if not math.isfinite(after):
             raise Diverged(f"lr = {options.lr:g}: a loss is not finite: lower it")
     return student, _describe_training(options, plan, token, before, after)

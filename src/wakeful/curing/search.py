@@ -37,11 +37,11 @@ from wakeful.reports.value import Cell, Section, Table, Text
 
 NUM_SEARCH, NUM_PROOF = 8, 16
 """Numbers of sequences to measure candidates on, and to prove the best one on."""
-LENGTH = 256
+SEARCH_LENGTH = 256
 """Tokens of each, or the model's context where that is shorter."""
 NUM_CALIBRATION = 8
 """Number of sequences to calibrate rounding and to fit sinks on."""
-SPREAD = 8
+SEARCH_SPREAD = 8
 """Largest distance between sequences, in sequence lengths: GPTQ calibrated on an article does
 best on that article's next lines, so that adjacent sequences would flatter it."""
 CLIPS = (0.9, 0.8)
@@ -104,7 +104,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FormatTrial:
     """Cost of a candidate in one format, over the uncured model in full precision."""
 
     candidate: Candidate
@@ -130,13 +130,13 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CureChoice:
     """Chosen cure for formats, with every measurement of the search."""
 
     best: Candidate
     schemes: tuple[Scheme, ...]
     """The formats, with the best clipping."""
-    trials: tuple[tuple[Trial, ...], ...]
+    trials: tuple[tuple[FormatTrial, ...], ...]
     """For each candidate, no cure first: one trial per format."""
     proofs: tuple[Proof, ...]
     """For each format, of the winner of the search, kept or not."""
@@ -242,7 +242,7 @@ def _difference(proof: Proof) -> str:
     return describe_change(proof.difference[0], proof.interval)
 
 
-def _best_of(trials: Sequence[tuple[Trial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
+def _best_of(trials: Sequence[tuple[FormatTrial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
     """Return the candidate and the clipped formats of the least mean damage over formats."""
     best = min(trials, key=lambda trial_row: sum(trial.damage[0] for trial in trial_row))
     return best[0].candidate, tuple(trial_row.scheme for trial_row in best)
@@ -347,7 +347,7 @@ def choose(
     stock: bool = False,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Choice:
+) -> CureChoice:
     """Choose the cure of a model before `schemes` quantize it, all but its head.
 
     Args:
@@ -373,10 +373,10 @@ class _Search:
     stock: bool
     seed: int
     on_progress: Callable[[str], None]
-    trials: list[tuple[Trial, ...]] = field(default_factory=list)
+    trials: list[tuple[FormatTrial, ...]] = field(default_factory=list)
     full: dict[int, Tensor] = field(default_factory=dict)
 
-    def choose(self) -> Choice:
+    def choose(self) -> CureChoice:
         """Measure all candidates and prove the best."""
         self._measure_uncured()
         for candidate in candidates(self.plain, self.schemes, self.token)[1:]:
@@ -401,12 +401,12 @@ class _Search:
         is_better = interval(mean, error, NUM_PROOF)[1] < 0
         if not is_better or any(proof.difference[0] > 0 for proof in proofs):
             best, schemes = Candidate(), self.schemes
-        return Choice(best, schemes, tuple(self.trials), tuple(proofs))
+        return CureChoice(best, schemes, tuple(self.trials), tuple(proofs))
 
     def _measure_uncured(self) -> None:
         """Measure no cure; replace a rounding method that costs more than rounding to nearest."""
         self.on_progress(str(Candidate()))
-        ranked = list[list[Trial]]()
+        ranked = list[list[FormatTrial]]()
         for scheme in self.schemes:
             methods = dict.fromkeys([scheme, replace(scheme, method=None)])
             trials = [self._trial(self.plain, Candidate(), way) for way in methods]
@@ -430,9 +430,9 @@ class _Search:
             return
         self.trials.append(tuple(self._trial(cured, candidate, scheme) for scheme in schemes))
 
-    def _trial(self, decoder: Decoder, candidate: Candidate, scheme: Scheme) -> Trial:
+    def _trial(self, decoder: Decoder, candidate: Candidate, scheme: Scheme) -> FormatTrial:
         damages = self._damages(decoder, candidate, scheme, self.texts.choosing)
-        return Trial(candidate, scheme, mean_and_error(damages))
+        return FormatTrial(candidate, scheme, mean_and_error(damages))
 
     def _damages(
         self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
@@ -452,5 +452,5 @@ class _Search:
 
 def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
     """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
-    losses = surgery.window_losses(model, text, opening)
+    losses = surgery.losses_after_opening(model, text, opening)
     return torch.tensor(losses, dtype=torch.float64, device=text.device)

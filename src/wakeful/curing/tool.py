@@ -18,21 +18,21 @@ from wakeful import surgery
 from wakeful.config.commands import command_of
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
-from wakeful.curing.difference import Difference, difference, differences
+from wakeful.curing.difference import Difference, differences, logit_difference
 from wakeful.curing.options import CureOptions
 from wakeful.curing.retraining import NUM_FIT, check_retrains, fit_sinks_or_gates
-from wakeful.curing.search import LENGTH as CHOOSING_LENGTH
 from wakeful.curing.search import (
     NUM_CALIBRATION,
     NUM_SEARCH,
-    SPREAD,
+    SEARCH_SPREAD,
     Candidate,
-    Choice,
+    CureChoice,
     Texts,
     candidates,
     choose,
     format_of,
 )
+from wakeful.curing.search import SEARCH_LENGTH as CHOOSING_LENGTH
 from wakeful.data.sources import beginning_of
 from wakeful.diagnosis import (
     CHOOSING_TOKENS,
@@ -73,7 +73,7 @@ from wakeful.probes.experts import is_fused
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import event_source
 from wakeful.reports.html import write
-from wakeful.reports.result import Measured
+from wakeful.reports.result import MeasuredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
@@ -92,7 +92,7 @@ _REFUSED_OF_EXPERTS = {
     "gates": "none of Transformers' own classes has them",
 }
 """Options that are refused for a mixture of experts, with the reason."""
-NUM_SEARCH_TOKENS = Texts.rows * SPREAD * CHOOSING_LENGTH
+NUM_SEARCH_TOKENS = Texts.rows * SEARCH_SPREAD * CHOOSING_LENGTH
 """Number of tokens of the text that choosing a cure draws its sequences from."""
 _COMPARISON_PASSES = 4.0
 """Forward passes that comparing logits takes: of both models, in two types of arithmetic."""
@@ -114,14 +114,14 @@ class _CuredModel:
     rounding that one alone."""
     loss: LossChange
     """Change of the loss on windows of the text, paired."""
-    choice: Choice | None = None
+    choice: CureChoice | None = None
     """The measurements that chose the cure, where formats were named."""
     length: int
     """Tokens of a sequence to verify on."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Cure(_CuredModel, Measured):
+class Cure(_CuredModel, MeasuredResult):
     """A cured model compared with the original."""
 
     before: Model
@@ -408,8 +408,8 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
     by_dtype = differences(loaded.module, plain, cured, compared, prefix_tokens)
     done += [
-        (f"Logits in {kind}", difference.describe(prefix_tokens))
-        for kind, difference in by_dtype.items()
+        (f"Logits in {kind}", logit_difference.describe(prefix_tokens))
+        for kind, logit_difference in by_dtype.items()
     ]
     written = (
         architecture_to_write(cured.config, result.own_tokenizer)
@@ -479,7 +479,7 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         before = surgery.prepend_tokens(prefix_tokens, compared)
         expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in before]
         logits = [logits_of(cured, row[None]) for row in compared]
-        gap = difference(expected, logits)
+        gap = logit_difference(expected, logits)
     kind, result = dtype_of(loaded), task.cured(cured, **changes)
     loss = loss_change(loaded, result, text, options.bos)
     done = [
@@ -629,7 +629,7 @@ def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
         return None
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(options.bos)) - 1)
     count = Texts.rows * length
-    tokens = task.text_words.beginning.tokens(loaded.plain, text.numel() + count * SPREAD)[
+    tokens = task.text_words.beginning.tokens(loaded.plain, text.numel() + count * SEARCH_SPREAD)[
         text.numel() :
     ]
     if len(tokens) < count:
@@ -643,7 +643,7 @@ def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
 
 def _choose_cure(
     task: _CureTask, plain: Decoder, texts: Texts | None, sink: surgery.SinkChoice | None
-) -> tuple[Choice | None, CureOptions]:
+) -> tuple[CureChoice | None, CureOptions]:
     """Choose the cure for the formats on `texts`; return it with the options that apply it, or None
     with the options as they are where no format is named.
     """

@@ -22,7 +22,7 @@ from wakeful.data.sources import (
     single_sources,
     source_manifest,
 )
-from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
+from wakeful.data.split import SplitSide, Spool, split_by_hash, split_from_source
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
@@ -50,7 +50,7 @@ BATCH_BYTES = 2**20
 
 
 def preparation(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Return the arguments of `prepare` and `prepared` that a configuration's fields stand for,
+    """Return the arguments of `prepare` and `prepare_data` that a configuration's fields stand for,
     with a given tokenizer instead of the one they name or train.
     """
     chosen = config.tokenizer or None if tokenizer is None else tokenizer
@@ -171,7 +171,7 @@ def prepare(
     return PreparedData.open(folder)
 
 
-def prepared(
+def prepare_data(
     source: str | Sequence[str] = PYTHON_STDLIB,
     *,
     cache_dir: str | Path | None = None,
@@ -224,7 +224,7 @@ def load_data(
         (task and TaskData(task))
         or load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
-        or prepared(source, progress=progress, **preparation(config, tokenizer))
+        or prepare_data(source, progress=progress, **preparation(config, tokenizer))
     )
 
 
@@ -268,7 +268,7 @@ def load_mixture(
             )
     options = preparation(config, tokenizer)
     parts = [
-        there.get(domain.name) or prepared(domain.source, progress=progress, **options)
+        there.get(domain.name) or prepare_data(domain.source, progress=progress, **options)
         for domain in domains
     ]
     return MixedData(source, domains, parts, tokenizer)
@@ -296,7 +296,7 @@ def _shared_tokenizer(
     folder = default_cache_dir() / "data" / f"{MIXTURE}-{json_digest(key)}"
     if not (folder / "tokenizer.json").is_file():
         with building_beside(folder) as building:
-            sides: list[Side] = []
+            sides: list[SplitSide] = []
             for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
                 scratch.mkdir(parents=True)
@@ -375,7 +375,7 @@ def _store_documents(
     return spool
 
 
-def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
+def _texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str]:
     """Return the texts of one side, and tell `progress` of the bytes gone through."""
     total = side.num_bytes
     for document in _report_bytes(side.spool.read(side.mask), stage, total, progress):
@@ -383,7 +383,9 @@ def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
     progress(stage, total, total)
 
 
-def _encode_documents(side: Side, tokenizer: Tokenizer, progress: Progress) -> Iterator[np.ndarray]:
+def _encode_documents(
+    side: SplitSide, tokenizer: Tokenizer, progress: Progress
+) -> Iterator[np.ndarray]:
     """Yield the ids of each document, (tokens,), the end of text behind them."""
     dtype = token_dtype(tokenizer.vocab_size)
     parts: list[np.ndarray] = []

@@ -64,10 +64,10 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
             yield Document(name, decoded(path.read_bytes(), path))
             return
         for number, location, row in rows:
-            yield Document(f"{name}:{number}", text_of(row, location, text_field))
+            yield Document(f"{name}:{number}", row_text(row, location, text_field))
 
 
-Rows = Iterator[tuple[int, str, object]]
+NumberedRows = Iterator[tuple[int, str, object]]
 """The number of each row, its place in words, and the row."""
 
 
@@ -86,7 +86,7 @@ def os_errors(action: str, cure: str = "") -> Iterator[None]:
         raise WakefulError(": ".join(filter(None, parts))) from error
 
 
-def read_json_lines(path: Path) -> Rows:
+def read_json_lines(path: Path) -> NumberedRows:
     """Yield the number, the place in words and the value of each line that is not blank."""
     offset = 0
     with path.open("rb") as lines:
@@ -115,7 +115,7 @@ def _holds_lines(path: Path, text_field: str) -> bool:
     return isinstance(row, dict) and (len(lines) == 2 or text_field in row)
 
 
-def _read_json_array(path: Path) -> Rows:
+def _read_json_array(path: Path) -> NumberedRows:
     if path.stat().st_size > MAX_ARRAY_BYTES:
         lines = shlex.quote(str(path.with_suffix(".jsonl")))
         raise WakefulError(
@@ -135,7 +135,7 @@ def parsed_json(text: str, location: str) -> Any:
         raise WakefulError(f"{location}: not JSON ({reason}): mend it or leave it out") from error
 
 
-def _read_table(path: Path, text_field: str) -> Rows:
+def _read_table(path: Path, text_field: str) -> NumberedRows:
     """Read the one column, every value of a table in text as text."""
     file, ending = glob.escape(str(path.absolute())), path.suffix.lower()
     remedy = f"; name its column of text ({text_field!r} now), or fetch the file again"
@@ -152,11 +152,11 @@ def _read_table(path: Path, text_field: str) -> Rows:
             "sep": TABLES[ending], "keep_default_na": False, "index_col": False,
         }  # fmt: skip
     kind = "csv" if ending in TABLES else "parquet"
-    for number, row in enumerate(stream(str(path), remedy, kind, data_files=file, **options)):
+    for number, row in enumerate(stream_file(str(path), remedy, kind, data_files=file, **options)):
         yield number, f"{path}, row {number}", row
 
 
-def stream(
+def stream_file(
     description: str,
     remedy: str,
     path: str,
@@ -182,7 +182,7 @@ def stream(
         yield from rows
 
 
-def text_of(row: object, location: str, text_field: str) -> str:
+def row_text(row: object, location: str, text_field: str) -> str:
     """Return the text of a row, "" for null.
 
     Raises:

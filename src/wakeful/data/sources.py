@@ -27,8 +27,8 @@ from wakeful.data.readers import (
     Document,
     read_file,
     reading,
-    stream,
-    text_of,
+    row_text,
+    stream_file,
 )
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path, one_line
@@ -307,9 +307,9 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     name, config, split = parse_hub(plain)
     remedy = "; check its name and the connection, or download it and pass its files"
     label = ":".join([name, config or "", split])
-    for number, row in enumerate(stream(plain, remedy, name, config, split=split)):
+    for number, row in enumerate(stream_file(plain, remedy, name, config, split=split)):
         if not field or str(_field(row, field)) == value:
-            text = text_of(row, f"{plain}, row {number}", text_field)
+            text = row_text(row, f"{plain}, row {number}", text_field)
             yield Document(f"{label}:{number}", text)
 
 

@@ -120,7 +120,7 @@ def _core(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Side:
+class SplitSide:
     """The documents of one side: those of `spool` where `mask` is true."""
 
     spool: Spool
@@ -136,8 +136,8 @@ class Side:
 class Split:
     """Both sides, and the rule that divides them."""
 
-    train: Side
-    validation: Side
+    train: SplitSide
+    validation: SplitSide
     rule: str
 
 
@@ -176,12 +176,12 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
             break
     rule = f"SHA-256 of the text, seed {seed}, fraction {fraction}"
     if not cut.any():
-        return Split(Side(spool, ~validation), Side(spool, validation), rule)
+        return Split(SplitSide(spool, ~validation), SplitSide(spool, validation), rule)
     parts, sides = Spool(scratch), list[bool]()
     parts.fill(_parts(spool, cut, validation, fraction, sides))
     held = np.array(sides, bool)
     rule = f"the ends of {cut.sum()} large documents; of the others, {rule}"
-    return Split(Side(parts, ~held), Side(parts, held), rule)
+    return Split(SplitSide(parts, ~held), SplitSide(parts, held), rule)
 
 
 _LARGE = 0.1
@@ -248,7 +248,10 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
                 f"source is the same text as {spool.name(int(same[0]))!r} of the training source: "
                 "take it out of one of them"
             )
-    both = Side(spool, np.ones(len(spool), bool)), Side(validation, np.ones(len(validation), bool))
+    both = (
+        SplitSide(spool, np.ones(len(spool), bool)),
+        SplitSide(validation, np.ones(len(validation), bool)),
+    )
     return Split(*both, rule="a source of its own")
 
 
@@ -264,7 +267,9 @@ def _split_one(spool: Spool, *, fraction: float, scratch: Path) -> Split:
     parts = Spool(scratch)
     parts.fill(Document(document.name, text) for text in (head, tail))
     rule = f"the end of the one document, from character {end}"
-    return Split(Side(parts, np.array([True, False])), Side(parts, np.array([False, True])), rule)
+    return Split(
+        SplitSide(parts, np.array([True, False])), SplitSide(parts, np.array([False, True])), rule
+    )
 
 
 def _end(text: str, fraction: float) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.schema import config_from_table, seeds_of, variants_of
-from wakeful.config.tables import preset_text, presets, read_table
+from wakeful.config.tables import preset_names, preset_text, read_table
 from wakeful.device import H100, choose_device, rough_seconds
 from wakeful.terminal.display import duration
 from wakeful.training import run_size
@@ -61,7 +61,7 @@ def facts(name: str) -> PresetFacts:
 
 def catalogue() -> tuple[list[PresetFacts], list[PresetFacts]]:
     """Return the presets of one run and those of several, each from the smallest cost up."""
-    all_facts = sorted(map(facts, presets()), key=lambda preset: preset.operations)
+    all_facts = sorted(map(facts, preset_names()), key=lambda preset: preset.operations)
     return [preset for preset in all_facts if preset.variants == 1], [
         preset for preset in all_facts if preset.variants > 1
     ]

@@ -23,20 +23,30 @@ from wakeful.diagnosis import (
 from wakeful.errors import WakefulError
 from wakeful.finding import Level
 from wakeful.reports.charts import Drawing
-from wakeful.reports.value import Chart, Findings, Part, Report, Section, Side, Step, Text, glossary
+from wakeful.reports.value import (
+    Chart,
+    Findings,
+    NextStep,
+    Part,
+    Report,
+    Section,
+    SideBySide,
+    Text,
+    glossary,
+)
 from wakeful.reports.value import Links as To
 from wakeful.runs.records import HeadWeights, rows
 from wakeful.runs.run import Run
 from wakeful.training import (
-    FOLLOWED,
+    METRIC_TITLES,
     ComparedRuns,
     TrainedRun,
     caveat,
+    comparison_verdicts,
     difference_chart,
     followed_charts,
     machines,
     relative_loss_chart,
-    verdicts,
 )
 
 _HEALTH: Mapping[Level, str] = {
@@ -46,9 +56,9 @@ _SINKS: Mapping[Level, str] = {
     "good": "has no attention sinks", "mixed": "has some attention sinks",
     "bad": "has strong attention sinks",
 }  # fmt: skip
-_FOLLOWED = {FOLLOWED["bos_mass_other"], FOLLOWED["excess_loss"]}
+_FOLLOWED = {METRIC_TITLES["bos_mass_other"], METRIC_TITLES["excess_loss"]}
 """The patient's curves."""
-Links = Mapping[str, Sequence[tuple[str, str]]]
+PartLinks = Mapping[str, Sequence[tuple[str, str]]]
 """Words and addresses, for each part's name."""
 
 
@@ -66,7 +76,11 @@ class Story:
     @property
     def sentences(self) -> tuple[str, str, str]:
         """One sentence a part, which says what was measured."""
-        return _patient(self.patient), _join_sentences(verdicts(self.twins)), self._pretrained()
+        return (
+            _patient(self.patient),
+            _join_sentences(comparison_verdicts(self.twins)),
+            self._pretrained(),
+        )
 
     def _pretrained(self) -> str:
         if self.pretrained is None:
@@ -95,7 +109,7 @@ def _patient(runs: ComparedRuns) -> str:
     for run in rest:
         mass = _ends(run)[1]
         lines.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
-    return _join_sentences([*lines, *verdicts(runs)])
+    return _join_sentences([*lines, *comparison_verdicts(runs)])
 
 
 def _ends(run: TrainedRun) -> tuple[float, float]:
@@ -108,7 +122,7 @@ def _join_sentences(sentences: Sequence[str]) -> str:
     return "; ".join(sentence.removesuffix(".") for sentence in sentences) + "."
 
 
-def demonstration_report(story: Story, links: Links) -> Report:
+def demonstration_report(story: Story, links: PartLinks) -> Report:
     """Return the report of the three parts, with `links` to the full pages of each."""
     sentences, pretrained = story.sentences, story.pretrained
     firsts = [story.patient.of(name)[0] for name in story.patient.variants]
@@ -134,7 +148,7 @@ def demonstration_report(story: Story, links: Links) -> Report:
         )
     ]  # fmt: skip
     look = f"wakeful diagnose {shlex.quote(str(firsts[0].path))}"
-    step = Step("diagnose the patient, or a model of yours in its place", look)
+    step = NextStep("diagnose the patient, or a model of yours in its place", look)
     return Report("wakeful demo: a patient, four twins and a pretrained model",
                   [_headline(story)], [step], [
         Section("1. A patient falls ill, and a cure", [
@@ -143,8 +157,8 @@ def demonstration_report(story: Story, links: Links) -> Report:
                  "are keys. At triggers (◂) it has to copy the character before; elsewhere it has "
                  "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
                  "still.", "note"),
-            Side(films, wide=True),
-            Side([chart for chart in followed_charts(story.patient)
+            SideBySide(films, wide=True),
+            SideBySide([chart for chart in followed_charts(story.patient)
                   if chart.label in _FOLLOWED], wide=True),
             To(links.get("patient", ())),
         ], brief=True),

@@ -33,7 +33,7 @@ from wakeful.probes.hidden import Outliers
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery.rotate import Turning, turning_of
-from wakeful.surgery.sink_tokens import FREED, WATCHED
+from wakeful.surgery.sink_tokens import FREED, SHARE_WINDOWS
 from wakeful.terminal.display import Display
 
 KURTOSIS = 5.0
@@ -150,7 +150,7 @@ class _Trials:
 
     def __post_init__(self) -> None:
         self.opening = self.loaded.begin(self.bos)
-        self.losses = surgery.window_losses(self.decoder, self.windows, self.opening)
+        self.losses = surgery.losses_after_opening(self.decoder, self.windows, self.opening)
         self.turn, self.fixed = None, ""
         try:
             self.turn = turning_of(self.decoder)
@@ -210,7 +210,7 @@ class _Trials:
         except WakefulError:
             return None
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
-        losses = surgery.window_losses(cured, self.windows)
+        losses = surgery.losses_after_opening(cured, self.windows)
         return self._cured(("--sinks",), "put a learned sink into every head", cured, losses)
 
     def _cured(
@@ -228,7 +228,7 @@ class _Trials:
         losses: Sequence[float], *, turned: bool = False,
     ) -> Trial:  # fmt: skip
         change = LossChange.between(self.losses, losses)
-        rows = surgery.prepend_tokens(opening, self.windows[:WATCHED])
+        rows = surgery.prepend_tokens(opening, self.windows[:SHARE_WINDOWS])
         shape = shape_of(decoder, rows, self.turn if turned else None, self.loaded.text_of)
         return Trial(options, cure, change, *shape)
 
@@ -279,11 +279,11 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{text}{none}")
     start = loaded.begin(bos)
-    losses = surgery.window_losses(loaded.module, windows, start)
+    losses = surgery.losses_after_opening(loaded.module, windows, start)
 
     def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
-        change = LossChange.between(losses, surgery.window_losses(model, windows, opening))
-        rows = surgery.prepend_tokens(opening, windows[:WATCHED])
+        change = LossChange.between(losses, surgery.losses_after_opening(model, windows, opening))
+        rows = surgery.prepend_tokens(opening, windows[:SHARE_WINDOWS])
         return Trial(options, cure, change, *shape_of(model, rows, None, loaded.text_of))
 
     model, opening = loaded.module, start

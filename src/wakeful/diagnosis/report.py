@@ -19,12 +19,12 @@ from wakeful.diagnosis.heads import (
 )
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import (
+    diagnosis_summary,
     findings,
     head_values,
     layer_values,
     lazy_layers,
     suggested_depth,
-    summary,
 )
 from wakeful.estimates import INTERVAL, finite, reach, to_error, with_error
 from wakeful.finding import Advice, Level
@@ -39,11 +39,11 @@ from wakeful.reports.value import (
     Fold,
     Group,
     Legend,
+    NextStep,
     Part,
     Report,
     Section,
-    Side,
-    Step,
+    SideBySide,
     Table,
     Text,
     glossary,
@@ -155,7 +155,7 @@ def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     return charts.wide(chart, 220)
 
 
-def top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
+def draw_top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
     """Draw the largest token importances over layers: the first five of one model, one line each;
     of several models the largest alone.
     """
@@ -249,7 +249,9 @@ def _positive(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("value") > 0)
 
 
-def headlines(diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()) -> list[str]:
+def diagnosis_headlines(
+    diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()
+) -> list[str]:
     """Return the verdicts, one sentence for all models with the same findings.
 
     No model among the `worse`, those whose cure cost loss, is called healthy.
@@ -277,7 +279,7 @@ def _ills(diagnosis: ModelDiagnosis) -> str:
     return listed(adjectives[finding.level] + ills[finding.title] for finding in ill)
 
 
-def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[Step]:
+def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[NextStep]:
     """Return what to do about what was found; what is healthy is quantized together, unless it is
     quantized already.
     """
@@ -287,20 +289,20 @@ def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> l
     if healthy:
         names = listed(diagnoses[n].name for n in healthy)
         models = shlex.join(sources[n] for n in healthy)
-        steps.append(Step(f"nothing to cure in {names}; see what quantization does",
+        steps.append(NextStep(f"nothing to cure in {names}; see what quantization does",
                           f"wakeful quantize {models}"))  # fmt: skip
     return steps
 
 
-def _cure(diagnosis: ModelDiagnosis, source: str) -> Step | None:
+def _cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
     levels = {finding.title: finding.level for finding in findings(diagnosis)}
     model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
     if advice is not None:
         command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
-        return Step(advice.words, command)
+        return NextStep(advice.words, command)
     lazy = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
     if lazy and not diagnosis.quantized:
-        return Step(f"train a model with the {depth} layers of {diagnosis.name} that work "
+        return NextStep(f"train a model with the {depth} layers of {diagnosis.name} that work "
                     "(not tried: training tells what it costs)",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
     return None
@@ -312,14 +314,14 @@ def after_cure(
     schemes: Sequence[str] = (),
     advice: Advice | None = None,
     reading: str = "",
-) -> list[Step]:
+) -> list[NextStep]:
     """Return what to do with a cured model in a folder and the model that it was made of.
 
     `schemes` are expressions of those that it was cured for; `advice` is what to do instead, where
     the cure did not help; `reading` are the options by which the cure read its text.
     """
     if advice is not None and advice.arguments:
-        return [Step(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
+        return [NextStep(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
     before, after = shlex.quote(source), shlex.quote(str(folder))
     both, scheme_flags = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
     evaluate, quantize = (
@@ -327,8 +329,8 @@ def after_cure(
         for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", scheme_flags))
     )
     return [
-        Step("compare it with the original on text", evaluate),
-        Step("see what quantization costs each of them", quantize),
+        NextStep("compare it with the original on text", evaluate),
+        NextStep("see what quantization costs each of them", quantize),
     ]
 
 
@@ -339,7 +341,7 @@ def diagnosis_report(
     method: Mapping[str, str] | None = None,
     done: Sequence[tuple[str, str]] = (),
     sources: Sequence[str] = (),
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[NextStep] | None = None,
     worse: Collection[str] = (),
 ) -> Report:
     """Return the report of models' measurements on a text.
@@ -355,10 +357,15 @@ def diagnosis_report(
     every_map = [maps(model, longest) for model in diagnoses]
     ahead = (0, 2) if len(diagnoses) < 3 else (0,)
 
-    def some(first: bool) -> Side:
+    def some(first: bool) -> SideBySide:
         """Return a map or two of each model, or the others."""
-        return Side([chart for model_maps in every_map for number, chart in enumerate(model_maps)
-                     if (number in ahead) == first], wide=True)  # fmt: skip
+        drawn = [
+            chart
+            for model_maps in every_map
+            for number, chart in enumerate(model_maps)
+            if (number in ahead) == first
+        ]
+        return SideBySide(drawn, wide=True)
 
     legend = Legend(names)
     sections = [
@@ -375,24 +382,24 @@ def diagnosis_report(
             Text("Bands are 95% confidence intervals over sequences. Layer −1 is the embedding: it "
                  "is shown, and left out of every mean over layers. Layers that stand out are "
                  "named.", "note"),
-            legend, Side(curves[:_FIRST]),
+            legend, SideBySide(curves[:_FIRST]),
         ]),
         Section("The tokens", [*_tokens(diagnoses)]),
         Section("Heads", [some(True)]),
         Section("Details", [
-            Fold("More curves over layers", [legend, Side(curves[_FIRST:])]),
+            Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
             Fold("More maps of layers and heads", [some(False)]),
             Fold("Sorted ranks, spectra of values, token importance", [
                 legend,
                 Chart("Sorted ranks of all heads", partial(rank_strips, diagnoses),
                       "Ranks of all heads", "How many singular values hold the stated share of a "
                       "head's energy. A head of rank 1 gives every query the same mixture."),
-                Side([
+                SideBySide([
                     Chart("Normalized eigenvalues of the values, mean over layers",
                           partial(spectra, diagnoses), "Spectrum of values, mean over layers",
                           "A steep fall means that values point few ways."),
                     Chart("Largest token importances over layers",
-                          partial(top_importance, diagnoses), "Largest token importances",
+                          partial(draw_top_importance, diagnoses), "Largest token importances",
                           f"Mean attention of the {'' if many else 'k-th '}most attended token."),
                 ], wide=True),
             ]),
@@ -403,7 +410,7 @@ def diagnosis_report(
         method_section([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
     steps = next_steps(diagnoses, named) if steps is None else steps
-    sentences = [*headlines(diagnoses, worse), *_without_command(diagnoses)]
+    sentences = [*diagnosis_headlines(diagnoses, worse), *_without_command(diagnoses)]
     return Report(title or f"Diagnosis of {', '.join(names)}", sentences, steps, sections)
 
 
@@ -415,7 +422,7 @@ def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
 
 
 def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
-    models = [(summary(diagnosis), _reaches(diagnosis)) for diagnosis in diagnoses]
+    models = [(diagnosis_summary(diagnosis), _reaches(diagnosis)) for diagnosis in diagnoses]
     rows = [
         [Cell(label, explained(key)),
          *_comparison_cells(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
@@ -461,10 +468,10 @@ def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
             draw = partial(attention, diagnosis, "sinks, then widest")
             parts.append(Chart(f"Attention of a head of {diagnosis.name}", draw))
         groups.append(Group(parts))
-    yield Side(groups, wide=True)
+    yield SideBySide(groups, wide=True)
     if not many:
         name = diagnoses[0].name
-        yield Side([
+        yield SideBySide([
             Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),
             Chart(f"Attention of a head of high rank of {name}",
                   partial(attention, diagnoses[0], "widest")),

@@ -16,7 +16,13 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import KeyShares
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
-from wakeful.surgery import SinkChoice, SinkTrial, by_preference, choose_sink_tokens, window_losses
+from wakeful.surgery import (
+    SinkChoice,
+    SinkTrial,
+    by_preference,
+    choose_sink_tokens,
+    losses_after_opening,
+)
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 WINDOWS = 8
@@ -104,7 +110,7 @@ def choose_prefix(
 def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
     """Return the token that a model best reads before a text, by the loss; BOS if it is as good."""
     trials = {
-        token: SinkTrial((token,), window_losses(loaded.module, windows, (token,)))
+        token: SinkTrial((token,), losses_after_opening(loaded.module, windows, (token,)))
         for token in likely_sink_tokens(loaded, loaded.module, windows)
     }
     return trials[by_preference(trials, loaded.bos)[0]]
@@ -117,6 +123,6 @@ def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos)
     length = max(2, min(WINDOW, text.shape[1], room))
     rows = text[:, : text.shape[1] // length * length].reshape(-1, length)
     return LossChange.between(
-        window_losses(before.module, rows, openings[0]),
-        window_losses(after.module, rows, openings[1]),
+        losses_after_opening(before.module, rows, openings[0]),
+        losses_after_opening(after.module, rows, openings[1]),
     )

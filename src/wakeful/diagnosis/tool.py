@@ -20,13 +20,13 @@ from wakeful.diagnosis.measure import (
 )
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.diagnosis.report import diagnosis_report
-from wakeful.diagnosis.verdict import summary
+from wakeful.diagnosis.verdict import diagnosis_summary
 from wakeful.errors import WakefulError
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, evaluation_data
 from wakeful.loading.session import choose_data, count_progress, session
 from wakeful.loading.sources import Source, name_of
-from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
@@ -34,7 +34,7 @@ from wakeful.terminal.display import Display, DisplayFactory
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Diagnosis(Measured):
+class Diagnosis(MeasuredResult):
     """Measurements of models on a text."""
 
     models: tuple[ModelDiagnosis, ...]
@@ -51,7 +51,9 @@ class Diagnosis(Measured):
     def summary(self) -> dict[str, Any]:
         """`models`, with each one's figures as means over layers, and `method`, in words."""
         return {
-            "models": [json.loads(json.dumps(summary(diagnosis))) for diagnosis in self.models],
+            "models": [
+                json.loads(json.dumps(diagnosis_summary(diagnosis))) for diagnosis in self.models
+            ],
             "method": dict(self.method),
         }
 

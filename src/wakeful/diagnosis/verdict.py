@@ -24,7 +24,7 @@ def layer_values(
     return rows.filter(pl.col("head").is_null()).sort("layer")
 
 
-def summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
+def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
     """Return the figures that papers print, each a mean over layers unless its name says more."""
 
     def mean(metric: str, **where: str) -> float | None:
@@ -85,7 +85,7 @@ def suggested_depth(diagnosis: ModelDiagnosis) -> int:
 
 def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     """Return the verdict on sinks, lazy layers, drained values and outliers."""
-    figures, layers = summary(diagnosis), diagnosis.num_layers
+    figures, layers = diagnosis_summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     even = float(exact.even_shares(diagnosis.length)[0])
     first_excess = (share or 0.0) - even

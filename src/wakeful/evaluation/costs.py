@@ -35,7 +35,7 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
         )
 
 
-def costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
+def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
     """Return the model's size and its speed after prompts of these lengths, one sequence.
 
     Size: parameters, megabytes of weights in memory and in files, kilobytes of cache a token, and

@@ -25,7 +25,12 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
-from wakeful.loading.reading import EvaluationData, Window, as_evaluation_data, check_length
+from wakeful.loading.reading import (
+    EvaluationData,
+    Window,
+    as_evaluation_data,
+    check_readable_length,
+)
 from wakeful.model.decoder import IGNORED
 from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
@@ -35,7 +40,7 @@ from wakeful.scores import Score
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 
-def perplexity(
+def measure_perplexity(
     loaded: Model,
     text: str | EvaluationData,
     *,
@@ -58,7 +63,7 @@ def perplexity(
             where one is asked for, or a model whose likelihoods mean nothing.
     """
     check_likelihoods(loaded.name, loaded.module)
-    check_length(loaded, length, bos=bos)
+    check_readable_length(loaded, length, bos=bos)
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
     source = as_evaluation_data(text)

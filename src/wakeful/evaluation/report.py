@@ -27,10 +27,10 @@ from wakeful.reports.charts import Drawing, dots, encode_colors, encode_names, s
 from wakeful.reports.value import (
     Cell,
     Chart,
+    NextStep,
     Report,
     Section,
-    Side,
-    Step,
+    SideBySide,
     Table,
     Text,
     listed,
@@ -38,7 +38,7 @@ from wakeful.reports.value import (
     terms,
 )
 from wakeful.runs.run import Environment
-from wakeful.scores import AVERAGE, Score, difference, ratio
+from wakeful.scores import AVERAGE, Score, paired_difference, ratio
 
 _OF_LOSSES = ("bits per byte", "loss over the task's own")
 """Metrics that are a perplexity's losses in another unit."""
@@ -90,10 +90,10 @@ def evaluation_report(
             for heading, by_model in titles.items()
         ]
         note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
-        sections.append(Section("Side by side", [note, Side(charts)]))
+        sections.append(Section("Side by side", [note, SideBySide(charts)]))
     command = " ".join(filter(None, ["wakeful diagnose", shlex.join(sources or names), reading]))
-    step = Step("see where attention and channels are wasted", command)
-    return Report(title, headlines(scores), [step], [*sections, method_section(method or {})])
+    step = NextStep("see where attention and channels are wasted", command)
+    return Report(title, score_headlines(scores), [step], [*sections, method_section(method or {})])
 
 
 Found = Mapping[str, Score]
@@ -123,7 +123,7 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
     if score.is_cost:
         differ = score.implementation != first.implementation
         return Cell(value, under=[f"×{_times(score, first, 3)}{', two implementations' * differ}"])
-    paired = difference(score, first)
+    paired = paired_difference(score, first)
     if paired is None:
         return Cell(value)
     unit = " nats" if score.exponential else ""
@@ -172,7 +172,7 @@ def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
     )  # fmt: skip
 
 
-def headlines(scores: Sequence[Score]) -> list[str]:
+def score_headlines(scores: Sequence[Score]) -> list[str]:
     """Return what the models reach, and which are surely better or worse than the first."""
     scores = _visible(scores)
     names = list(dict.fromkeys(score.model for score in scores))
@@ -225,7 +225,7 @@ def _side(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
             loss.model: loss for loss in scores if loss.task == score.task and loss.exponential
         }
         score, baseline = losses.get(score.model, score), losses.get(baseline.model, baseline)
-    paired = difference(score, baseline)
+    paired = paired_difference(score, baseline)
     if paired is None:
         return ""
     gap, error = paired
@@ -236,7 +236,7 @@ def _side(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
     return "better in" if (gap > 0) == score.higher_is_better else "worse in"
 
 
-def summary(
+def evaluation_summary(
     names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return every model's scores, paired differences to the first model's, ratios of costs."""
@@ -271,7 +271,7 @@ def summary(
              "low": finite(low), "high": finite(high)}
             | ({"unit": "nats per token"} if score.exponential else {})
             for score, reference in pairs
-            if not score.is_cost and (paired := difference(score, reference))
+            if not score.is_cost and (paired := paired_difference(score, reference))
             for low, high in [interval(*paired, len(score.keys))]
         ],
         "ratios": [

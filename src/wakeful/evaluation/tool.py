@@ -13,11 +13,11 @@ from torch import nn
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.errors import WakefulError
-from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, costs
+from wakeful.evaluation.costs import OURS, THEIRS, check_lengths, code_of, measure_costs
 from wakeful.evaluation.examples import TaskSet, read_choices, read_lambada
 from wakeful.evaluation.options import EvaluateOptions
-from wakeful.evaluation.perplexity import check_likelihoods, perplexity
-from wakeful.evaluation.report import evaluation_report, method_of, summary
+from wakeful.evaluation.perplexity import check_likelihoods, measure_perplexity
+from wakeful.evaluation.report import evaluation_report, evaluation_summary, method_of
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.inheritance import with_heirs
 from wakeful.loading.load import is_own_gguf, locate_model
@@ -26,7 +26,7 @@ from wakeful.loading.reading import EvaluationData, evaluation_data
 from wakeful.loading.session import choose_data, count_progress, session
 from wakeful.loading.sources import Source, name_of
 from wakeful.probes.running import as_decoder
-from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 from wakeful.scores import Score, averages, scores_table
@@ -35,7 +35,7 @@ from wakeful.terminal.display import Display, DisplayFactory
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Evaluation(Measured):
+class Evaluation(MeasuredResult):
     """Scores of models: perplexity, tasks, size and speed."""
 
     names: Mapping[str, str]
@@ -55,7 +55,7 @@ class Evaluation(Measured):
     @property
     def summary(self) -> dict[str, Any]:
         """`models`, `scores` with errors and paired differences, and `method`, in words."""
-        return summary(self.names, self.scores, self.method)
+        return evaluation_summary(self.names, self.scores, self.method)
 
     @property
     def report(self) -> Report:
@@ -169,7 +169,7 @@ def _measure(
     scores: list[Score] = []
     for name, data in texts.items():
         length = options.length_for(model.context)
-        text_scores = perplexity(
+        text_scores = measure_perplexity(
             model,
             data,
             length=length,
@@ -225,4 +225,4 @@ def _costs(
             timed[model.name] = f"{THEIRS}, another implementation, because {error}"
             show.note(f"{model.name}: timed with {timed[model.name]}")
     timing = partial(show.count, f"{model.name}: rounds of timing")
-    return costs(ready, options.speed, progress=timing)
+    return measure_costs(ready, options.speed, progress=timing)

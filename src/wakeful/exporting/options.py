@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from wakeful.config.options import Hint, How, What
-from wakeful.config.reading import Stored
+from wakeful.config.reading import StoredDtype
 from wakeful.config.rules import Forbids
 
 LLAMA_CPP = Hint(
@@ -17,7 +17,7 @@ LLAMA_CPP = Hint(
 class ExportOptions:
     """Format, layers and precision of an exported model."""
 
-    dtype: How[Stored] = "auto"
+    dtype: How[StoredDtype] = "auto"
     """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""
     gguf: Annotated[How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]], LLAMA_CPP] = "auto"
     """Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types of it."""

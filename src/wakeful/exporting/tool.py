@@ -26,7 +26,7 @@ from wakeful.hf.weights_out import export_decoder as write
 from wakeful.inheritance import inherit_blocks, named_layers, parse_layers
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import file_lineage, model_card, shortened_card
-from wakeful.loading.load import check_step, fetch_from_hub, load, locate_model, read_decoder
+from wakeful.loading.load import check_run_step, fetch_from_hub, load, locate_model, read_decoder
 from wakeful.loading.model import AnyTokenizer
 from wakeful.loading.sources import Source, convert_to_decoder, name_of
 from wakeful.switches import ordinary_switches
@@ -133,7 +133,7 @@ def _stock_folder(model: Source, step: int) -> Path | None:
     if not isinstance(model, str | Path):
         return None
     location = locate_model(model)
-    check_step(location, step)
+    check_run_step(location, step)
     if location.kind == "hub":
         return fetch_from_hub(location.name)
     return location.path if location.kind == "folder" else None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.reading import LENGTH, Bos
-from wakeful.config.rules import AtLeast, Ruled, Within
+from wakeful.config.rules import AtLeast, RuleChecked, Within
 from wakeful.config.schema import TRAINED, TextConfig
 
 
@@ -22,7 +22,7 @@ class PrepareOptions(TextConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions(Ruled):
+class SampleOptions(RuleChecked):
     """Text for a model to generate as training data.
 
     Run the same command again to resume.

@@ -3,11 +3,11 @@
 import shlex
 
 from wakeful.generation.options import GenerateOptions
-from wakeful.reports.value import Step
+from wakeful.reports.value import NextStep
 
 
-def generation_step(model: str, context: int) -> Step:
+def generation_step(model: str, context: int) -> NextStep:
     """Return how to let a model write, as far as its context leaves room."""
     fewer = f" --num_tokens {context // 2}" if context < 2 * GenerateOptions.num_tokens else ""
     command = f'wakeful generate {shlex.quote(model)} --prompt "Once upon a time"{fewer}'
-    return Step("see what it generates", command)
+    return NextStep("see what it generates", command)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.reading import Bos
-from wakeful.config.rules import AtLeast, Ruled, Within
+from wakeful.config.rules import AtLeast, RuleChecked, Within
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(Ruled):
+class GenerateOptions(RuleChecked):
     """Length, sampling and model of a continuation."""
 
     num_tokens: HowMuch[int] = 100

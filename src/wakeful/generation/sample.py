@@ -18,7 +18,7 @@ from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
-from wakeful.loading.sources import Source, in_memory, name_of
+from wakeful.loading.sources import Source, modules_in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.paths import expanded
 from wakeful.switches import ordinary_switches
@@ -74,7 +74,10 @@ def sample_data(
     options = options_from(SampleOptions, kwargs, options)
     folder = expanded(options.out).absolute()
     lines = _lines(Path(options.prompts)) if options.prompts else []
-    with evaluating(*in_memory([model])), (display or default_display)("data generate") as show:
+    with (
+        evaluating(*modules_in_memory([model])),
+        (display or default_display)("data generate") as show,
+    ):
         show.note(f"loading {name_of(model)}")
         # As it is stored: what it writes needs no more than the weights have.
         loaded = load(

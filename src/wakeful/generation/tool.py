@@ -35,11 +35,11 @@ def generate(
         WakefulError: an option is out of its range, the context too short, or the chat template
             cannot be used.
     """
-    return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **kwargs))
+    return "".join(stream_text(model, prompt, tokenizer=tokenizer, options=options, **kwargs))
 
 
 @ordinary_switches()
-def stream(
+def stream_text(
     model: Source,
     prompt: str,
     *,

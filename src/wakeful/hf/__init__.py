@@ -17,7 +17,7 @@ __all__ = [
     "prefix_cache",
 ]  # fmt: skip
 
-softmax1.register()
+softmax1.register_softmax1()
 AutoConfig.register(WakefulConfig.model_type, WakefulConfig, exist_ok=True)
 AutoModel.register(WakefulConfig, WakefulModel, exist_ok=True)
 AutoModelForCausalLM.register(WakefulConfig, WakefulForCausalLM, exist_ok=True)

@@ -115,7 +115,9 @@ Visible = tuple[Bool[Tensor, "B S"] | None, Int[Tensor, "B L"] | None, Int[Tenso
 the tokens' numbers say it all."""
 
 
-def visible(mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor) -> Visible:
+def token_visibility(
+    mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
+) -> Visible:
     """Return the visibility that mask (B, S) and positions (1 or B, L) give new tokens x (B, L, D).
 
     Where values cannot be read (see `is_readable`) no branch depends on them: the general form is

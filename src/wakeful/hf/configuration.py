@@ -25,8 +25,8 @@ def _part(name: str) -> Any:
 class WakefulConfig(PreTrainedConfig):
     """A `ModelConfig` under `parts`, and the names that other tools read and set.
 
-    Each of `NAMES` stands for a part: it can be set, and is saved beside the parts. What parts make
-    together is checked where they are: here, and where a model is made of them.
+    Each of `HF_FIELDS` stands for a part: it can be set, and is saved beside the parts. Whether the
+    parts fit together is checked here, and where a model is built of them.
     """
 
     model_type = "wakeful"
@@ -54,7 +54,9 @@ class WakefulConfig(PreTrainedConfig):
             for name, value in named_parts.items()
         }
         self.parts = dataclasses.asdict(ModelConfig(**named))
-        self._set_names({name: kwargs.pop(name) for name in NAMES if name in kwargs}, named_parts)
+        self._set_names(
+            {name: kwargs.pop(name) for name in HF_FIELDS if name in kwargs}, named_parts
+        )
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -79,7 +81,7 @@ class WakefulConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON holds it, with the names that stand for parts."""
-        names = {name: getattr(self, name) for name in NAMES}
+        names = {name: getattr(self, name) for name in HF_FIELDS}
         return super().to_dict() | {name: v for name, v in names.items() if v is not None}
 
     @property
@@ -168,7 +170,7 @@ class WakefulConfig(PreTrainedConfig):
 
 
 _WINDOWED, _WHOLE = "sliding_attention", "full_attention"
-NAMES = (
+HF_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings",
     "initializer_range", "final_logit_softcapping", "layer_types", "sliding_window",

@@ -75,7 +75,7 @@ def drop_layers(
             f"layers of {folder}, which has a {FIELD}, cannot be left out: one of them holds the "
             "matrix of all; leave them out of the model that was quantized"
         )
-    text = text_of(config)
+    text = text_config(config)
     _check(layers, text)
     total = text.num_hidden_layers
     full_model = _skeleton(config)
@@ -121,7 +121,7 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> PreTraine
     Raises:
         WakefulError: the architecture has none.
     """
-    text = text_of(config)
+    text = text_config(config)
     if text is config:
         changed, block = _changed_fields(config, layers), _BLOCK
     else:
@@ -164,7 +164,7 @@ def _changed_fields(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str
     return changed
 
 
-def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration of the text decoder: the whole one, or a part of it.
 
     Raises:

@@ -64,7 +64,7 @@ def files_of(tokenizer: Tokenizer) -> str:
         return json.dumps({file.name: file.read_text("utf-8") for file in Path(folder).iterdir()})
 
 
-def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     """Return the tensors of the decoder that a file says it holds, by Transformers' names, in
     float32.
     """

@@ -35,9 +35,9 @@ from wakeful.hf.gguf_architectures import (
 )
 from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
 from wakeful.hf.gguf_tokens import vocabulary_of
-from wakeful.hf.read_back import Rounded, read_back
+from wakeful.hf.read_back import RoundedParameters, read_back
 from wakeful.hf.weights_in import own_gguf
-from wakeful.hf.weights_out import refuse_existing, tensors_of
+from wakeful.hf.weights_out import hf_tensors, refuse_existing
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replace_atomically
@@ -130,7 +130,7 @@ def export_gguf(
         writer.close()
         read_back(
             part, decoder, load=partial(_load_if_it_fits, decoder),
-            rounding=Rounded(partial(_round_trip, storage)),
+            rounding=RoundedParameters(partial(_round_trip, storage)),
         )  # fmt: skip
     return kind
 
@@ -159,7 +159,7 @@ def _round_trip(storage: Storage, weight: Tensor) -> Tensor:
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor as llama.cpp wants it, and its name there."""
     name_of = names_of(kind, config.num_layers)
-    for hf_name, tensor in tensors_of(decoder, kind, torch.float32).items():
+    for hf_name, tensor in hf_tensors(decoder, kind, torch.float32).items():
         gguf_name = name_of(hf_name)
         array = to_llama_cpp(tensor.numpy(), hf_name, kind, config)
         yield gguf_name, array

@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from wakeful.depth.base import DepthMix
 from wakeful.embeddings import Embedding
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import CACHE, Visible, WakefulCache, visible
+from wakeful.hf.cache import CACHE, Visible, WakefulCache, token_visibility
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.offloading import unsplit_modules, weights_in_place
@@ -33,7 +33,7 @@ from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
 from wakeful.routes.base import TOKENS, ValueRoute
 from wakeful.variants import build
-from wakeful.variants.roles import HEAD, HasRoles, Marked, Role, mark, role_of, roles_of
+from wakeful.variants.roles import HEAD, HasRoles, Role, RoleMarks, mark, role_of, roles_of
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -220,7 +220,7 @@ class WakefulModel(WakefulPreTrainedModel):
             slots.reserve(start + x.shape[1])
         visibility: Visible = None, position_ids, None
         if not self.decoder.by_engine:
-            visibility = visible(attention_mask, position_ids, start, x)
+            visibility = token_visibility(attention_mask, position_ids, start, x)
         valid, places, documents = visibility
         self.decoder.run_layers = self.config.num_hidden_layers
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
@@ -261,7 +261,7 @@ class WakefulModel(WakefulPreTrainedModel):
         return None
 
 
-class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMixin):
+class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, GenerationMixin):
     """The decoder with its head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed.weight"}  # noqa: RUF012

@@ -10,7 +10,7 @@ from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.model.decoder import Decoder
 from wakeful.variants.roles import BIAS, HasRoles, Role, roles_of
 
-NAMES = {
+PROJECTION_NAMES = {
     "attention.query": "q_proj",
     "attention.key": "k_proj",
     "attention.value": "v_proj",
@@ -22,7 +22,7 @@ NAMES = {
 """Names in a Llama of the projections of a block."""
 
 
-class Named(HasRoles, nn.Module):
+class NamedLinear(HasRoles, nn.Module):
     """A linear layer under a name of its own, so that an adapter can find it and take its place.
 
     `role` is its matrix's.
@@ -44,7 +44,7 @@ class Named(HasRoles, nn.Module):
     __call__ = forward
 
 
-class NamedHeads(Named):
+class NamedHeads(NamedLinear):
     """The same for `Heads`."""
 
     def __init__(self, name: str, heads: Heads, role: Role) -> None:
@@ -67,20 +67,20 @@ def name_projections(decoder: Decoder) -> None:
     """
     for block in decoder.blocks:
         roles = roles_of(block)
-        for path, name in NAMES.items():
+        for path, name in PROJECTION_NAMES.items():
             half, _, part = path.partition(".")
             parent = block.get_submodule(half)
             module = parent._modules.get(part)
             if isinstance(module, Heads):
                 setattr(parent, part, NamedHeads(name, module, roles[f"{path}.weight"]))
             elif isinstance(module, nn.Linear):
-                setattr(parent, part, Named(name, module, roles[f"{path}.weight"]))
+                setattr(parent, part, NamedLinear(name, module, roles[f"{path}.weight"]))
 
 
 def projection_name(parameter: str) -> str:
     """Return what a decoder's parameter is called once its projections are named."""
     parent, _, leaf = parameter.rpartition(".")
-    name = NAMES.get(".".join(parent.split(".")[-2:]))
+    name = PROJECTION_NAMES.get(".".join(parent.split(".")[-2:]))
     return f"{parent}.{name}.{leaf}" if name else parameter
 
 

@@ -102,7 +102,7 @@ def read_back(
     difference = float((read_logits - logits).norm()) / size
     if difference <= _EXACT:
         return
-    rounded_logits = _logits(expected, tokens, rounding or Rounded(_by_types(folder)))
+    rounded_logits = _logits(expected, tokens, rounding or RoundedParameters(_by_types(folder)))
     explained = float((rounded_logits - logits).norm()) / size
     if difference <= _ROUNDING * explained:
         return
@@ -117,7 +117,7 @@ def read_back(
     )
 
 
-class Rounded(TorchFunctionMode):
+class RoundedParameters(TorchFunctionMode):
     """Arithmetic with every parameter rounded as it is used, as a file holds it."""
 
     def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:

@@ -1,6 +1,6 @@
 """softmax-1 for the models that ship with Transformers.
 
-    import wakeful.hf                                   # makes the name known, see `register`
+    import wakeful.hf                                   # registers the name: `register_softmax1`
     AutoModelForCausalLM.from_pretrained(name, attn_implementation="wakeful_softmax1")
 
 Every weight of an attention row becomes e^{x_i} / (1 + Σ_j e^{x_j}) (From Attention to Activation,
@@ -34,9 +34,6 @@ from wakeful.parts.softmax1 import attend_with_sink
 from wakeful.tracing import is_readable
 from wakeful.variants.implementations import SOFTMAX1, implementation_in
 
-NAME = SOFTMAX1
-"""Value of `attn_implementation`."""
-
 _UNSUPPORTED = {
     "softcap": "caps its attention logits",
     "sinks": "has attention sinks of its own",
@@ -51,15 +48,15 @@ _FIELD = "attn_implementation"
 """Field of config.json that Transformers reads, and never writes itself."""
 
 
-def register() -> None:
-    """Add `NAME` to Transformers' public registries of attention and mask functions, and have
-    configurations that name it write it.
+def register_softmax1() -> None:
+    """Add `SOFTMAX1` to Transformers' public registries of attention and mask functions, and
+    have configurations that name it write it.
 
     No model changes until it is asked for by name. `import wakeful.hf` calls this, so that the name
     is known wherever it could be written; calling it again changes nothing.
     """
-    AttentionInterface.register(NAME, softmax1_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(SOFTMAX1, softmax1_attention_forward)
+    AttentionMaskInterface.register(SOFTMAX1, sdpa_mask)
     to_dict = PreTrainedConfig.to_dict
     if not hasattr(to_dict, "writes_softmax1"):  # Transformers has no registry for this
         PreTrainedConfig.to_dict = _writing_softmax1(to_dict)
@@ -80,7 +77,7 @@ def _writing_softmax1(to_dict: Any) -> Any:
 def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     """Return the `attn_implementation` that asks for softmax-1 where a configuration has it.
 
-    That is `NAME`, a table of the parts that have it ("" is the whole), or None.
+    That is `SOFTMAX1`, a table of the parts that have it ("" is the whole), or None.
     """
     parts: dict[str, Any] = {}
     for key in config.sub_configs:
@@ -88,13 +85,13 @@ def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
         choice = softmax1_choice(part) if isinstance(part, PreTrainedConfig) else None
         if choice is not None:
             parts[key] = choice
-    if implementation_in(config) == NAME:
-        return {"": NAME} | parts if config.sub_configs else NAME
+    if implementation_in(config) == SOFTMAX1:
+        return {"": SOFTMAX1} | parts if config.sub_configs else SOFTMAX1
     return parts or None
 
 
 def check_softmax1(model: PreTrainedModel) -> None:
-    """Check that a model asked for `NAME` computes softmax-1, where it could keep its own softmax.
+    """Check that a model asked for `SOFTMAX1` computes softmax-1, not its own softmax.
 
     Some architectures (Bloom, for one) never look up their attention function and take any name.
 
@@ -102,14 +99,14 @@ def check_softmax1(model: PreTrainedModel) -> None:
         WakefulError: the model was not asked for it, or its architecture ignores the request.
     """
     chosen = model.config._attn_implementation
-    if chosen != NAME:
+    if chosen != SOFTMAX1:
         raise WakefulError(
-            f"{type(model).__name__} uses attn_implementation = {chosen!r}, not {NAME!r}"
+            f"{type(model).__name__} uses attn_implementation = {chosen!r}, not {SOFTMAX1!r}"
         )
     if not model._can_set_attn_implementation():
         raise WakefulError(
             f"{type(model).__name__} has an attention of its own, which ignores "
-            f"attn_implementation = {NAME!r}"
+            f"attn_implementation = {SOFTMAX1!r}"
         )
 
 
@@ -150,7 +147,7 @@ def softmax1_attention_forward(
     if isinstance(window, int) and window < keys:
         raise WakefulError(
             f"{type(module).__name__} looks back {window} of {keys} keys, and gives no mask that "
-            f"says so: {NAME} needs the mask"
+            f"says so: {SOFTMAX1} needs the mask"
         )
     if causal and queries > 1:
         # A static cache that was empty: what lies past the queries is not written yet.
@@ -170,26 +167,26 @@ def _refuse(
     name = type(module).__name__
     if dropout:
         raise WakefulError(
-            f"{NAME} has no dropout on attention weights, and {name} asks for {dropout}: set the "
-            "configuration's attention dropout (attention_dropout, attn_pdrop) to 0"
+            f"{SOFTMAX1} has no dropout on attention weights, and {name} asks for {dropout}: set "
+            "the configuration's attention dropout (attention_dropout, attn_pdrop) to 0"
         )
     for option, problem in _UNSUPPORTED.items():
         if kwargs.get(option) is not None:
-            raise WakefulError(f"{NAME} cannot serve {name}: it {problem} ({option})")
+            raise WakefulError(f"{SOFTMAX1} cannot serve {name}: it {problem} ({option})")
     config = getattr(module, "config", None)
     if kwargs.get("output_attentions") or getattr(config, "output_attentions", False):
         raise WakefulError(
-            f"{NAME} never makes the attention weights, so output_attentions has nothing to return"
+            f"{SOFTMAX1} never makes the attention weights that output_attentions asks for"
         )
     if s_aux is not None and s_aux.shape != query.shape[1:2]:
         raise WakefulError(
-            f"{NAME} takes a sink a head (s_aux), and {name} gives {tuple(s_aux.shape)} for "
+            f"{SOFTMAX1} takes a sink a head (s_aux), and {name} gives {tuple(s_aux.shape)} for "
             f"{query.shape[1]} heads"
         )
     if value.shape[-1] != query.shape[-1]:
         raise WakefulError(
-            f"{NAME} cannot serve {name}: its values are {value.shape[-1]} wide and its queries "
-            f"{query.shape[-1]}"
+            f"{SOFTMAX1} cannot serve {name}: its values are {value.shape[-1]} wide and its "
+            f"queries {query.shape[-1]}"
         )
 
 
@@ -197,14 +194,14 @@ def _keep(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
     """Return a boolean mask (B or 1, L, S) for a boolean or additive one (B or 1, 1, L, S)."""
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-1] != keys:
         raise WakefulError(
-            f"{NAME} needs one mask (batch, 1, {queries}, {keys}) for all heads, and "
+            f"{SOFTMAX1} needs one mask (batch, 1, {queries}, {keys}) for all heads, and "
             f"{type(module).__name__} gives {tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool:
         hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
         plain = (hidden | (mask == 0)).all()
         problem = (
-            f"{NAME} takes masks that show or hide a token, and the one of "
+            f"{SOFTMAX1} takes masks that show or hide a token, and the one of "
             f"{type(module).__name__} holds a bias between the two"
         )
         if is_readable(plain):

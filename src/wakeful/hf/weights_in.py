@@ -22,12 +22,12 @@ from wakeful.hf.checkpoint_reader import (
 )
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
-from wakeful.hf.gguf_in import own_config, tensors_of
-from wakeful.hf.softmax1 import NAME
+from wakeful.hf.gguf_in import gguf_tensors, own_config
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import build_on_meta
 from wakeful.probes.running import is_quantized, refuse_adapters
+from wakeful.variants.implementations import SOFTMAX1
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -76,7 +76,7 @@ def own_gguf(
     own = own_config(path)
     assert own is not None
     family, description = family_of(stock_architecture(own)[1], max_length)
-    return _fill_decoder(description, family, tensors_of(path, own), path, dtype, device)
+    return _fill_decoder(description, family, gguf_tensors(path, own), path, dtype, device)
 
 
 def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
@@ -115,11 +115,12 @@ def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
     name = model.config.get_text_config(decoder=True)._attn_implementation
     if model.config.model_type == WakefulConfig.model_type or name in (None, "eager"):
         return description
-    if name == NAME:
+    if name == SOFTMAX1:
         if description.normalizer != "softmax":
             raise WakefulError(
                 f"our decoder cannot be a {model.config.model_type} with attn_implementation = "
-                f"{NAME!r}: its own normalizer is {description.normalizer}; load it without that"
+                f"{SOFTMAX1!r}: its own normalizer is {description.normalizer}; load it without "
+                "that"
             )
         return dataclasses.replace(description, normalizer="softmax1")
     function = AttentionInterface().get(name)

@@ -83,7 +83,7 @@ def export_decoder(
         WakefulError: the folder exists, or it cannot be written, or not be read back.
     """
     kind, config, tokenizer = architecture_to_write(decoder.config, tokenizer)
-    tensors = tensors_of(decoder, kind, dtype, types)
+    tensors = hf_tensors(decoder, kind, dtype, types)
     config.dtype = dtype
     with create_folder(Path(folder), card) as part:
         write_texts(tokenizer, part, config, decoder.config.vocab_size)
@@ -175,7 +175,7 @@ def _own(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
-def tensors_of(
+def hf_tensors(
     decoder: Decoder,
     kind: str,
     dtype: torch.dtype,

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.inheritance.equations import Equations, token_weights
+from wakeful.inheritance.equations import Equations, stream_weights
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.stream import TextStream, behind_mlp
 from wakeful.model.block import Block, PostBlock
@@ -47,7 +47,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.finite import widened
 from wakeful.norms.base import Norm
 from wakeful.paged import replace_parameter
-from wakeful.runs.records import Bridged, Gap
+from wakeful.runs.records import BridgeGap, Gap
 from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training import NO_AUTOCAST
 
@@ -108,7 +108,7 @@ def bridge(
     only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
-) -> list[Bridged]:
+) -> list[BridgeGap]:
     """Bridge the gaps of an heir's layers, in place; return each bridge with its errors.
 
     Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
@@ -161,7 +161,7 @@ def rebridge(
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
     **kwargs: Any,
-) -> list[Bridged]:
+) -> list[BridgeGap]:
     """Bridge the gaps that an heir did not have when its layers were `old_layers`, in place.
 
     A gap that has changed loses its bridge: if the layer that carried it is still there, its matrix
@@ -199,7 +199,9 @@ def rebridge(
     return bridge(heir, reference, layers, tokens, options, only=only, **kwargs)
 
 
-def remaining_bridges(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
+def remaining_bridges(
+    bridges: Sequence[BridgeGap], layers: LayerMap, total: int
+) -> list[BridgeGap]:
     """Return the earlier heir's bridges whose gaps these layers have too.
 
     `after` is the layer that carries the bridge now; the errors are those of its solution.
@@ -213,7 +215,7 @@ def remaining_bridges(bridges: Sequence[Bridged], layers: LayerMap, total: int) 
     ]
 
 
-def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig) -> Bridged:
+def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig) -> BridgeGap:
     """Solve for one bridge and fold it into the layer before the gap."""
     block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
@@ -239,7 +241,7 @@ def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConf
         first.add(*(part[firsts] for part in (f, out, y, rest)))
         counted = _counted_tokens(firsts, options)
         f, out, y, rest = (part[counted] for part in (f, out, y, rest))
-        weights, lengths = token_weights(y, options), y.square().sum(1)
+        weights, lengths = stream_weights(y, options), y.square().sum(1)
         total += float((weights * lengths).sum())
         plain += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
@@ -251,7 +253,7 @@ def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConf
     error = (
         equations.error(solution) if norm is None else _rescale_norm(norm, heir, reference, options)
     )
-    return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=error / total)
+    return BridgeGap(gap.after, gap.first, gap.last, plain=plain / total, error=error / total)
 
 
 def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
@@ -282,7 +284,7 @@ def _rescale_norm(
             widened(part)[counted] for part in (added, block_output, state.to(added.device))
         )
         z, n = (y - (out - n) - shift).double(), (n - shift).double()
-        weights = token_weights(y, options).double().unsqueeze(1)
+        weights = stream_weights(y, options).double().unsqueeze(1)
         nn_, nz, zz = (
             total.to(z.device) + (weights * a * b).sum(0)
             for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))

@@ -62,7 +62,7 @@ def whole_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
-def token_weights(stream: Float[Tensor, "N D"], options: BridgeConfig) -> Float[Tensor, "N"]:
+def stream_weights(stream: Float[Tensor, "N D"], options: BridgeConfig) -> Float[Tensor, "N"]:
     """Return w of each token: 1 / ‖y‖², y its stream in the reference, or 1 (`weigh`)."""
     lengths = stream.square().sum(1)
     return 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)

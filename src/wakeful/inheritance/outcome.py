@@ -15,9 +15,9 @@ from wakeful.estimates import finite, mean_and_error, mean_paired_difference, we
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.probes.running import held_bytes
-from wakeful.runs.records import Bridged, DataFacts, Evaluation, Step, rows
+from wakeful.runs.records import BridgeGap, DataFacts, StepRow, ValidationRow, rows
 from wakeful.runs.run import Environment, Run, read_windows
 
 REFERENCE = "exported-reference"
@@ -147,7 +147,7 @@ class LayerChoice:
     """Figures of all layers that the choice was made by."""
     pinned: int = 0
     gaps: int = 1
-    bridges: tuple[Bridged, ...] = ()
+    bridges: tuple[BridgeGap, ...] = ()
     """Over the layers that the last heir drops."""
 
 
@@ -177,7 +177,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class InheritanceSummary:
     """summary.json of an inheritance."""
 
     reference: Reference
@@ -221,7 +221,7 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
     points: list[Point] = []
     tokens = 0
     for finished in stages:
-        tokens_at = {row.step: row.tokens for row in rows(finished.run, Step)}
+        tokens_at = {row.step: row.tokens for row in rows(finished.run, StepRow)}
         points += [
             Point(
                 run=finished.stage.name,
@@ -230,7 +230,7 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
                 loss=row.loss,
                 standard_error=row.standard_error,
             )
-            for row in rows(finished.run, Evaluation)
+            for row in rows(finished.run, ValidationRow)
         ]
         tokens += max(tokens_at.values(), default=0)
     return tuple(points)
@@ -388,11 +388,13 @@ def footprints(
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.eval()
-        list(generate(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
+        list(generate_tokens(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
     for _ in range(_ROUNDS):
         for name, decoder in decoders.items():
             began = time.perf_counter()
-            text = list(generate(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0))
+            text = list(
+                generate_tokens(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0)
+            )
             speeds[name].append(len(text) / (time.perf_counter() - began))
     return {name: _footprint(decoder, context, speeds[name]) for name, decoder in decoders.items()}
 
@@ -410,7 +412,7 @@ def _footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footp
     )
 
 
-def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
+def read_inheritance(path: str | Path) -> tuple[InheritanceSummary, Environment]:
     """Return an inheritance's summary and its environment.
 
     Raises:
@@ -418,4 +420,4 @@ def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
     """
     run = Run.open(path)
     run.check_kind("inherit", "is not an inheritance")
-    return run.read(Summary, "summary.json"), run.read(Environment, "environment.json")
+    return run.read(InheritanceSummary, "summary.json"), run.read(Environment, "environment.json")

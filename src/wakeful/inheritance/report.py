@@ -11,7 +11,13 @@ import altair as alt
 import polars as pl
 
 from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
-from wakeful.inheritance.outcome import BehindCount, Reference, Sizes, Summary, read_inheritance
+from wakeful.inheritance.outcome import (
+    BehindCount,
+    InheritanceSummary,
+    Reference,
+    Sizes,
+    read_inheritance,
+)
 from wakeful.layer_ranges import format_layers
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
 from wakeful.reports.lineage import adapters, describe_bridge, objective
@@ -20,10 +26,10 @@ from wakeful.reports.value import (
     Cell,
     Chart,
     Facts,
+    NextStep,
     Report,
     Section,
-    Side,
-    Step,
+    SideBySide,
     Table,
     Text,
     method_section,
@@ -47,44 +53,44 @@ _SIZES = (
 )
 
 
-def _loss_text(summary: Summary, value: float, error: float | None, sign: str = "") -> str:
+def _loss_text(
+    summary: InheritanceSummary, value: float, error: float | None, sign: str = ""
+) -> str:
     """Return a loss over the validation windows with its interval."""
     return with_interval(value, error, _windows(summary), sign)
 
 
-def _windows(summary: Summary) -> int:
+def _windows(summary: InheritanceSummary) -> int:
     return 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
 
 
-def results_of(summary: Summary) -> pl.DataFrame:
+def results_of(summary: InheritanceSummary) -> pl.DataFrame:
     """Return a row for the reference and each arm: losses in nats per token with 95% intervals."""
     reference, windows = summary.reference, _windows(summary)
     rows: list[dict[str, Any]] = [
         {"model": reference.name, "layers": reference.layers,
-         **interval_columns("loss", reference.loss, reference.standard_error, windows),
+         **interval_fields("loss", reference.loss, reference.standard_error, windows),
          "parameters": summary.sizes.reference.parameters}
     ]  # fmt: skip
     rows += [
         {"model": arm.arm, "layers": arm.depth,
-         **interval_columns("loss", arm.loss, arm.standard_error, windows),
-         **interval_columns("minus_reference", arm.minus_reference, arm.minus_reference_error,
+         **interval_fields("loss", arm.loss, arm.standard_error, windows),
+         **interval_fields("minus_reference", arm.minus_reference, arm.minus_reference_error,
                             windows),
-         **interval_columns("minus_heir", arm.minus_heir, arm.minus_heir_error, windows),
+         **interval_fields("minus_heir", arm.minus_heir, arm.minus_heir_error, windows),
          "parameters": arm.parameters, "tokens": arm.tokens, "seconds": arm.seconds}
         for arm in summary.arms
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=list(rows[-1]), infer_schema_length=None)
 
 
-def interval_columns(
-    name: str, value: float, error: float | None, windows: int
-) -> dict[str, float]:
+def interval_fields(name: str, value: float, error: float | None, windows: int) -> dict[str, float]:
     """Return a figure and the ends of its 95% interval over windows, as columns of a table."""
     low, high = interval(value, math.nan if error is None else error, windows)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def verdicts(summary: Summary) -> list[str]:
+def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
     """Return the outcome in sentences: parity, the baselines, what it saved."""
     heir, reference = summary.sizes.heir, summary.sizes.reference
     baselines = (
@@ -114,7 +120,7 @@ def _reference_cost(reference: Reference) -> str:
     )
 
 
-def _choice_text(summary: Summary) -> str:
+def _choice_text(summary: InheritanceSummary) -> str:
     """Return the first heir's layers and the rule that chose them, in words."""
     chosen, total = summary.choice, summary.reference.layers
     why = {
@@ -134,7 +140,7 @@ def _choice_text(summary: Summary) -> str:
     return f"{len(chosen.layers)} of {total} layers ({format_layers(chosen.layers)}): {why}."
 
 
-def _healing_text(summary: Summary) -> str:
+def _healing_text(summary: InheritanceSummary) -> str:
     """Return the heirs' loss, in words."""
     heal = summary.recipe.heal
     if heal.by == "text":
@@ -146,7 +152,7 @@ def _healing_text(summary: Summary) -> str:
     )
 
 
-def _parity(summary: Summary) -> str:
+def _parity(summary: InheritanceSummary) -> str:
     heir, reference = summary.heir, summary.reference
     rounds = sum(arm.heir for arm in summary.arms)
     grown = ""  # what all rounds took where each began from the reference
@@ -200,7 +206,7 @@ def _times_as_fast(sizes: Sizes) -> str:
     return with_interval(ratio, mean_and_error(ratios)[1], len(ratios))
 
 
-def headline(summary: Summary) -> str:
+def parity_headline(summary: InheritanceSummary) -> str:
     """Return whether the heir reached parity, in a sentence."""
     heir, reference = summary.heir, summary.reference
     gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
@@ -225,7 +231,7 @@ def inheritance_report(path: str | Path) -> Report:
     chosen_by = _chosen_by(summary)
     sections = [
         Section("Verdict", [
-            *map(Text, verdicts(summary)),
+            *map(Text, inheritance_verdicts(summary)),
             Text(_reference_cost(reference), "caveat"),
             Text("The models trained here have read other documents of this text, and "
                  f"{reference.name} as it is may not have: an heir can come near it, or pass it, "
@@ -252,7 +258,7 @@ def inheritance_report(path: str | Path) -> Report:
             Text(choice),
             *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.choice.bridges),
             *([Text("The figures before the choice, of the reference on the training text.",
-                    "note"), Side(chosen_by)] if chosen_by else []),
+                    "note"), SideBySide(chosen_by)] if chosen_by else []),
         ]),
         Section("What it saved", [
             Table(["measured here", reference.name, heir.arm, "ratio"],
@@ -263,11 +269,11 @@ def inheritance_report(path: str | Path) -> Report:
         method_section(_method(summary, environment)),
     ]  # fmt: skip
     look = shlex.quote(str(Path(path) / heir.runs[-1]))
-    steps = [Step(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
-    return Report(f"Inherited from {reference.name}", [headline(summary)], steps, sections)
+    steps = [NextStep(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
+    return Report(f"Inherited from {reference.name}", [parity_headline(summary)], steps, sections)
 
 
-def _final_table(summary: Summary) -> Table:
+def _final_table(summary: InheritanceSummary) -> Table:
     reference, heir = summary.reference, summary.heir
     parameters = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [
@@ -296,12 +302,12 @@ def _final_table(summary: Summary) -> Table:
     return Table(columns, rows, "Final figures of each model", marks=_marks(summary))
 
 
-def _marks(summary: Summary) -> list[tuple[str, str]]:
+def _marks(summary: InheritanceSummary) -> list[tuple[str, str]]:
     """Return no mark for the reference, and each arm's color."""
     return [("", ""), *((color, "circle") for color in colors(summary.arms))]
 
 
-def _parts(summary: Summary) -> Iterator[Section]:
+def _parts(summary: InheritanceSummary) -> Iterator[Section]:
     """Yield the losses on each part of a mixture."""
     reference = summary.reference
     if not reference.parts:
@@ -325,7 +331,7 @@ def _parts(summary: Summary) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _over_seeds(summary: Summary) -> Iterator[Section]:
+def _over_seeds(summary: InheritanceSummary) -> Iterator[Section]:
     if not summary.over_seeds:
         return
     rows = [
@@ -346,7 +352,7 @@ def _over_seeds(summary: Summary) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]:
+def _method(summary: InheritanceSummary, environment: Environment) -> list[tuple[str, str]]:
     recipe, data, reference = summary.recipe, summary.data, summary.reference
     train, optimizer = recipe.train, recipe.optimizer
     dropped = ""
@@ -386,7 +392,7 @@ def _method(summary: Summary, environment: Environment) -> list[tuple[str, str]]
     ]  # fmt: skip
 
 
-def _chosen_by(summary: Summary) -> list[Chart]:
+def _chosen_by(summary: InheritanceSummary) -> list[Chart]:
     chosen = set(summary.choice.layers)
     return [
         Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, chosen, _FIGURES[name]),
@@ -396,7 +402,7 @@ def _chosen_by(summary: Summary) -> list[Chart]:
     ]  # fmt: skip
 
 
-def loss_curves(summary: Summary) -> Drawing:
+def loss_curves(summary: InheritanceSummary) -> Drawing:
     """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
     names, reference = [arm.arm for arm in summary.arms], summary.reference
     frame = pl.DataFrame([

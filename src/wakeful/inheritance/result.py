@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wakeful.config.tables import to_table
-from wakeful.inheritance.outcome import REFERENCE, Summary, read_inheritance
+from wakeful.inheritance.outcome import REFERENCE, InheritanceSummary, read_inheritance
 from wakeful.inheritance.report import inheritance_report, results_of
-from wakeful.reports.result import Paged
+from wakeful.reports.result import ResultPage
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inheritance(Paged):
+class Inheritance(ResultPage):
     """Heirs of a reference and the baselines beside them, with their losses."""
 
     untrained: "UntrainedHeir | None" = None
@@ -70,7 +70,7 @@ class Inheritance(Paged):
         return inheritance_report(self.path)
 
     @property
-    def _read(self) -> Summary:
+    def _read(self) -> InheritanceSummary:
         return read_inheritance(self.path)[0]
 
 

@@ -15,7 +15,7 @@ from wakeful.inheritance.bridge import rebridge, remaining_bridges
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.recipe import Recipe
 from wakeful.model.decoder import Decoder
-from wakeful.runs.records import Bridged
+from wakeful.runs.records import BridgeGap
 from wakeful.terminal.display import OnProgress
 from wakeful.training import autocast
 
@@ -47,10 +47,10 @@ def bridges(
     reference: Decoder,
     layers: LayerMap,
     old_layers: LayerMap | None,
-    old_bridges: Sequence[Bridged],
+    old_bridges: Sequence[BridgeGap],
     heir: Decoder,
     progress: OnProgress,
-) -> list[Bridged]:
+) -> list[BridgeGap]:
     """Bridge an heir's gaps on the training text, in place.
 
     Of an heir that has grown from `old_layers` with `old_bridges`, only the gaps that are new.

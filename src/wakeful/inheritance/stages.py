@@ -8,7 +8,7 @@ from wakeful.config.schema import DistillConfig, LoraConfig
 from wakeful.config.tables import from_table
 from wakeful.inheritance.recipe import FROM_TEXT
 from wakeful.model.decoder import Decoder
-from wakeful.runs.records import Bridged, Summary
+from wakeful.runs.records import BridgeGap, RunSummary
 from wakeful.runs.run import Run
 from wakeful.terminal.display import OnProgress
 
@@ -31,7 +31,7 @@ class TrainingStage:
     """The reference's layers that an heir has."""
     lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
     """The loss and the adapters it learns by."""
-    bridge: Callable[[Decoder, OnProgress], list[Bridged]] | None = None
+    bridge: Callable[[Decoder, OnProgress], list[BridgeGap]] | None = None
     """Bridges the layers that an heir drops, in place, after its start."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its run.json about its start."""
@@ -45,8 +45,8 @@ class FinishedStage:
     run: Run
 
     @property
-    def summary(self) -> Summary:
-        return self.run.read(Summary, "summary.json")
+    def summary(self) -> RunSummary:
+        return self.run.read(RunSummary, "summary.json")
 
     @property
     def loss(self) -> float:
@@ -54,10 +54,10 @@ class FinishedStage:
         return self.summary.validation.loss
 
     @property
-    def bridges(self) -> tuple[Bridged, ...]:
+    def bridges(self) -> tuple[BridgeGap, ...]:
         """Bridges at its start, in order of depth."""
         recorded = (self.run.header.initial or {}).get("bridges", [])
-        return from_table(tuple[Bridged, ...], recorded, record="run.json")
+        return from_table(tuple[BridgeGap, ...], recorded, record="run.json")
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write
 from wakeful.reports.result import showing
 from wakeful.runs.distributed import World, joined
-from wakeful.runs.records import Step, data_facts, rows
+from wakeful.runs.records import StepRow, data_facts, rows
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import Display, DisplayFactory
@@ -179,7 +179,7 @@ class _Job:
             self.run.write_json("summary.json", self._summary(outcomes))
         write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
 
-    def _summary(self, outcomes: list[FinishedStages]) -> outcome.Summary:
+    def _summary(self, outcomes: list[FinishedStages]) -> outcome.InheritanceSummary:
         first, recipe, plan = outcomes[0], self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
@@ -194,7 +194,7 @@ class _Job:
             num_tokens=min(64, context // 4, reference.config.context - prompt_length),
             context=context,
         )  # fmt: skip
-        return outcome.Summary(
+        return outcome.InheritanceSummary(
             reference=outcome.Reference(
                 name=self.reference.name,
                 source=recipe.reference,
@@ -423,5 +423,5 @@ def training_cost(source: str) -> tuple[int | None, float | None]:
     """Return the tokens that a run was trained on and its seconds; None of other models."""
     if not (Path(source) / "run.json").is_file():
         return None, None
-    steps = rows(Run.open(source), Step)
+    steps = rows(Run.open(source), StepRow)
     return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)

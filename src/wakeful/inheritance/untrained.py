@@ -20,7 +20,7 @@ from wakeful.inheritance.bridge import gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluated
 from wakeful.inheritance.recipe import Recipe
-from wakeful.inheritance.report import interval_columns
+from wakeful.inheritance.report import interval_fields
 from wakeful.inheritance.stages import TrainingStage
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import model_card
@@ -31,8 +31,8 @@ from wakeful.norms.base import Norm
 from wakeful.paged import Paged
 from wakeful.reports.html import write
 from wakeful.reports.lineage import describe_bridge
-from wakeful.reports.value import Part, Report, Section, Step, Table, Text, method_section
-from wakeful.runs.records import Bridged
+from wakeful.reports.value import NextStep, Part, Report, Section, Table, Text, method_section
+from wakeful.runs.records import BridgeGap
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 
@@ -51,7 +51,7 @@ class UntrainedHeir:
     """The reference's layers that the heir has, counted from 0."""
     rule: str
     """Rule by which the layers were chosen."""
-    bridges: tuple[Bridged, ...]
+    bridges: tuple[BridgeGap, ...]
     windows: pl.DataFrame
     """One row per validation window: its number, its number of tokens, and the loss of the
     reference, of the heir and, where it has bridges, of the heir without them."""
@@ -98,8 +98,8 @@ class UntrainedHeir:
             [
                 {"model": self.reference.name if name == REFERENCE else name,
                  "layers": len(self.reference.blocks if name == REFERENCE else self.layers),
-                 **interval_columns("loss", *loss, count),
-                 **(interval_columns("minus_reference", *costs[name], count)
+                 **interval_fields("loss", *loss, count),
+                 **(interval_fields("minus_reference", *costs[name], count)
                     if name in costs else {}),
                  "parameters": self._parameters[name]}
                 for name, loss in self.losses.items()
@@ -167,7 +167,7 @@ class UntrainedHeir:
         }
         folder = str(self.path)
         quantize = f"wakeful quantize {shlex.quote(folder)} --scheme w4a16"
-        steps = [generation_step(folder, self.model.context), Step("make it smaller", quantize)]
+        steps = [generation_step(folder, self.model.context), NextStep("make it smaller", quantize)]
         return Report(
             f"An heir of {self.reference.name}", [headline], steps,
             [Section("What leaving layers out costs", parts, brief=True), method_section(facts)],

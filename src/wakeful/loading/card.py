@@ -17,7 +17,7 @@ from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import adapters, describe_bridge, objective
-from wakeful.runs.records import Bridged, Evaluation, Step, Summary, Validated, rows
+from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import markdown, visible
 from wakeful.variants.implementations import SOFTMAX1, implementation_of
@@ -192,7 +192,7 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     if recipe and arm.startswith("heir") and initial.get("offset"):
         yield f"It grew by {recipe['grow']} layers a round, with training in between."
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
-    bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
+    bridges = from_table(tuple[BridgeGap, ...], initial.get("bridges", []), record="run.json")
     yield from (describe_bridge(entry, bridge if recipe else None) for entry in bridges)
 
 
@@ -204,16 +204,16 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     """
     if not (run.path / "summary.json").is_file():
         return
-    summary, train, step = run.read(Summary, "summary.json"), run.config.train, source.step
+    summary, train, step = run.read(RunSummary, "summary.json"), run.config.train, source.step
     data, tokens, steps = summary.data, summary.tokens, summary.steps
-    validation: Validated | None = summary.validation
+    validation: ValidationLoss | None = summary.validation
     offset = (run.header.initial or {}).get("offset")
     earlier_steps = offset if isinstance(offset, int) else 0  # of the runs that it continues
     tokens_per_step = train.batch_size * train.length
     if step not in (0, steps):  # 0 is the newest
-        logged = {row.step: row.tokens for row in rows(run, Step)}
+        logged = {row.step: row.tokens for row in rows(run, StepRow)}
         tokens, steps = logged.get(step, step * tokens_per_step), step
-        validation = {row.step: row for row in rows(run, Evaluation)}.get(step)
+        validation = {row.step: row for row in rows(run, ValidationRow)}.get(step)
     yield "## Data\n"
     yield (
         f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "

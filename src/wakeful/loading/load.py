@@ -189,7 +189,7 @@ def _load(
     """
     location = locate_model(source)
     device = choose_device(device) if isinstance(device, str) else device
-    check_step(location, step)
+    check_run_step(location, step)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
     if max_length and location.kind == "run":
@@ -268,7 +268,7 @@ def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokeniz
     return _stock_tokenizer(Path(tokenizer)) if is_transformers else Tokenizer.load(tokenizer)
 
 
-def check_step(location: Location, step: int) -> None:
+def check_run_step(location: Location, step: int) -> None:
     """Raise `WakefulError` where a step is given for anything but a run."""
     if step and location.kind != "run":
         raise WakefulError(

@@ -33,7 +33,7 @@ from wakeful.loading.chat import Turn, user_turn
 from wakeful.loading.hf_forward import HFForward
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.model.generate import Sampling, continuation, generate
+from wakeful.model.generate import Sampling, continuation, generate_tokens
 from wakeful.probes.running import as_decoder, blocks_of, is_quantized, logits_of
 from wakeful.switches import ordinary_switches
 
@@ -320,7 +320,7 @@ class Model:
         A prompt of token ids is used unchanged; a text is preceded by BOS as `bos` says, and an
         empty text by the token that begins a document. With `chat` the prompt is a user's message
         in the model's chat template, and the answer is returned. The other options are those of
-        `wakeful.model.generate.generate`.
+        `wakeful.model.generate.generate_tokens`.
 
         Raises:
             WakefulError: an option is out of its range, the context too short, or the chat template
@@ -356,11 +356,11 @@ class Model:
         """Return an iterator over up to `num_tokens` token ids that continue `prompt`.
 
         `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
-        `wakeful.model.generate.generate`; a model of Transformers keeps its own cache.
+        `wakeful.model.generate.generate_tokens`; a model of Transformers keeps its own cache.
         """
         own, prompt = as_decoder(self.module), self.checked(list(prompt))
         if own is not None:
-            return self._one_by_one(generate(own, prompt, **choice))
+            return self._one_by_one(generate_tokens(own, prompt, **choice))
         forward = HFForward(self.module)
         limits = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
         sampling = Sampling(**choice)

@@ -86,7 +86,7 @@ class EvaluationText(EvaluationData):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool
     ) -> list[list[int]]:
-        check_length(loaded, length, bos=bos)
+        check_readable_length(loaded, length, bos=bos)
         take = length - bos
         tokens = self.beginning.tokens(loaded.plain, take * num_sequences)
         if len(tokens) < take * num_sequences:
@@ -156,7 +156,7 @@ class EvaluationTask(EvaluationData):
             )
         if not bos:
             raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
-        check_length(loaded, length, bos=bos)
+        check_readable_length(loaded, length, bos=bos)
         if num_sequences * length > VALIDATION_TOKENS:
             raise WakefulError(
                 f"{num_sequences} windows of {length} tokens are more than the "
@@ -218,7 +218,7 @@ def own_task(loaded: Model) -> EvaluationData | None:
     return None if task is None else EvaluationTask(task)
 
 
-def check_length(loaded: Model, length: int, *, bos: bool) -> None:
+def check_readable_length(loaded: Model, length: int, *, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot read that many tokens, or begin them with BOS."""
     if length < 2:
         raise WakefulError(f"length = {length}: what a model reads needs at least 2 tokens")

@@ -15,7 +15,7 @@ from wakeful.hf.checkpoint_reader import disable_progress_bars
 from wakeful.loading.load import load, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, own_task
-from wakeful.loading.sources import Source, dtype_of, in_memory, name_of
+from wakeful.loading.sources import Source, dtype_of, modules_in_memory, name_of
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.result import Result, same_or_each
 from wakeful.runs.run import Environment, Run, environment
@@ -103,7 +103,7 @@ def session(
     display: DisplayFactory | None,
 ) -> Iterator[Session]:
     """Open the session of a tool, after checking that its folder is free and its device exists."""
-    modules = in_memory(sources)
+    modules = modules_in_memory(sources)
     with evaluating(*modules), disable_progress_bars(), (display or default_display)(verb) as show:
         if options.out:
             Run(options.out).refuse_existing(verb)

@@ -12,7 +12,7 @@ Source = str | Path | Model | nn.Module
 """A model: a path, a name, one that `load` returned, or a module in memory."""
 
 
-def in_memory(sources: Sequence[Source]) -> list[nn.Module]:
+def modules_in_memory(sources: Sequence[Source]) -> list[nn.Module]:
     """Return the modules among sources, which may be in training."""
     modules = [source.module if isinstance(source, Model) else source for source in sources]
     return [module for module in modules if isinstance(module, nn.Module)]

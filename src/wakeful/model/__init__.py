@@ -2,7 +2,7 @@
 
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.model.initialize import initialize
 
-__all__ = ["Decoder", "ModelConfig", "generate", "initialize"]
+__all__ = ["Decoder", "ModelConfig", "generate_tokens", "initialize"]

@@ -35,7 +35,7 @@ from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.tracing import is_readable, is_transformed
 from wakeful.variants import build, expression_of
-from wakeful.variants.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
+from wakeful.variants.roles import HEAD, TABLE, HasRoles, Role, RoleMarks, role_of
 
 IGNORED = -100
 """Target of positions that the loss does not count."""
@@ -100,7 +100,7 @@ class Blocks(nn.ModuleList):
         def __iter__(self) -> Iterator[Block]: ...
 
 
-class Decoder(HasRoles, Marked, nn.Module):
+class Decoder(HasRoles, RoleMarks, nn.Module):
     """A causal language model, described by a `ModelConfig`.
 
     Variants may be given as objects instead of the configuration's expressions. The decoder builds

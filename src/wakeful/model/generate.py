@@ -88,7 +88,7 @@ class CachedForward:
         return self._decoder.logits(self._decoder.hidden(tokens, cache=self._cache)[:, -1])
 
 
-def generate(
+def generate_tokens(
     decoder: Decoder,
     prompt: list[int],
     *,

@@ -7,7 +7,7 @@ from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rotations.base import (
     Haar,
     Identity,
-    Learned,
+    LearnedRotation,
     Rotation,
     SignedPermutation,
     rotation_of,
@@ -22,7 +22,7 @@ __all__ = [
     "Haar",
     "Hadamard",
     "Identity",
-    "Learned",
+    "LearnedRotation",
     "MuonAdamW",
     "OrthoAdam",
     "Rotation",

@@ -83,7 +83,7 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def decide(
+def decide_axes(
     parameters: Mapping[str, Tensor],
     axes: Axes | None = None,
     *,

@@ -21,10 +21,18 @@ from torch.optim.optimizer import ParamsT
 from torch.utils._pytree import tree_leaves
 
 from wakeful.errors import WakefulError, warn
-from wakeful.optim.axes import ASSUMED, Axes, Line, RotationPlan, decide, list_names, plain_name
+from wakeful.optim.axes import (
+    ASSUMED,
+    Axes,
+    Line,
+    RotationPlan,
+    decide_axes,
+    list_names,
+    plain_name,
+)
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe
-from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
+from wakeful.optim.rotations.base import LearnedRotation, Rotation, rotation_of
 from wakeful.optim.sharding import full_tensor
 from wakeful.optim.step import ParameterStep, take_step
 from wakeful.parts.orthoadam import moment_dtype
@@ -147,7 +155,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new = [parameter for group in groups for parameter in group["params"]]
-        decisions = decide(parameters, self._axes, both=self._both, module=self._module)
+        decisions = decide_axes(parameters, self._axes, both=self._both, module=self._module)
         for parameter in new if self._recipe.rotates else ():
             rotated = self._rotated[parameter]
             rotated.axes, rotated.why = decisions[rotated.name]
@@ -190,7 +198,7 @@ class OrthoAdam(torch.optim.Optimizer):
 
     def rotation_bytes(self) -> int:
         """Return the bytes of the fixed rotations made so far; learned ones are in the state."""
-        fixed = [vars(part) for part in self.rotations() if not isinstance(part, Learned)]
+        fixed = [vars(part) for part in self.rotations() if not isinstance(part, LearnedRotation)]
         tensors = [part for part in tree_leaves(fixed) if isinstance(part, Tensor)]
         storages = [tensor.untyped_storage() for tensor in tensors]
         return sum({part.data_ptr(): part.nbytes() for part in storages}.values())

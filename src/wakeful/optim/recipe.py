@@ -10,7 +10,7 @@ from torch import Tensor
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
-from wakeful.optim.rotations.base import Identity, Learned, Rotation
+from wakeful.optim.rotations.base import Identity, LearnedRotation, Rotation
 from wakeful.optim.sharding import fill_moment, layout_for, zeros
 from wakeful.parts.orthoadam import generator_for, moment_dtype
 
@@ -31,7 +31,7 @@ class RotatedParameter:
         return {
             f"rotation_{axis}_{key}": tensor
             for axis, rotation in zip(self.axes, self.rotations or (), strict=False)
-            if isinstance(rotation, Learned)
+            if isinstance(rotation, LearnedRotation)
             for key, tensor in rotation.state().items()
         }
 
@@ -63,7 +63,7 @@ class RotationRecipe:
 
     @property
     def learns(self) -> bool:
-        return isinstance(self.rotation, Learned)
+        return isinstance(self.rotation, LearnedRotation)
 
     def describe(self, rotated: RotatedParameter) -> list[dict[str, Any]]:
         """Return a parameter's rotations for a checkpoint: one entry per axis, no matrices."""

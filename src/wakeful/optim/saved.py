@@ -114,7 +114,7 @@ def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_stored(loaded: Any, stored: Any) -> Any:
+def restore_type(loaded: Any, stored: Any) -> Any:
     """Return a loaded value in the form in which it was stored.
 
     torch gives every tensor its parameter's dtype, and takes strings apart.
@@ -124,7 +124,7 @@ def as_stored(loaded: Any, stored: Any) -> Any:
     if type(loaded) is not type(stored) or isinstance(loaded, Tensor):
         return loaded
     if isinstance(stored, list) and len(loaded) == len(stored):
-        return [as_stored(*pair) for pair in zip(loaded, stored, strict=True)]
+        return [restore_type(*pair) for pair in zip(loaded, stored, strict=True)]
     if isinstance(stored, dict) and loaded.keys() == stored.keys():
-        return {key: as_stored(loaded[key], stored[key]) for key in stored}
+        return {key: restore_type(loaded[key], stored[key]) for key in stored}
     return stored

@@ -11,10 +11,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from wakeful.errors import WakefulError
 
-Layout = tuple[Placement, ...] | None
+TensorPlacements = tuple[Placement, ...] | None
 
 
-def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
+def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> TensorPlacements:
     """Return how a parameter must lie over the ranks for its step; None for a whole tensor.
 
     Its own placements where no rotated axis is cut, the other axis cut where one is, and
@@ -34,21 +34,21 @@ def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
     return tuple(layout)
 
 
-def local_part(tensor: Tensor, layout: Layout) -> Tensor:
+def local_part(tensor: Tensor, layout: TensorPlacements) -> Tensor:
     """Return this rank's part in that layout: the tensor's own storage where it lies so already."""
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=layout).to_local()
     return tensor
 
 
-def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
+def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> None:
     """Write a part computed in `layout` into the parameter, where that is another layout."""
     if isinstance(parameter, DTensor) and parameter.placements != layout:
         moved = _assemble(part.contiguous(), parameter, layout)
         parameter.to_local().copy_(moved.redistribute(placements=parameter.placements).to_local())
 
 
-def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -> Tensor:
+def zeros(parameter: Tensor, layout: TensorPlacements, dtype: torch.dtype, turned: bool) -> Tensor:
     """Return zeros of the parameter's shape in that layout; with `turned` column by column."""
     part = local_part(parameter, layout)
     shape = part.shape[::-1] if turned else part.shape
@@ -57,7 +57,7 @@ def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -
     return _assemble(result, parameter, layout) if isinstance(parameter, DTensor) else result
 
 
-def _assemble(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
+def _assemble(part: Tensor, like: DTensor, layout: TensorPlacements) -> DTensor:
     """Return the tensor of `like`'s shape of which this rank has that part in that layout."""
     return DTensor.from_local(
         part, like.device_mesh, layout, run_check=False, shape=like.shape, stride=like.stride()

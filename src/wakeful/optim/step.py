@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wakeful.optim.recipe import RotatedParameter
-from wakeful.optim.rotations.base import Learned
+from wakeful.optim.rotations.base import LearnedRotation
 from wakeful.optim.sharding import layout_for, local_part, write_back
 from wakeful.parts.orthoadam import adam_step
 
@@ -53,7 +53,7 @@ class ParameterStep:
         self.state["step"] += 1
         self.count = self.state["step"].item()
         for side, rotation in enumerate(self.rotations):
-            if isinstance(rotation, Learned):
+            if isinstance(rotation, LearnedRotation):
                 grad = self.grad.to(self.exp_avg.dtype)
                 with torch.autocast(grad.device.type, enabled=False):
                     change = rotation.learn(grad.mT if side == 1 else grad)

@@ -20,17 +20,44 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, Probe
     from wakeful.probes.channels import ChannelOverlap, LargestWeights
-    from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
+    from wakeful.probes.hidden import (
+        BlockInfluence,
+        OutlierChannels,
+        Outliers,
+        RotatedShape,
+        Smoothing,
+    )
     from wakeful.probes.mappings import Mappings
     from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
     from wakeful.probes.rank import Ranks
     from wakeful.probes.watch import Watch
 
 __all__ = [
-    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "ChannelOverlap", "Entropy",
-    "HiddenEvent", "HiddenPicture", "Importance", "LargestWeights", "Leading", "Mappings",
-    "MeanAttention", "MeanProbe", "OutlierChannels", "Outliers", "Positions",
-    "Probe", "Ranks", "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
+    "AttentionEvent",
+    "AttentionPictures",
+    "BlockInfluence",
+    "BosMass",
+    "ChannelOverlap",
+    "Entropy",
+    "HiddenEvent",
+    "HiddenPicture",
+    "Importance",
+    "LargestWeights",
+    "Leading",
+    "Mappings",
+    "MeanAttention",
+    "MeanProbe",
+    "OutlierChannels",
+    "Outliers",
+    "Positions",
+    "Probe",
+    "Ranks",
+    "RotatedShape",
+    "Sinks",
+    "Smoothing",
+    "Spectrum",
+    "Values",
+    "Watch",
 ]  # fmt: skip
 
 __getattr__, __dir__, _ = attach(
@@ -48,7 +75,7 @@ __getattr__, __dir__, _ = attach(
         ],
         "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "Probe"],
         "channels": ["ChannelOverlap", "LargestWeights"],
-        "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"],
+        "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "RotatedShape"],
         "mappings": ["Mappings"],
         "patterns": ["AttentionPictures", "HiddenPicture", "MeanAttention"],
         "rank": ["Ranks"],

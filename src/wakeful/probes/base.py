@@ -18,7 +18,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import error_of_mean
 from wakeful.model.finite import check_finite, widened
 from wakeful.probes import exact
-from wakeful.probes.streaming import Attended, TileStatistics, Weigh, tile_statistics
+from wakeful.probes.streaming import AttentionInputs, TileStatistics, Weigh, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
 """Tidy rows with the columns of `SCHEMA`."""
@@ -71,7 +71,7 @@ class AttentionEvent:
     heads_per_value: int = 1
 
     @cached_property
-    def sequences(self) -> list[Attended]:
+    def sequences(self) -> list[AttentionInputs]:
         """Each sequence on its own, padding removed: L differs between them."""
         if self.unseen:
             raise WakefulError(self.unseen)
@@ -82,7 +82,7 @@ class AttentionEvent:
         """The tile pass over each sequence, made once however many probes ask."""
         return [tile_statistics(sequence) for sequence in self.sequences]
 
-    def _sequence(self, b: int) -> Attended:
+    def _sequence(self, b: int) -> AttentionInputs:
         """Return the attention of sequence `b` of the batch, without its padding."""
         q, k, v = self.q[b], self.k[b], self.v[b]
         window, keep, sink = self.window, None, self.sink
@@ -105,7 +105,7 @@ class AttentionEvent:
         if keep is not None:
             window = None
         check_finite(q, k, v)
-        return Attended(
+        return AttentionInputs(
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=sink, before=self.before, weigh=self.weigh,
             keep=keep, share=self.share, heads_per_value=self.heads_per_value,
@@ -171,7 +171,7 @@ class Probe(ABC):
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class RowKey:
     """Identifying columns of a row: all but the measured numbers."""
 
     layer: int
@@ -188,10 +188,10 @@ class Means:
     """
 
     def __init__(self) -> None:
-        self._state: dict[Key, tuple[int, float, float]] = {}
-        self._bounds: set[Key] = set()
+        self._state: dict[RowKey, tuple[int, float, float]] = {}
+        self._bounds: set[RowKey] = set()
 
-    def add(self, key: Key, value: float, *, bound: bool = False) -> None:
+    def add(self, key: RowKey, value: float, *, bound: bool = False) -> None:
         """Add one sequence's value; one bound among the values makes the mean a bound."""
         count, total, squares = self._state.get(key, (0, 0.0, 0.0))
         if count:
@@ -230,9 +230,9 @@ class MeanProbe(Means, Probe):
         """Add one number for the layer, or one for each head where `values` is a vector."""
         if isinstance(values, Tensor) and values.ndim == 1:
             for head, value in enumerate(values.tolist()):
-                self.add(Key(layer, head, position, metric, variant), value)
+                self.add(RowKey(layer, head, position, metric, variant), value)
         else:
-            self.add(Key(layer, None, position, metric, variant), float(values))
+            self.add(RowKey(layer, None, position, metric, variant), float(values))
 
     def put_heads(self, layer: int, metric: str, per_head: Tensor, **where: str) -> None:
         """Add one number for each head, and their mean for the layer."""

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from wakeful.probes.streaming import Attended, tiles
+from wakeful.probes.streaming import AttentionInputs, tiles
 
 _BLOCK = 128
 """Columns of G computed at once."""
@@ -258,7 +258,12 @@ def exact_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> i
 
 
 def top_columns_bounds(
-    heads: Attended, head: int, column_energy: Float[Tensor, "L"], tau: float, *, width: int = 512
+    heads: AttentionInputs,
+    head: int,
+    column_energy: Float[Tensor, "L"],
+    tau: float,
+    *,
+    width: int = 512,
 ) -> RankBounds:
     """Bracket one head's rank by the Gram matrix of its `width` columns with the most energy.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Frame, Key, Means
+from wakeful.probes.base import Frame, Means, RowKey
 
 
 def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor]]) -> Frame:
@@ -21,13 +21,13 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
     Raises:
         WakefulError: there are no batches.
     """
-    weights: dict[Key, torch.nn.Parameter] = {}
+    weights: dict[RowKey, torch.nn.Parameter] = {}
     for layer, block in enumerate(decoder.blocks):
         for metric, heads in (("query_gradient", block.attention.query),
                               ("key_gradient", block.attention.key)):  # fmt: skip
             for parameter in heads.parameters():
                 if parameter.ndim == 2:
-                    weights[Key(layer, None, "all", metric, "paper")] = parameter
+                    weights[RowKey(layer, None, "all", metric, "paper")] = parameter
     chosen = list(weights.values())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in chosen]
     device, count = decoder.head.weight.device, 0

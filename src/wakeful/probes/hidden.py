@@ -41,7 +41,7 @@ class Outliers(_Shape):
                     self.put(event.layer, "max_activation", value, **where)
 
 
-class Turned(_Shape):
+class RotatedShape(_Shape):
     """`kurtosis` and `norm_ratio` of hidden states after a random rotation, variant `rotated` (From
     Attention to Activation, section 4 and figure 3).
 

@@ -11,7 +11,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.finite import widened
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
-from wakeful.probes.streaming import Attended, check_length
+from wakeful.probes.streaming import AttentionInputs, check_length
 
 Outputs = dict[str, Float[Tensor, "L Hd"]]
 
@@ -43,7 +43,7 @@ class Mappings(MeanProbe):
                 self.put(event.layer, "mapping_cosine", cosine, variant=variant)
 
 
-def mapping_outputs(attended: Attended, before: Attended) -> Outputs:
+def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outputs:
     """Return U of eqs. 2 (`cross_layer`), 3 (`current_attention`) and 6 (`identity`), heads joined.
 
     Raises:

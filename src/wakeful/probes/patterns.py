@@ -22,7 +22,7 @@ from wakeful.probes.base import (
     SumProbe,
     exact_rows,
 )
-from wakeful.probes.streaming import Attended, head_weights, tiles
+from wakeful.probes.streaming import AttentionInputs, head_weights, tiles
 
 
 class AttentionPictures(SumProbe):
@@ -85,7 +85,7 @@ def _pixels(picture: Tensor, *, causal: bool = True) -> Iterator[tuple[str, floa
                 yield f"{i},{j}", value
 
 
-def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S S"]:
+def attention_picture(heads: AttentionInputs, head: int, size: int) -> Float[Tensor, "S S"]:
     """Return one head's weights pooled to size × size bins (L × L where L is smaller)."""
     length = heads.length
     size = min(size, length)

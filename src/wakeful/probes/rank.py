@@ -10,7 +10,7 @@ import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Key, MeanProbe
+from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, MeanProbe, RowKey
 from wakeful.probes.certificates import (
     RankBounds,
     column_bounds,
@@ -18,7 +18,7 @@ from wakeful.probes.certificates import (
     matrix_rank,
     top_columns_bounds,
 )
-from wakeful.probes.streaming import Attended, TileStatistics, head_weights
+from wakeful.probes.streaming import AttentionInputs, TileStatistics, head_weights
 
 _T = TypeVar("_T")
 
@@ -70,7 +70,7 @@ class Ranks(MeanProbe):
         if self.batch_average:
             self._average(event)
 
-    def bounds(self, sequence: Attended, statistics: TileStatistics) -> list[RankBounds]:
+    def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
         """Return what is known of every head's rank."""
         all_bounds = column_bounds(
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
@@ -117,7 +117,7 @@ class Ranks(MeanProbe):
             ("rank", bounds.high, not bounds.closed),
             ("rank_at_least", bounds.low, False),
         ):
-            self.add(Key(layer, head, "all", metric, variant), value, bound=bound)
+            self.add(RowKey(layer, head, "all", metric, variant), value, bound=bound)
 
     def rows(self) -> Frame:
         rows = super().rows()

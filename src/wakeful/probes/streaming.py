@@ -31,7 +31,7 @@ _TILE_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionInputs:
     """Inputs of the attention weights of one sequence; see `AttentionEvent`."""
 
     q: Float[Tensor, "H L d"]
@@ -45,7 +45,7 @@ class Attended:
     weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
-    other_calls: "tuple[Attended, ...]" = ()
+    other_calls: "tuple[AttentionInputs, ...]" = ()
     heads_per_value: int = 1
 
     @property
@@ -138,7 +138,7 @@ class TileStatistics:
         return self.column_sums / self.column_sums.shape[-1]
 
 
-def tile_statistics(heads: Attended) -> TileStatistics:
+def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     """Return the statistics of every head in O(H·L) memory and O(H·L²·d) work."""
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]
@@ -189,7 +189,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
 
 
 def head_weights(
-    heads: Attended, head: int, tokens: int | None = None
+    heads: AttentionInputs, head: int, tokens: int | None = None
 ) -> Float[Tensor, "size size"]:
     """Return one head's weights among the first `tokens` positions (None: all), softmax over all
     keys; among all, it is the only L × L tensor that the fast paths ever make.
@@ -205,7 +205,7 @@ def head_weights(
     return A
 
 
-def first_column(heads: Attended) -> Float[Tensor, "H L"]:
+def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
     """Return every head's and query's weight on key 0, in float64."""
     repeats = heads.num_heads // heads.k.shape[0]
     column = torch.zeros(heads.num_heads, heads.length, dtype=torch.float64, device=heads.q.device)
@@ -216,7 +216,7 @@ def first_column(heads: Attended) -> Float[Tensor, "H L"]:
     return column
 
 
-def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
+def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     """Yield the weights of consecutive query heads that share one key head, tile by tile.
 
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
@@ -236,7 +236,7 @@ def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
         yield tile
 
 
-def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
+def _tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     if heads.weigh is not None:
         all_keys = heads.by_definition[chosen.start : chosen.stop].clone()
         stored = all_keys.shape[-1] - heads.length
@@ -279,7 +279,7 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
         yield Tile(start, stop, first, last, logits, x[..., n : n + stored] if stored else None)
 
 
-def _span(heads: Attended, start: int, stop: int) -> tuple[int, int]:
+def _span(heads: AttentionInputs, start: int, stop: int) -> tuple[int, int]:
     """Return the range of keys that any query of the tile sees."""
     if heads.keep is not None:
         return 0, heads.length
@@ -287,7 +287,13 @@ def _span(heads: Attended, start: int, stop: int) -> tuple[int, int]:
 
 
 def _mask(
-    logits: Tensor, heads: Attended, start: int, stop: int, first: int, last: int, late: Tensor
+    logits: Tensor,
+    heads: AttentionInputs,
+    start: int,
+    stop: int,
+    first: int,
+    last: int,
+    late: Tensor,
 ) -> None:
     if heads.keep is not None:
         logits.masked_fill_(~heads.keep[start:stop, first:last], -math.inf)

@@ -19,7 +19,7 @@ _UNITS = 2**16
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormatChoice:
     """Bytes and cost of one group of layers in a format."""
 
     bytes: int
@@ -41,7 +41,7 @@ class Allocation:
 class Frontier:
     """The best allocation within every number of bytes."""
 
-    def __init__(self, groups: Sequence[Sequence[Choice]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[FormatChoice]]) -> None:
         """Solve for all budgets; each group has at least one choice."""
         self.groups = groups
         self.least = sum(min(choice.bytes for choice in group) for group in groups)
@@ -116,11 +116,11 @@ class Frontier:
         )
 
 
-def lower_bound(groups: Sequence[Sequence[Choice]], budget: int) -> float:
+def lower_bound(groups: Sequence[Sequence[FormatChoice]], budget: int) -> float:
     """Return the largest value of the Lagrangian dual: no allocation within `budget` costs less."""
 
     def dual(price: float) -> tuple[float, int]:
-        def key(choice: Choice) -> tuple[float, int]:
+        def key(choice: FormatChoice) -> tuple[float, int]:
             return choice.cost + price * choice.bytes, choice.bytes
 
         cheapest = [min(group, key=key) for group in groups]

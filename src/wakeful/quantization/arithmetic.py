@@ -79,7 +79,7 @@ class Operands:
         return numbers.view(dtype).view(len(self.stored), -1)[:, : self.width]
 
 
-def reference(
+def reference_product(
     x: Float[Tensor, "M K"],
     inputs: Grid | None,
     scales: Scales | None,
@@ -93,7 +93,7 @@ def reference(
     return F.linear(x, weights.dequantized(dtype)).float()
 
 
-emulated = functools.partial(reference, dtype=torch.float32)
+emulated = functools.partial(reference_product, dtype=torch.float32)
 """The same where there is no other path to agree with to the bit."""
 
 
@@ -102,7 +102,11 @@ def integer(
 ) -> Float[Tensor, "M N"]:
     """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x) by int32 sums; without q_x, s_w (x (q_w − z_w)ᵀ)."""
     if inputs is None or scales is None:
-        return reference(x, None, None, weights) if weights.grid.group else _weight_only(x, weights)
+        return (
+            reference_product(x, None, None, weights)
+            if weights.grid.group
+            else _weight_only(x, weights)
+        )
     q, zero = inputs.quantize(x, scales), weights.scales.zero
     sums = integer_matmul(q, weights.integers)
     if zero is not None:
@@ -137,7 +141,7 @@ def torchao(
     return (scaled_matmul(inputs.quantize(x, scales), weights.integers.T, rows) * scale.T).float()
 
 
-LINEARS = {"reference": reference, "integer": integer, "torchao": torchao}
+LINEARS = {"reference": reference_product, "integer": integer, "torchao": torchao}
 
 
 def _weight_only(x: Tensor, weights: Operands) -> Tensor:

@@ -26,7 +26,7 @@ from wakeful.quantization.linear import KeepsBuffers
 from wakeful.quantization.schemes import Scales, Scheme
 from wakeful.variants.implementations import KNOWN, implementation_of, name_before
 
-Part = Literal["keys", "values"]
+CachePart = Literal["keys", "values"]
 _NAME = "quantized_cache"
 """Attribute of a Transformers attention layer that holds its quantized cache."""
 
@@ -50,7 +50,7 @@ class QuantizedCache(KeepsBuffers):
         for part in self.fixed_buffers:
             self.register_buffer(part, None if shared is None else torch.zeros(2, shared))
 
-    def forward(self, heads: Tensor, part: Part) -> Tensor:
+    def forward(self, heads: Tensor, part: CachePart) -> Tensor:
         last = -3 if self.grid.per == "channel" else -2
         rows = heads.flatten(0, last).flatten(1).float()
         bounds: Tensor | None = getattr(self, part)

@@ -27,7 +27,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import config_of, narrow_exactly
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.read_back import Rounded, embedding_rows, read_back
+from wakeful.hf.read_back import RoundedParameters, embedding_rows, read_back
 from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
     create_folder,
@@ -50,7 +50,7 @@ from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
 from wakeful.runs.checkpoint import unique_state
 from wakeful.variants.implementations import SOFTMAX1, implementation_of
 
-NAME = "compressed-tensors"
+FORMAT = "compressed-tensors"
 _EXPERTS = r"re:.*\.experts\..*"
 """The target of all experts, as files name them."""
 _OTHERWISE = "leave --save out to measure it alone"
@@ -70,7 +70,7 @@ def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, An
         group["targets"] = [*([] if len(groups) > 1 else ["Linear"]), *names]
     forms = {group["format"] for group in groups}
     return {
-        "quant_method": NAME,
+        "quant_method": FORMAT,
         "format": forms.pop() if len(forms) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
@@ -275,7 +275,7 @@ def _rounded(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
     try:
         for layer in quantized:
             layer.linear = partial(_unpacked, layer, dtype)
-        with Rounded(lambda weight: weight.to(dtype)):
+        with RoundedParameters(lambda weight: weight.to(dtype)):
             yield
     finally:
         for layer in quantized:
@@ -419,19 +419,19 @@ def _checked(
         if name in there.experts:
             if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
                 raise WakefulError(
-                    f"{name} is an expert, which Transformers reads from {NAME} in whole numbers "
+                    f"{name} is an expert, which Transformers reads from {FORMAT} in whole numbers "
                     f"with inputs as they are alone: use --scheme w4a16, or {_OTHERWISE}"
                 )
         elif there.linears.get(name) != tuple(shape):
             raise WakefulError(
-                f"{NAME} holds what is an nn.Linear in Transformers, or an expert that its files "
+                f"{FORMAT} holds what is an nn.Linear in Transformers, or an expert that its files "
                 f"hold by itself, and {name} of a {kind} is neither: {_OTHERWISE}"
             )
         widths[name] = shape[1]
     for name in (tensor_name.removesuffix(".weight") for tensor_name in stock.tensors):
         if name in there.experts:
             raise WakefulError(
-                f"{name} stays in full precision by itself, and {NAME} has one form for all "
+                f"{name} stays in full precision by itself, and {FORMAT} has one form for all "
                 f"experts of a layer: --skip {name.rsplit('.', 2)[0]} leaves them, or {_OTHERWISE}"
             )
     for name, width in widths.items():
@@ -445,7 +445,7 @@ def _checked(
             finer = f"use --scheme {_expression(scheme, replace(grid, group=fits))!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
-            f"{grid.group}, and {NAME} has no shorter group: {finer}{_OTHERWISE}"
+            f"{grid.group}, and {FORMAT} has no shorter group: {finer}{_OTHERWISE}"
         )
     read = None if tokenizer is None else readable(tokenizer, stock.config)
     if tokenizer is not None and read is None:
@@ -469,8 +469,8 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
         assert isinstance(model, PreTrainedModel)
         if implementation_of(model) == SOFTMAX1:
             raise WakefulError(
-                f"{NAME} has no place for softmax-1, by which this {type(model).__name__} attends "
-                f"(attn_implementation = {SOFTMAX1!r}): {_OTHERWISE}"
+                f"{FORMAT} has no place for softmax-1, by which this {type(model).__name__} "
+                f"attends (attn_implementation = {SOFTMAX1!r}): {_OTHERWISE}"
             )
         config = config_of(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
@@ -490,8 +490,8 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
     kind, config = stock_architecture(plain)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
-            f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
-            "of the cures, --rotate hadamard, with or without --rotate_inner, and --sinks leave one"
+            f"{FORMAT} is for stock architectures, and this is our own class: {_OTHERWISE}; "
+            "the cures --rotate hadamard, --rotate_inner and --sinks leave a stock one"
         )
     family = FAMILIES[kind]
     turned: list[str] = []
@@ -511,7 +511,7 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
             tensors[hf_name] = link.join([parameters[part].detach() for part in link.own_names])
         elif len(owners) > 1:
             raise WakefulError(
-                f"{NAME} has one grid a matrix, and {hf_name} of a {kind} holds several of ours: "
+                f"{FORMAT} has one grid a matrix, and {hf_name} of a {kind} holds several of ours: "
                 f"{_OTHERWISE}"
             )
         else:
@@ -663,6 +663,6 @@ def _packed_words(codes: Tensor, bits: int) -> Tensor:
 
 def _lacks(scheme: Scheme, allowed: str, instead: str) -> WakefulError:
     return WakefulError(
-        f"{scheme} cannot be saved as {NAME}, which stores only {allowed}; use --scheme "
+        f"{scheme} cannot be saved as {FORMAT}, which stores only {allowed}; use --scheme "
         f"{instead}, or {_OTHERWISE}"
     )

@@ -83,7 +83,7 @@ def quantize_module(
         if skip or by_pattern:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
-    model = prepared(model, ["*"] if scheme.weights is None else skip)
+    model = prepare_model(model, ["*"] if scheme.weights is None else skip)
     layers = {} if scheme.weights is None else linear_layers(model, skip)
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
@@ -100,7 +100,7 @@ def quantize_module(
     return small
 
 
-def prepared(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
+def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     """Return a model of the same function as it is quantized: a decoder folded, and experts that no
     pattern in `skip` matches as linear layers. It shares all other weights with `model`.
     """

@@ -109,7 +109,7 @@ def named(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: finite(value), f"{name}_standard_error": finite(error)}
 
 
-def summary(damage: Damage) -> dict[str, Any]:
+def damage_summary(damage: Damage) -> dict[str, Any]:
     """Return the figures of every scheme; an error that one sequence cannot give is null."""
     measurement = damage.measurement
     return {
@@ -234,7 +234,7 @@ def _strength(rho: float, count: int) -> str:
     return "predicts" if rho >= _STRONG else "weakly predicts"
 
 
-def findings(damage: Damage) -> list[Finding]:
+def damage_findings(damage: Damage) -> list[Finding]:
     """Return the verdict on each scheme."""
     return [
         Finding(name, *_grade_and_words(damage, name), describe(scheme))

@@ -8,20 +8,20 @@ from typing import Any
 from wakeful.quantization.damage import (
     GRADES,
     Damage,
+    damage_summary,
     follows,
     grade,
     over_layers,
     over_models,
     predicts,
-    summary,
 )
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import (
     PREDICTS,
+    damage_headline,
     error_over_kurtosis,
-    headline,
     megabytes,
-    next_step,
+    next_quantization,
     number,
     perplexity_words,
     with_intervals,
@@ -35,7 +35,7 @@ from wakeful.reports.value import (
     Legend,
     Report,
     Section,
-    Side,
+    SideBySide,
     Table,
     Text,
     method_section,
@@ -91,7 +91,7 @@ def matrix_report(
     steps = [
         replace(step, text=f"{damage.measurement.name}: {step.text}")
         for damage, source in zip(damages, named, strict=True)
-        for step in [next_step(damage, source, options)]
+        for step in [next_quantization(damage, source, options)]
     ]
     worst = [
         Fold(f"{damage.measurement.name}: {scheme}", [worst_table(damage, scheme)])
@@ -120,19 +120,19 @@ def matrix_report(
             Text(f"Spearman's rank correlations. {PREDICTS} Kurtosis and max / mean are of all "
                  "tokens but the first.", "note"),
             Legend(names, "shapes"),
-            Side(charts),
+            SideBySide(charts),
         ], brief=True),
         Section("Worst layers", worst),
         method_section(method or {}),
     ]  # fmt: skip
     title = f"Quantization of {', '.join(names)}"
-    return Report(title, [headline(damage) for damage in damages], steps, sections)
+    return Report(title, [damage_headline(damage) for damage in damages], steps, sections)
 
 
 def _damage_table(damages: Sequence[Damage]) -> Table:
     rows: list[list[Cell]] = []
     for damage in damages:
-        full = summary(damage)
+        full = damage_summary(damage)
         before = perplexity_words(full, full["sequences"])
         kurtosis = [number(full[f"kurtosis_{part}"], "{:,.1f}") for part in ("first", "rest")]
         row = [Cell(full["model"], under=[

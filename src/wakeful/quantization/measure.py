@@ -161,7 +161,7 @@ def measure_damage(
             wait_for(tokens.device)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
-            totals[scheme].divergence.append(divergence(reference, logits))
+            totals[scheme].divergence.append(summed_divergence(reference, logits))
             for label, h in states.items():
                 rows.put(scheme, label, "block_error", relative_errors(hidden[label], h))
         progress(done)
@@ -257,7 +257,7 @@ def nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
     return float(losses.sum(dtype=torch.float64))
 
 
-def divergence(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
+def summed_divergence(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
     """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
     total = 0.0
     for rows, quantized_rows in zip(full.split(_ROWS), quantized.split(_ROWS), strict=True):
@@ -277,7 +277,9 @@ def losses_and_divergences(
     for number, tokens in enumerate(text):
         logits, targets = predicted(model, tokens)
         losses.append(nll(logits, targets) / len(logits))
-        kl.append(divergence(full_logits[number], logits) / len(logits) if full_logits else 0.0)
+        kl.append(
+            summed_divergence(full_logits[number], logits) / len(logits) if full_logits else 0.0
+        )
     return torch.tensor(losses, dtype=torch.float64), torch.tensor(kl, dtype=torch.float64)
 
 
@@ -290,5 +292,5 @@ def divergences(
     for tokens in text:
         full = predicted(model, tokens)[0]
         for values, small in zip(kl, quantized, strict=True):
-            values.append(divergence(full, predicted(small, tokens)[0]) / len(full))
+            values.append(summed_divergence(full, predicted(small, tokens)[0]) / len(full))
     return kl

@@ -22,10 +22,10 @@ from wakeful.quantization.damage import (
     SEVERE,
     Damage,
     block_values,
-    findings,
+    damage_findings,
+    damage_summary,
     grade,
     layer_errors,
-    summary,
     worst_layers,
 )
 from wakeful.quantization.layer_costs import cost_sentences
@@ -43,11 +43,11 @@ from wakeful.reports.value import (
     Findings,
     Fold,
     Legend,
+    NextStep,
     Part,
     Report,
     Section,
-    Side,
-    Step,
+    SideBySide,
     Table,
     Text,
     glossary,
@@ -69,7 +69,7 @@ _ALIKE = 0.05
 
 def before_and_after(damage: Damage, scheme: str = "") -> Iterator[str]:
     """Yield a scheme's figures, by default the last one's, as rows of a model card's table."""
-    full = summary(damage)
+    full = damage_summary(damage)
     names = [*damage.schemes]
     figures = full["schemes"][names.index(scheme or names[-1])]
     count = full["sequences"]
@@ -198,7 +198,9 @@ def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
         dy=-9, fontSize=11
     )
     named = named.encode(x=charts.LAYERS, y=y, text="label:N")
-    return charts.wide(alt.layer(gaussian, line, named, charts.nearest(base, tooltip, y)), 240)
+    return charts.wide(
+        alt.layer(gaussian, line, named, charts.nearest_points(base, tooltip, y)), 240
+    )
 
 
 def _over_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
@@ -224,10 +226,10 @@ def _log(title: str, style: str, **scale: Any) -> alt.Y:
     return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
 
 
-def headline(damage: Damage) -> str:
+def damage_headline(damage: Damage) -> str:
     """Return in a sentence which schemes harm the model, and how much."""
     names_by_grade: dict[str, list[str]] = {}
-    for finding in findings(damage):
+    for finding in damage_findings(damage):
         names_by_grade.setdefault(GRADES[finding.level], []).append(finding.title)
     grades = "; ".join(f"{level}: {listed(names)}" for level, names in names_by_grade.items())
     return f"{damage.measurement.name} quantized: {grades}."
@@ -239,13 +241,15 @@ _FEW_OUTLIERS = 6.0
 """A median kurtosis of layers' inputs below which no rotation is proposed; a Gaussian has 3."""
 
 
-def next_step(damage: Damage, source: str, options: QuantizeOptions | None = None) -> Step:
+def next_quantization(
+    damage: Damage, source: str, options: QuantizeOptions | None = None
+) -> NextStep:
     """Return how to save the smallest harmless model of those that can be, or what may cost less
     than the best scheme.
 
     `options` are what else was asked for: the command asks for it again.
     """
-    levels = {finding.title: finding.level for finding in findings(damage)}
+    levels = {finding.title: finding.level for finding in damage_findings(damage)}
     again = partial(_command, source, options or QuantizeOptions())
     harmless = [name for name, level in levels.items() if level == "good"]
     savable = [name for name in harmless if name in damage.savable]
@@ -253,7 +257,7 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
         best = min(savable, key=lambda name: damage.bytes[name])
         scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
         command = again([scheme.expression], save=folder)  # static says so
-        return Step("save the smallest harmless one", command)
+        return NextStep("save the smallest harmless one", command)
     if harmless:
         reason = "no folder holds what is harmless here"
         if _SAVED in damage.savable and NAMED[_SAVED] not in damage.schemes.values():
@@ -264,12 +268,12 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
                 f"wakeful evaluate {shlex.quote(source)}",
             )
             command = " ".join(filter(None, [schemes, options.text_flags if options else ""]))
-        return Step(reason, command)
+        return NextStep(reason, command)
     if "unsure" in levels.values():
         schemes = [finding.expression for finding in damage.schemes.values()]
         more = 4 * len(damage.measurement.counts)
         command = again(schemes, costs=True, num_sequences=more)
-        return Step("too little text to tell: measure on more", command)
+        return NextStep("too little text to tell: measure on more", command)
     losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
     best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     lead = f"{best} costs {'least' if len(levels) > 1 else 'too much'}"
@@ -278,12 +282,12 @@ def next_step(damage: Damage, source: str, options: QuantizeOptions | None = Non
     reason, finer = _finer(scheme, few=isinstance(spread, float) and spread < _FEW_OUTLIERS)
     finer = [finding for finding in finer if finding not in damage.schemes.values()]
     if finer:
-        return Step(f"{lead}{reason}", again(map(str, finer)))
+        return NextStep(f"{lead}{reason}", again(map(str, finer)))
     if reason:
         schemes = f"{cure} --for {shlex.quote(scheme.expression)}"
-        return Step(f"{lead}: see which cure it wants", schemes)
+        return NextStep(f"{lead}: see which cure it wants", schemes)
     advice = f"{lead}, and rounds activations: rotate their outliers away first"
-    return Step(advice, f"{cure} --rotate hadamard")
+    return NextStep(advice, f"{cure} --rotate hadamard")
 
 
 def _finer(scheme: Scheme, *, few: bool) -> tuple[str, list[Scheme]]:
@@ -325,7 +329,7 @@ def _command(
     return command_of("quantize", replace(options, **(again | alone | changes)), source)
 
 
-def after_saving(source: str, folder: str, context: int, *, reading: str = "") -> list[Step]:
+def after_saving(source: str, folder: str, context: int, *, reading: str = "") -> list[NextStep]:
     """Return what to do with a quantized model in a folder and the model that it was made of.
 
     Its speed and a text are asked for as far as `context` leaves room. `reading` are the flags by
@@ -336,8 +340,8 @@ def after_saving(source: str, folder: str, context: int, *, reading: str = "") -
     comparison, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
     return [
-        Step("serve it", f"vllm serve {small}"),
-        Step(f"compare it with the original{comparison}", f"{evaluate}{speed}"),
+        NextStep("serve it", f"vllm serve {small}"),
+        NextStep(f"compare it with the original{comparison}", f"{evaluate}{speed}"),
         generation_step(folder, context),
     ]
 
@@ -360,15 +364,15 @@ def quantization_report(
     `source` is what the model was asked for as, and `options` how, for a command to type; `context`
     is most tokens that it was made for.
     """
-    full, names = summary(damage), [*damage.schemes]
+    full, names = damage_summary(damage), [*damage.schemes]
     source = source or damage.measurement.name
     steps = []
     if smallest is None:
-        steps = [next_step(damage, source, options)]
+        steps = [next_quantization(damage, source, options)]
     elif options is not None and not saved:
         folder = str(free_folder(f"{source.rstrip('/')}-quantized"))
         command = command_of("quantize", replace(options, save=folder), source)
-        steps = [Step("save it", command)]
+        steps = [NextStep("save it", command)]
     if saved:
         reading = options.text_flags if options else ""
         steps = after_saving(source, saved["folder"], context, reading=reading)
@@ -381,14 +385,14 @@ def quantization_report(
         share = saved["bytes"] / full["bytes"]
         file = f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
     title = f"Quantization of {damage.measurement.name}"
-    first, lead = list[Section](), [headline(damage)]
+    first, lead = list[Section](), [damage_headline(damage)]
     if smallest is not None:
         first = [smallest_section(damage, smallest)]
         lead = [proof_words(damage), *lead]
     return Report(title, lead, steps, [
         *first,
         Section("", [
-            Findings({"": findings(damage)}, GRADES),
+            Findings({"": damage_findings(damage)}, GRADES),
             Text(f"Harmless: the loss rises by at most {HARMLESS} nats per token (perplexity by "
                  f"2%). Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval includes "
                  f"zero and reaches past {HARMLESS}.", "note"),
@@ -411,7 +415,7 @@ def quantization_report(
                  "over the layers of a block; a Gaussian has kurtosis 3. Blocks that stand out are "
                  "named.", "note"),
             Legend(names),
-            Side([
+            SideBySide([
                 Chart("Relative error of each block's layers", partial(_errors, damage),
                       "Relative error", explained("relative_error")),
                 Chart("Kurtosis of the inputs of each block's layers",
@@ -432,7 +436,7 @@ def quantization_report(
                  f"over blocks: {number(full['kurtosis_first'], '{:,.1f}')} at the first token, "
                  f"{number(full['kurtosis_rest'], '{:,.1f}')} at the rest)."),
             Legend(names),
-            Side([
+            SideBySide([
                 Chart("Relative error of each block's output",
                       partial(_errors, damage, blocks=True), "Relative error",
                       explained("relative_error")),
@@ -441,7 +445,7 @@ def quantization_report(
             ], wide=True),
             Fold("The same errors at the first token", [
                 Legend(names),
-                Side([
+                SideBySide([
                     Chart("Relative error of each block's layers at the first token",
                           partial(_errors, damage, "first"), "Each layer alone"),
                     Chart("Relative error of each block's output at the first token",

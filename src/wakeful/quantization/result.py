@@ -16,7 +16,7 @@ from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.compressed import file_bytes, save_compressed
 from wakeful.quantization.convert import scheme_of
-from wakeful.quantization.damage import Damage, predicts, scheme_rows, summary
+from wakeful.quantization.damage import Damage, damage_summary, predicts, scheme_rows
 from wakeful.quantization.layer_costs import cost_frame
 from wakeful.quantization.matrix_report import correlations, matrix_report
 from wakeful.quantization.options import QuantizeOptions
@@ -29,13 +29,13 @@ from wakeful.quantization.smallest_report import (
     smallest_summary,
     tuning_words,
 )
-from wakeful.reports.result import Measured, same_or_each
+from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Quantization(Measured):
+class Quantization(MeasuredResult):
     """Quantized models, and what quantizing did to a text where one was given."""
 
     models: Mapping[str, Model]
@@ -75,7 +75,7 @@ class Quantization(Measured):
     @property
     def summary(self) -> dict[str, Any]:
         """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
-        figures = summary(self._measured) | {
+        figures = damage_summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
             "costs": cost_frame(self.costs).to_dicts(), "smallest": self._formats,
         }  # fmt: skip
@@ -159,7 +159,7 @@ class Quantization(Measured):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class QuantizationMatrix(Measured):
+class QuantizationMatrix(MeasuredResult):
     """Damage of several schemes to several models, without the quantized models."""
 
     results: Mapping[str, Quantization]

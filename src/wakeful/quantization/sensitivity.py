@@ -42,7 +42,7 @@ class LayerCost:
 
 
 @torch.inference_mode()
-def costs(
+def measure_layer_costs(
     model: nn.Module,
     small: nn.Module,
     sequences: Sequence[Int[Tensor, "1 L"]],
@@ -70,7 +70,7 @@ def costs(
         rest = _read_exchanged(small, full, sequences, (), lambda done: progress(len(alone) + done))
     finally:
         put(small, layers)
-    layer_costs: list[LayerCost] = []
+    costs: list[LayerCost] = []
     for name, (losses, kl) in alone.items():
         figures = {
             "alone": losses - full_losses,
@@ -78,12 +78,12 @@ def costs(
             "kl": kl,
         }
         estimates = {which: mean_and_error(values.tolist()) for which, values in figures.items()}
-        size = size_of(layers[name])
-        layer_costs.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
-    return sorted(layer_costs, key=lambda values: -values.alone[0])
+        size = layer_bytes(layers[name])
+        costs.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
+    return sorted(costs, key=lambda values: -values.alone[0])
 
 
-def size_of(layer: nn.Module) -> int:
+def layer_bytes(layer: nn.Module) -> int:
     """Return the bytes of a layer's numbers, scales and biases."""
     return sum(tensor.nbytes for tensor in [*layer.parameters(), *layer.buffers()])
 

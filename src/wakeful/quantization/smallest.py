@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.quantization.allocation import Allocation, Choice, Frontier
+from wakeful.quantization.allocation import Allocation, FormatChoice, Frontier
 from wakeful.quantization.arithmetic import Arithmetic
 from wakeful.quantization.convert import exchanged, scheme_of
 from wakeful.quantization.formats import VLLM, Formats, fits, quantize_formats
@@ -118,7 +118,7 @@ class Candidates:
         ]
 
     @cached_property
-    def choices(self) -> list[list[Choice]]:
+    def choices(self) -> list[list[FormatChoice]]:
         """Bytes and costs of each group in these formats."""
         return [
             [self.choice(name, group) for name in names]
@@ -126,7 +126,7 @@ class Candidates:
         ]
 
     @cached_property
-    def uniform(self) -> dict[str, Choice]:
+    def uniform(self) -> dict[str, FormatChoice]:
         """Bytes and cost of all layers in each format that all fit, the smallest first."""
         points = {
             name: self.choice(name, self.layers)
@@ -135,13 +135,13 @@ class Candidates:
         }
         return dict(sorted(points.items(), key=lambda point: point[1].bytes))
 
-    def choice(self, name: str, layers: Iterable[str]) -> Choice:
+    def choice(self, name: str, layers: Iterable[str]) -> FormatChoice:
         """Return bytes and cost of some layers in a format."""
         if name == FULL:
-            return Choice(sum(map(self.full_bytes, layers)), 0.0)
+            return FormatChoice(sum(map(self.full_bytes, layers)), 0.0)
         forms, scores = self.formats[name], self.scores[name]
         layers = list(layers)
-        return Choice(
+        return FormatChoice(
             sum(format_bytes(forms[layer]) for layer in layers),
             sum(scores[layer] for layer in layers),
         )
@@ -286,7 +286,7 @@ class SmallestSearch:
         return best
 
 
-def references(uniform: Mapping[str, Choice], size: int) -> list[str]:
+def references(uniform: Mapping[str, FormatChoice], size: int) -> list[str]:
     """Return the uniform formats to measure beside a choice of so many bytes, given the smallest
     first: the first of no fewer bytes, and all smaller ones.
     """

@@ -14,7 +14,7 @@ from wakeful.reports import charts
 from wakeful.reports.value import Chart, Section, Table, Text
 
 
-def reference(damage: Damage) -> str | None:
+def uniform_reference(damage: Damage) -> str | None:
     """Return the smallest uniform format that takes no fewer bytes than the chosen ones."""
     size = damage.bytes[MIXED]
     larger = [name for name in damage.schemes if name != MIXED and damage.bytes[name] >= size]
@@ -25,7 +25,7 @@ def proof(damage: Damage) -> dict[str, Any]:
     """Return the loss of the chosen formats less that of uniform ones in no fewer bytes, paired
     over sequences that chose nothing, and the verdict.
     """
-    against, count = reference(damage), len(damage.measurement.counts)
+    against, count = uniform_reference(damage), len(damage.measurement.counts)
     result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
     if against is None:
         return result

@@ -31,14 +31,14 @@ from wakeful.quantization.compressed import (
     compressed_config,
     state_bytes,
 )
-from wakeful.quantization.convert import by_scheme, linear_layers, prepared, quantize_module
+from wakeful.quantization.convert import by_scheme, linear_layers, prepare_model, quantize_module
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.formats import VLLM, rounding_seconds
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, parse_scheme
-from wakeful.quantization.sensitivity import LayerCost, costs
+from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
 from wakeful.quantization.smallest import MIXED, Budget, Smallest, SmallestSearch, split_text
 from wakeful.quantization.smallest_report import method_words
 from wakeful.quantization.tuning import sequences_per_step
@@ -202,7 +202,7 @@ class _Quantizer:
             raise WakefulError(
                 f"{loaded.name} is quantized already: name the model that it was made from"
             )
-        plain = prepared(loaded.module, options.skip)
+        plain = prepare_model(loaded.module, options.skip)
         layers: dict[str, nn.Module] = {}
         if any(scheme.weights is not None for scheme in schemes):
             layers = linear_layers(plain, options.skip)
@@ -241,7 +241,7 @@ class _Quantizer:
         if options.sensitivity:
             small = next(iter(forms.values())).module
             label, count = f"{loaded.name}: layers, alone and together", 2 * len(layers)
-            layer_costs = costs(
+            layer_costs = measure_layer_costs(
                 loaded.module, small, measured,
                 progress=lambda done: self.session.show.count(label, done, count),
             )  # fmt: skip

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from wakeful.config.reading import FigureFormat, TableFormat
 from wakeful.errors import WakefulError
 from wakeful.inheritance import Inheritance, inheritance_report
 from wakeful.reports.html import write
+from wakeful.reports.result import StoredResult
 from wakeful.runs.run import Run
-from wakeful.training import Comparison, report_comparison
+from wakeful.training import report_comparison
 from wakeful.variants.plugins import verb_of
 
 _KINDS = {
@@ -27,7 +27,7 @@ def report(
     title: str = "",
     figures: Sequence[FigureFormat] = (),
     table: Sequence[TableFormat] = (),
-) -> Comparison | Inheritance | Any:
+) -> StoredResult:
     """Write one offline page about training runs, a comparison or an inheritance.
 
         wakeful.report("runs/first", "runs/second", out="both.html")

@@ -144,7 +144,7 @@ def switchable(*layers: alt.Chart) -> Drawing:
     return alt.layer(layers[0].add_params(alt.param(name=HIDDEN, value=[])), *layers[1:])
 
 
-def nearest(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
+def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
     """Return points of which the one nearest to the pointer shows itself and the tooltip."""
     here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     condition = {"param": here.name, "empty": False, "value": 1}
@@ -191,7 +191,10 @@ def lines(
     places = frame[at].unique().sort()
     some = places.gather_every(max(1, len(places) // _PLACES))
     near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
-    layers += [line if legend is None else line.add_params(picked), nearest(near, tooltip, y)]
+    layers += [
+        line if legend is None else line.add_params(picked),
+        nearest_points(near, tooltip, y),
+    ]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
         layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
     if outliers and not (named := line_outliers(frame, by, at)).is_empty():
@@ -228,7 +231,7 @@ def scatter(
     shape = encode_names(alt.Shape, by, names, shapes(names), legend=None)
     points = base.mark_point(filled=True, size=26)
     points = points.encode(y=y, shape=shape, opacity=opacity(by, 0.7))
-    return wide(switchable(points, nearest(base, tooltip, y)), height)
+    return wide(switchable(points, nearest_points(base, tooltip, y)), height)
 
 
 def dots(
@@ -283,7 +286,7 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
     return path
 
 
-def table_of(spec: dict[str, Any]) -> str:
+def chart_csv(spec: dict[str, Any]) -> str:
     """Return the rows that a specification draws as CSV, each once.
 
     A table of one column is a line of reference, and left out beside others. Text that a
@@ -323,7 +326,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
     ".svg": vl_convert.vegalite_to_svg,
     ".png": partial(vl_convert.vegalite_to_png, scale=2),
     ".pdf": vl_convert.vegalite_to_pdf,
-    ".csv": table_of,
+    ".csv": chart_csv,
     ".html": _html,
 }
 

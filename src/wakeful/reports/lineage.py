@@ -2,7 +2,7 @@
 
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
 from wakeful.layer_ranges import format_layers
-from wakeful.runs.records import Bridged
+from wakeful.runs.records import BridgeGap
 
 _MAPS = {
     "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "
@@ -11,7 +11,7 @@ _MAPS = {
 }
 
 
-def describe_bridge(fit: Bridged, bridge: BridgeConfig | None) -> str:
+def describe_bridge(fit: BridgeGap, bridge: BridgeConfig | None) -> str:
     """Describe the bridge over dropped layers and its error; None is an unknown map."""
     solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
     layers = format_layers(range(fit.first, fit.last + 1))

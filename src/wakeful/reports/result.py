@@ -77,7 +77,7 @@ class Result(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Measured(Result):
+class MeasuredResult(Result):
     """A result that is written when all of it is known."""
 
     figures: tuple[FigureFormat, ...] = ()
@@ -123,11 +123,13 @@ def same_or_each(descriptions: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stored(Result):
+class StoredResult(Result):
     """A result whose run directory was written while the work went on."""
 
     path: Path
     """The run directory."""
+    page: Path
+    """Its page."""
 
     def save(self, folder: str | Path) -> Path:
         """Copy the run directory to `folder`, which must not exist; return it."""
@@ -137,12 +139,8 @@ class Stored(Result):
         return Path(folder)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Paged(Stored):
+class ResultPage(StoredResult):
     """Several models beside each other, on a page and in a table of results."""
-
-    page: Path
-    """The page about them."""
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ from wakeful.estimates import INTERVAL, to_error, with_error
 from wakeful.reports.charts import csv_text
 from wakeful.runs.run import disk_errors, replace_atomically
 
-NAME = "results"
+FILE_STEM = "results"
 """The files' name before the ending."""
 _LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -31,7 +31,7 @@ def save_results(frame: pl.DataFrame, folder: Path, formats: Iterable[str]) -> l
     for ending in formats:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        paths.append(folder / f"{NAME}.{ending}")
+        paths.append(folder / f"{FILE_STEM}.{ending}")
         with replace_atomically(paths[-1]) as temporary:
             temporary.write_text(WRITERS[ending](frame), "utf-8")
     return paths

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from wakeful.reports.value import Cell, Facts, Findings, Listed, Part, Report, Table, Text
+from wakeful.reports.value import BulletList, Cell, Facts, Findings, Part, Report, Table, Text
 from wakeful.terminal.plain_text import visible
 
 _LONGEST = 48
@@ -31,7 +31,7 @@ def _renderables(part: Part) -> list[RenderableType]:
     match part:
         case Text(text, style) if style in ("", "caveat"):
             lines = [_line(text, "dim" if style else "")]
-        case Listed(entries):
+        case BulletList(entries):
             lines = [_line(f"  {line}") for line in entries]
         case Facts(entries, True):
             lines = [_grid(entries)]

@@ -14,7 +14,7 @@ Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """A suggested next step and its command."""
 
     text: str
@@ -30,7 +30,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Listed:
+class BulletList:
     """Lines of a list."""
 
     lines: Sequence[str]
@@ -120,7 +120,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideBySide:
     """Parts beside each other, as many as fit; `wide` ones take half a page."""
 
     parts: Sequence["Part"]
@@ -174,7 +174,8 @@ class Fold:
 
 
 Part = (
-    Text | Listed | Links | Facts | Table | Chart | Side | Group | Legend | Findings | Fold
+    Text | BulletList | Links | Facts | Table | Chart | SideBySide | Group | Legend | Findings
+    | Fold
 )  # fmt: skip
 
 
@@ -193,7 +194,7 @@ class Report:
 
     title: str
     headlines: Sequence[str]
-    steps: Sequence[Step]
+    steps: Sequence[NextStep]
     sections: Sequence[Section]
 
     @property
@@ -239,7 +240,7 @@ def _charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, Chart):
             yield part
-        elif isinstance(part, Side | Group | Fold | Section):
+        elif isinstance(part, SideBySide | Group | Fold | Section):
             yield from _charts(part.parts)
 
 

@@ -15,7 +15,7 @@ from wakeful.variants.roles import Role
 from wakeful.variants.shape import Shape
 
 GatePer = Literal["head", "channel"]
-Gate = Literal["sigmoid", "softplus"]
+GateFunction = Literal["sigmoid", "softplus"]
 _SOFTPLUS_1 = math.log(math.e - 1)
 """Its softplus is 1."""
 
@@ -111,11 +111,11 @@ class OutputGate(Gates):
         per: GatePer = "head",
         start: float = 0.0,
         channels: int = 0,
-        gate: Gate = "sigmoid",
+        gate: GateFunction = "sigmoid",
     ) -> None:
         super().__init__(start=start, channels=channels)
         self.per: GatePer = per
-        self.gate: Gate = gate
+        self.gate: GateFunction = gate
 
     def width(self, shape: Shape) -> int:
         return shape.num_heads * (shape.head_width if self.per == "channel" else 1)

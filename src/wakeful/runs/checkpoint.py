@@ -35,11 +35,11 @@ from wakeful.model.initialize import build_on_meta, check_shapes
 from wakeful.optim.saved import (
     BUILT,
     CHANGING,
-    as_stored,
     from_json,
     keeps_options,
     missing,
     options_of_group,
+    restore_type,
     to_json,
 )
 from wakeful.optim.schedule_free import evaluation_weights, restore_weights
@@ -325,7 +325,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         for index, entry in entries.items():
             live = optimizer.state[parameters[index]]
             live.update(
-                {key: as_stored(live[key], entry[key]) for key in live.keys() & entry.keys()}
+                {key: restore_type(live[key], entry[key]) for key in live.keys() & entry.keys()}
             )
         restore_weights(optimizer, trained)
     except WakefulError:

@@ -13,7 +13,7 @@ from wakeful.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropped:
+class DroppedDocuments:
     """Held-out documents that partly occur in the training text and were left out."""
 
     documents: int
@@ -34,7 +34,7 @@ class DataFacts:
     """0 where they are drawn without end."""
     validation_tokens: int
     vocab_size: int
-    overlap: Dropped | None = None
+    overlap: DroppedDocuments | None = None
     """None where what overlaps was kept."""
     train_sha256: str
     validation_sha256: str
@@ -56,7 +56,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepRow:
     """A row of metrics.jsonl: one step of the optimizer."""
 
     kind: ClassVar = "train"
@@ -79,7 +79,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validated:
+class ValidationLoss:
     """A loss on the validation set, in nats per token."""
 
     loss: float
@@ -95,7 +95,7 @@ class Validated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Validated):
+class ValidationRow(ValidationLoss):
     """A row of metrics.jsonl: the loss on the validation set after a step."""
 
     kind: ClassVar = "validation"
@@ -127,7 +127,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtTheEnd(Validated):
+class AtTheEnd(ValidationLoss):
     """A run's loss on the validation set when it ends."""
 
     perplexity: float
@@ -146,7 +146,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class RunSummary:
     """summary.json: the figures of a finished run."""
 
     steps: int
@@ -166,7 +166,7 @@ class Summary:
     data: DataFacts
 
 
-Row = TypeVar("Row", Step, Evaluation, HeadWeights)
+MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow, HeadWeights)
 
 
 def data_facts(data: Data) -> DataFacts:
@@ -194,7 +194,7 @@ def check_same_data(run: Run, data: Data) -> None:
         )
 
 
-def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
+def record(run: Run, row: StepRow | ValidationRow | HeadWeights) -> dict[str, Any]:
     """Append a row to its log without empty optional fields; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
     # Rows of metrics are flat: a part of a mixture is a figure like any other.
@@ -206,7 +206,7 @@ def record(run: Run, row: Step | Evaluation | HeadWeights) -> dict[str, Any]:
     return table
 
 
-def rows(run: Run, kind: type[Row]) -> list[Row]:
+def rows(run: Run, kind: type[MetricsRow]) -> list[MetricsRow]:
     """Return the rows of one kind that a run has logged; refuse one that lacks a figure."""
     location = str(run.path / kind.log)
     logged = run.metrics(kind.log)
@@ -218,7 +218,7 @@ def check_rows(run: Run, *, done: bool = False) -> None:
 
     Of a run whose last step is `done` it must tell of one at least.
     """
-    if not rows(run, Step) and done:
+    if not rows(run, StepRow) and done:
         raise WakefulError(
             f"{run.path / 'metrics.jsonl'} has no training steps, although the run is finished: "
             "restore it"
@@ -235,7 +235,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Bridged(Gap):
+class BridgeGap(Gap):
     """A gap and how far the heir's stream was from the reference's behind it.
 
     Errors are Σ w ‖x − y‖² / Σ w ‖y‖² over the tokens that were solved on.

@@ -11,8 +11,8 @@ from wakeful.surgery.sink_tokens import (
     SinkTrial,
     by_preference,
     choose_sink_tokens,
+    losses_after_opening,
     prepend_tokens,
-    window_losses,
 )
 from wakeful.surgery.sinks import learned_sinks
 
@@ -28,11 +28,11 @@ __all__ = [
     "fit_own_sinks",
     "learned_gates",
     "learned_sinks",
+    "losses_after_opening",
     "open_gates",
     "prepend_tokens",
     "rotate",
     "rotate_experts",
     "rotate_keys",
     "store_prefix",
-    "window_losses",
 ]

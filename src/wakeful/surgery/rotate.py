@@ -32,7 +32,7 @@ from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuild_decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
-from wakeful.optim.rotations.base import Identity, Learned, Rotation, rotation_of
+from wakeful.optim.rotations.base import Identity, LearnedRotation, Rotation, rotation_of
 from wakeful.paged import as_stored, by_rows, in_memory
 from wakeful.parts.orthoadam import generator_for
 from wakeful.routes.base import ValueRoute
@@ -140,7 +140,7 @@ def check_rotates(
 ) -> Rotation:
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
     kind = rotation_of(rotation)
-    if isinstance(kind, Learned):
+    if isinstance(kind, LearnedRotation):
         raise WakefulError(
             f"{kind} is learned from gradients, which a cure does not have: "
             "use another, such as hadamard"

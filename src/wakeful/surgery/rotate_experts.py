@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
-from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
+from wakeful.optim.rotations.base import LearnedRotation, Rotation, rotation_of
 from wakeful.paged import store_like
 from wakeful.surgery.rotate import Turning, check_same, turning
 
@@ -59,7 +59,7 @@ def rotate_experts(
         WakefulError: the rotation is learned, a parameter is not known, or the logits change.
     """
     kind = rotation_of(rotation)
-    if isinstance(kind, Learned):
+    if isinstance(kind, LearnedRotation):
         raise WakefulError(f"{kind} is learned from gradients: use another, such as hadamard")
     turned: Any = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     head, table = turned.get_output_embeddings(), turned.get_input_embeddings()

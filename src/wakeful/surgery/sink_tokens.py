@@ -40,7 +40,7 @@ FINALISTS = 4
 """Candidates that are measured on all windows; more are first read on a few short ones."""
 SCREENED = 4, 64
 """Windows, and the first tokens of each, that more candidates than those are first read on."""
-WATCHED = 4
+SHARE_WINDOWS = 4
 """Windows on which the share of attention is measured."""
 
 
@@ -112,25 +112,25 @@ def choose_sink_tokens(
         screened: dict[int, float] = {}
         for number, token in enumerate(ids):
             on_progress(number, total)
-            screened[token] = sum(window_losses(prefixed(token), short))
+            screened[token] = sum(losses_after_opening(prefixed(token), short))
         ids = sorted(ids, key=screened.__getitem__)[:FINALISTS]
         if preferred in screened and preferred not in ids:
             ids[-1] = preferred
-    none = SinkTrial((), window_losses(decoder, windows, opening))
+    none = SinkTrial((), losses_after_opening(decoder, windows, opening))
     trials = dict[int, SinkTrial]()
     for number, token in enumerate(ids):
         on_progress(total - FINALISTS + number, total)
-        losses = window_losses(prefixed(token), windows)
+        losses = losses_after_opening(prefixed(token), windows)
         trials[token] = SinkTrial((*before, token), losses)
-    choice = decide(
+    choice = choose_sink_cure(
         none, trials, preferred=preferred, even=float(even_shares(windows.shape[1])[0]),
-        measure_share=lambda token: first_token_share(prefixed(token), windows[:WATCHED]),
+        measure_share=lambda token: first_token_share(prefixed(token), windows[:SHARE_WINDOWS]),
     )  # fmt: skip
     on_progress(total, total)
     return choice
 
 
-def decide(
+def choose_sink_cure(
     none: SinkTrial,
     trials: Mapping[int, SinkTrial],
     *,
@@ -195,7 +195,7 @@ def prepend_tokens(opening: Sequence[int], text: Int[Tensor, "B L"]) -> Int[Tens
 
 
 @torch.inference_mode()
-def window_losses(
+def losses_after_opening(
     model: nn.Module, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
 ) -> tuple[float, ...]:
     """Return the mean loss of each window's tokens after its first, in nats per token.

@@ -87,7 +87,7 @@ class Bars(Display):
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         if done or total:
-            self._update(name, done, total, size_of(done, total))
+            self._update(name, done, total, format_size(done, total))
 
     def count(self, name: str, done: int, total: int) -> None:
         self._update(name, done, total or None, f"{done}/{total}" if total else str(done))
@@ -126,7 +126,7 @@ class Lines(Display):
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         if (done or total) and self._due(name, done, total):
-            self.note(f"{name}: {size_of(done, total)}")
+            self.note(f"{name}: {format_size(done, total)}")
 
     def count(self, name: str, done: int, total: int) -> None:
         if self._due(name, done, total):
@@ -151,7 +151,7 @@ class Lines(Display):
         return f"  {duration((time.monotonic() - since) / (done - first) * (total - done))} left"
 
 
-def size_of(done: int, total: int | None) -> str:
+def format_size(done: int, total: int | None) -> str:
     """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"."""
     largest = max(done, total or 0)
     units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))

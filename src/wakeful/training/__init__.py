@@ -6,7 +6,7 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.training.charts import (
-        FOLLOWED,
+        METRIC_TITLES,
         difference_chart,
         followed_charts,
         relative_loss_chart,
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from wakeful.training.distillation import distillation_in_rows
     from wakeful.training.loop import Initial, resume_command, train_run
     from wakeful.training.parallel import choose_own_device
-    from wakeful.training.report import caveat, verdicts
+    from wakeful.training.report import caveat, comparison_verdicts
     from wakeful.training.setup import NO_AUTOCAST, autocast, check_parts, check_run
     from wakeful.training.size import run_operations, run_size
     from wakeful.training.tables import machines
-    from wakeful.training.tool import Run, train
+    from wakeful.training.tool import TrainingRun, train
     from wakeful.training.validation import mean_loss, window_losses
 
 __all__ = [
-    "FOLLOWED",
+    "METRIC_TITLES",
     "NO_AUTOCAST",
     "ComparedRuns",
     "Comparison",
     "Initial",
-    "Run",
     "TrainedRun",
+    "TrainingRun",
     "autocast",
     "caveat",
     "check_parts",
     "check_run",
     "choose_own_device",
     "compare",
+    "comparison_verdicts",
     "difference_chart",
     "distillation_in_rows",
     "followed_charts",
@@ -49,24 +50,23 @@ __all__ = [
     "run_size",
     "train",
     "train_run",
-    "verdicts",
     "window_losses",
 ]
 
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "charts": ["FOLLOWED", "difference_chart", "followed_charts", "relative_loss_chart"],
+        "charts": ["METRIC_TITLES", "difference_chart", "followed_charts", "relative_loss_chart"],
         "compared": ["ComparedRuns", "TrainedRun"],
         "comparison": ["Comparison", "compare", "report_comparison"],
         "distillation": ["distillation_in_rows"],
         "loop": ["Initial", "resume_command", "train_run"],
         "parallel": ["choose_own_device"],
-        "report": ["caveat", "verdicts"],
+        "report": ["caveat", "comparison_verdicts"],
         "setup": ["NO_AUTOCAST", "autocast", "check_parts", "check_run"],
         "size": ["run_operations", "run_size"],
         "tables": ["machines"],
-        "tool": ["Run", "train"],
+        "tool": ["TrainingRun", "train"],
         "validation": ["mean_loss", "window_losses"],
     },
 )

@@ -18,7 +18,7 @@ _MEASURES = (
     ("KV cache a token", "cache_ratio"),
     ("tokens a second", "speed_ratio"),
 )
-FOLLOWED = {
+METRIC_TITLES = {
     "bos_mass_other": "attention on BOS, no copy due",
     "bos_mass_trigger": "attention on BOS at triggers",
     "value_drain_first": "BOS's value norm over the others'",
@@ -92,7 +92,7 @@ def _each_followed(
     table: pl.DataFrame, variants: Sequence[str]
 ) -> Iterator[tuple[str, str, pl.DataFrame]]:
     """Yield each figure that was followed: its name, its title, and its rows of variants shown."""
-    for name, title in FOLLOWED.items():
+    for name, title in METRIC_TITLES.items():
         frame = table.filter(pl.col("variant").is_in(variants), figure=name)
         if not frame.is_empty():
             yield name, title, frame

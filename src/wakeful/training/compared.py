@@ -13,7 +13,7 @@ from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError, nearest
 from wakeful.probes.base import block_outputs
-from wakeful.runs.records import DataFacts, Evaluation, Summary, rows
+from wakeful.runs.records import DataFacts, RunSummary, ValidationRow, rows
 from wakeful.runs.run import (
     METRICS,
     VALIDATION,
@@ -43,7 +43,7 @@ class TrainedRun:
     config: Config
     environment: Environment
     data: DataFacts
-    done: Summary | None
+    done: RunSummary | None
     """None of a run under way."""
     metrics: pl.DataFrame
     validation: pl.DataFrame
@@ -56,7 +56,7 @@ class TrainedRun:
     null in figures of a layer, and a key/value head in the value drain."""
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         """The figures of a finished run."""
         assert self.done is not None
         return self.done
@@ -298,7 +298,7 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
         WakefulError: a file of it is missing, damaged or incomplete.
     """
     run = Run.open(path)
-    summary = run.read(Summary, "summary.json") if done else None
+    summary = run.read(RunSummary, "summary.json") if done else None
     validation = pl.DataFrame(schema=VALIDATION)
     if done:
         validation = read_windows(run.path / "validation.parquet").sort("window")
@@ -339,7 +339,7 @@ def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
         return frame
     excess = [
         (row.step, "excess_loss", row.excess_loss)
-        for row in rows(run, Evaluation)
+        for row in rows(run, ValidationRow)
         if row.excess_loss is not None
     ]
     return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))

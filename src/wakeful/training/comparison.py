@@ -13,7 +13,7 @@ from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, chosen_variants
 from wakeful.errors import WakefulError, nearest
 from wakeful.reports.html import write
-from wakeful.reports.result import Paged
+from wakeful.reports.result import ResultPage
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
 from wakeful.switches import ordinary_switches
@@ -27,7 +27,7 @@ from wakeful.training.tables import summary_table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Paged):
+class Comparison(ResultPage):
     """Variants trained under the same conditions, with their differences."""
 
     compared: Compared

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wakeful.data.order import Batches
-from wakeful.runs.records import Step
+from wakeful.runs.records import StepRow
 
 
 def prefetch(
@@ -100,7 +100,7 @@ class PendingSteps:
             self._values.append((loss, norm))
         return None
 
-    def rows(self) -> list[Step]:
+    def rows(self) -> list[StepRow]:
         """Stop the clock; return a row for each step read, with its share of the time."""
         elapsed = time.perf_counter() - self._began
         steps, self._steps = self._steps, []
@@ -110,7 +110,7 @@ class PendingSteps:
             self.seconds += share
             speed = (pending.tokens - tokens_before) / share
             rows.append(
-                Step(
+                StepRow(
                     step=pending.step,
                     loss=loss,
                     lr=pending.lr,

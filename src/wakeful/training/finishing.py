@@ -14,17 +14,17 @@ from wakeful.data.order import ValidationWindows
 from wakeful.estimates import finite
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.model.generate import generate
+from wakeful.model.generate import generate_tokens
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.saved import to_json
 from wakeful.runs import checkpoint
 from wakeful.runs.records import (
     AtTheEnd,
     Parameters,
+    RunSummary,
     Sample,
-    Step,
-    Summary,
-    Validated,
+    StepRow,
+    ValidationLoss,
     data_facts,
     rows,
 )
@@ -105,8 +105,8 @@ def finish_run(training: Training) -> None:
     decoder = _whole_model(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.write_frame("metrics.parquet", run.logged())
-    trained = rows(run, Step)
-    summary = Summary(
+    trained = rows(run, StepRow)
+    summary = RunSummary(
         steps=steps,
         tokens=trained[-1].tokens,
         seconds=trained[-1].seconds,
@@ -115,7 +115,9 @@ def finish_run(training: Training) -> None:
         kv_cache_bytes_per_token=decoder.cache_bytes_per_token,
         kv_cache_dtype=str(decoder.head.weight.dtype).removeprefix("torch."),
         validation=AtTheEnd(
-            **{entry.name: getattr(row, entry.name) for entry in dataclasses.fields(Validated)},
+            **{
+                entry.name: getattr(row, entry.name) for entry in dataclasses.fields(ValidationLoss)
+            },
             perplexity=math.exp(min(row.loss, _LARGEST_EXPONENT)),
             length=config.train.length,
         ),
@@ -165,7 +167,7 @@ def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
         ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.context - len(ids)
         readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
-        new = generate(
+        new = generate_tokens(
             decoder,
             ids if readable else [data.tokenizer.end_of_text],
             num_tokens=min(settings.num_tokens, room) if readable else 0,

@@ -24,11 +24,11 @@ from wakeful.reports.value import (
     Chart,
     Fold,
     Group,
+    NextStep,
     Part,
     Report,
     Section,
-    Side,
-    Step,
+    SideBySide,
     Table,
     Text,
     listed,
@@ -44,7 +44,7 @@ _MANY = 12
 """Most variants with a sentence each; of more, equal outcomes share one and details are folded."""
 
 
-def verdicts(comparison: ComparedRuns) -> list[str]:
+def comparison_verdicts(comparison: ComparedRuns) -> list[str]:
     """Return sentences about sinks that training followed and about losses.
 
     One for each variant but the baseline, or of many variants one for each outcome.
@@ -128,7 +128,7 @@ def _verdict(comparison: ComparedRuns, variant: str) -> str:
     return f"{variant} ends {interval.lstrip('+−')} nats {side} {baseline}."
 
 
-def headline(comparison: ComparedRuns) -> str:
+def comparison_headline(comparison: ComparedRuns) -> str:
     """Return a sentence with the numbers of variants that end lower or higher than the baseline."""
     base, variants = comparison.baseline, comparison.variants[1:]
     if not variants:
@@ -149,13 +149,13 @@ def headline(comparison: ComparedRuns) -> str:
     return f"Validation loss compared with {base}: of {len(variants)} variants, {outcomes}."
 
 
-def next_step(comparison: ComparedRuns) -> Step:
+def next_diagnosis(comparison: ComparedRuns) -> NextStep:
     """Return the command that diagnoses the variant with the lowest loss."""
     rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
     best = rows.sort("difference", maintain_order=True)["variant"][0]
     run = comparison.of(best)[0]
     lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
-    return Step(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
+    return NextStep(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
 
 
 def caveat(comparison: ComparedRuns) -> str:
@@ -276,7 +276,7 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
         )
     sections = [
         Section("Verdict", [
-            *map(Text, verdicts(comparison)),
+            *map(Text, comparison_verdicts(comparison)),
             *(Text(verdict) for addition in additions for verdict in addition.verdicts),
             *(Text(note, "caveat") for note in caveats),
         ], brief=True),
@@ -290,7 +290,7 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
         _method(comparison, dict(entry for addition in additions for entry in addition.method)),
     ]  # fmt: skip
     title = title or f"Comparison with {comparison.baseline}"
-    return Report(title, [headline(comparison)], [next_step(comparison)], sections)
+    return Report(title, [comparison_headline(comparison)], [next_diagnosis(comparison)], sections)
 
 
 def _over_steps(comparison: ComparedRuns) -> Iterator[Section]:
@@ -391,9 +391,9 @@ def _followed(comparison: ComparedRuns) -> Iterator[Section]:
         Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
              "of the change over seeds leaves out zero.", "note"),
         *([Text(which, "note")] if which else []),
-        Side(followed, wide=True),
+        SideBySide(followed, wide=True),
         *(Fold(f"Each layer and head: {title}", [
-            Text(f"{mean} scale for all variants.", "note"), Side(heatmaps)])
+            Text(f"{mean} scale for all variants.", "note"), SideBySide(heatmaps)])
           for title, heatmaps in charts.head_charts(comparison)),
     ], brief=True)  # fmt: skip
 
@@ -407,14 +407,14 @@ def _details(comparison: ComparedRuns) -> Section:
             slow.insert(0, Text("The runs were trained on machines that differ (see below): their "
                                 "speeds do not compare."))  # fmt: skip
         title = f"What it costs, as ratios to {comparison.baseline}"
-        folds.append(Fold(title, [*slow, Side(costs)]))
+        folds.append(Fold(title, [*slow, SideBySide(costs)]))
     training = Chart("Training loss", partial(charts.training_loss_chart, comparison))
     folds.append(Fold("Training loss of each variant", [*which, training]))
     written: list[Part] = []
     firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
     for number, prompt in enumerate(comparison.runs[0].summary.samples):
         written.append(Text(f"after “{prompt.prompt}”", "heading"))
-        written.append(Side([
+        written.append(SideBySide([
             Group([Text(name, "note"), Text(samples[number].prompt + samples[number].text, "code")])
             for name, samples in firsts.items() if number < len(samples)
         ]))  # fmt: skip

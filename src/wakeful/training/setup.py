@@ -20,7 +20,7 @@ from wakeful.optim.build import check_step, configure_optimizer, optimizer_of
 from wakeful.paged import load_weights
 from wakeful.quantization import parse_scheme
 from wakeful.runs.distributed import ALONE, World
-from wakeful.runs.records import Evaluation, Step, record
+from wakeful.runs.records import StepRow, ValidationRow, record
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 from wakeful.training.events import Write, wanted_packages
@@ -185,7 +185,7 @@ class Training:
             losses.append(loss.detach())
         return self.world.sum(torch.stack(losses).sum()) / self.world.size
 
-    def record(self, row: Step | Evaluation) -> None:
+    def record(self, row: StepRow | ValidationRow) -> None:
         """Add a row to the run's metrics and to their copies."""
         self.write(record(self.run, row))
 

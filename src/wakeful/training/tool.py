@@ -10,7 +10,7 @@ from wakeful.config.reading import FigureFormat
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, config_from
 from wakeful.errors import WakefulError
-from wakeful.reports.result import Stored, showing
+from wakeful.reports.result import StoredResult, showing
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import joined
 from wakeful.runs.run import Run as Directory
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from wakeful.loading.model import Model
 
 
-class Run(Stored):
+class TrainingRun(StoredResult):
     """A training run."""
 
     @property
     def config(self) -> Config:
-        """The configuration, every field full_config."""
+        """The configuration with all of its fields."""
         return Directory(self.path).config
 
     @property
@@ -65,7 +65,7 @@ def train(
     figures: Sequence[FigureFormat] = (),
     display: DisplayFactory | None = None,
     **changes: Any,
-) -> Run:
+) -> TrainingRun:
     """Train one model into a run directory.
 
         wakeful.train("cpu-tiny", model={"route": "resformer"}, train={"steps": 200})
@@ -99,7 +99,7 @@ def train(
         showing(display, folder.name if resume else full_config.name, world) as show,
     ):
         train_into(full_config, folder, resume=bool(resume), steps=steps, show=show)
-        run = Run(folder)
+        run = TrainingRun(folder, folder / "report.html")
         if world.first:
             run.save_figures(folder / "figures", figures)
     return run

@@ -13,7 +13,7 @@ from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.runs.records import Evaluation
+from wakeful.runs.records import ValidationRow
 from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import Training
@@ -99,7 +99,7 @@ def mean_loss(windows: pl.DataFrame) -> Estimate:
     return weighted_mean(windows["loss"], windows["tokens"])
 
 
-def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
+def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow]:
     """Evaluate on the full validation set and record the result."""
     frame = window_losses(
         training.parallel,
@@ -121,7 +121,7 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, Evaluation]:
     if "domain" in frame.columns:
         parts = frame.partition_by("domain", as_dict=True, maintain_order=True)
         domains = {str(name): mean_loss(part)[0] for (name,), part in parts.items()}
-    row = Evaluation(
+    row = ValidationRow(
         step=step,
         loss=loss,
         standard_error=finite(error),

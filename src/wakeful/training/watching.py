@@ -26,7 +26,7 @@ from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import NO_AUTOCAST, Training
 
-WATCHED = {
+DIAGNOSED_METRICS = {
     **{
         name: (name, "paper", "all")
         for part in ("share", "mass")
@@ -48,7 +48,7 @@ WATCHED = {
 """Metric, variant and position of each figure that a run logs, as docs/metrics.md defines them."""
 
 
-FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
+PER_HEAD_METRICS = ("bos_mass", "value_drain", "residual_peak")
 """Metrics that a run logs for each layer and head with `train.diagnose.heads`."""
 
 _AT_ONCE = 2**15
@@ -80,7 +80,7 @@ def diagnose_windows(
     ranks: bool = True,
     autocast: contextlib.AbstractContextManager[object] = NO_AUTOCAST,
 ) -> Frame:
-    """Return the rows of the probes of `WATCHED` and of `more`, for each layer and head.
+    """Return the rows of the probes of `DIAGNOSED_METRICS` and of `more`, for each layer and head.
 
     They watch the first whole windows of the validation set. `ranks` adds ranks, which take longer
     than all other figures. Every process calls it, and watches its share of the layers.
@@ -148,9 +148,9 @@ def window_rows(
 
 
 def figures(rows: Frame) -> dict[str, float]:
-    """Return the mean over layers of each figure of `WATCHED` that is finite."""
+    """Return the mean over layers of each figure of `DIAGNOSED_METRICS` that is finite."""
     means: dict[str, float] = {}
-    for name, (metric, variant, position) in WATCHED.items():
+    for name, (metric, variant, position) in DIAGNOSED_METRICS.items():
         chosen = rows.filter(
             pl.col("head").is_null(), metric=metric, variant=variant, position=position
         )
@@ -187,5 +187,5 @@ def logged_diagnosis(run: Run, step: int) -> dict[str, float]:
 
 def _followed(frame: Frame, step: int) -> list[dict[str, Any]]:
     """Return the rows of trajectories.jsonl."""
-    rows = frame.filter(frame["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
+    rows = frame.filter(frame["metric"].is_in(PER_HEAD_METRICS)).select(*list(TRAJECTORIES)[1:])
     return [{"kind": "figure", "step": step, **row} for row in rows.iter_rows(named=True)]

@@ -16,7 +16,7 @@ INTERNAL = Role(decays=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class MatrixPatterns:
     """The names of one family's matrices; each field is a regular expression.
 
     A family of Transformers, or the models of another framework: torchtitan, litgpt, Megatron-LM,
@@ -55,7 +55,7 @@ class Family:
         return None
 
 
-_GPT2 = Family(
+_GPT2 = MatrixPatterns(
     name="gpt2",
     layer=r"h\.\d+",
     reads=r"attn\.c_attn|crossattention\.(?:c_attn|q_attn)|mlp\.c_fc",
@@ -65,24 +65,25 @@ _GPT2 = Family(
 )
 
 FAMILIES = (
-    Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, StableLM, Starcoder2, Mixtral's attention
+    # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, StableLM, Starcoder2, Mixtral's attention
+    MatrixPatterns(
         name="llama",
         reads=r"self_attn\.(?:q|k|v|qkv)_proj|mlp\.(?:(?:gate|up|gate_up)_proj|c_fc)",
         writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
         tables=r"embed_tokens",
     ),
-    Family(  # CLIP, SigLIP
+    MatrixPatterns(  # CLIP, SigLIP
         name="phi",
         reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
         writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
         tables=r"embed_tokens|token_embedding|position_embedding",
     ),
-    Family(
+    MatrixPatterns(
         name="vit",
         reads=r"attention\.[qkv]_proj|mlp\.fc1",
         writes=r"attention\.o_proj|mlp\.fc2",
     ),
-    Family(  # BART, Whisper, Marian
+    MatrixPatterns(  # BART, Whisper, Marian
         name="opt",
         reads=r"(?:self_attn|encoder_attn)\.[qkv]_proj|fc1",
         writes=r"(?:self_attn|encoder_attn)\.out_proj|fc2",
@@ -91,28 +92,28 @@ FAMILIES = (
     ),
     _GPT2,
     dataclasses.replace(_GPT2, name="nanogpt", transposed=False),
-    Family(
+    MatrixPatterns(
         name="gptj",
         layer=r"h\.\d+",
         reads=r"attn\.[qkv]_proj|mlp\.fc_in",
         writes=r"attn\.out_proj|mlp\.fc_out",
         tables=r"wte",
     ),
-    Family(  # Pythia
+    MatrixPatterns(  # Pythia
         name="gpt_neox",
         reads=r"attention\.query_key_value|mlp\.dense_h_to_4h",
         writes=r"attention\.dense|mlp\.dense_4h_to_h",
         tables=r"embed_in",
         heads=r"lm_head|embed_out",
     ),
-    Family(  # Falcon
+    MatrixPatterns(  # Falcon
         name="bloom",
         layer=r"h\.\d+",
         reads=r"self_attention\.query_key_value|mlp\.dense_h_to_4h",
         writes=r"self_attention\.dense|mlp\.dense_4h_to_h",
         tables=r"word_embeddings",
     ),
-    Family(  # RoBERTa, ELECTRA
+    MatrixPatterns(  # RoBERTa, ELECTRA
         name="bert",
         layer=r"layer\.\d+",
         reads=r"(?:cross)?attention\.self\.(?:query|key|value)|intermediate\.dense",
@@ -120,7 +121,7 @@ FAMILIES = (
         tables=r"(?:word|position|token_type)_embeddings",
         heads=r"predictions\.decoder|lm_head\.decoder",
     ),
-    Family(
+    MatrixPatterns(
         name="distilbert",
         layer=r"layer\.\d+",
         reads=r"attention\.[qkv]_lin|ffn\.lin1",
@@ -128,19 +129,19 @@ FAMILIES = (
         tables=r"(?:word|position)_embeddings",
         heads=r"vocab_projector",
     ),
-    Family(
+    MatrixPatterns(
         name="modernbert",
         reads=r"attn\.Wqkv|mlp\.Wi",
         writes=r"attn\.Wo|mlp\.Wo",
         tables=r"tok_embeddings",
         heads=r"decoder",
     ),
-    Family(
+    MatrixPatterns(
         name="nn.Transformer",
         reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
         writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
     ),
-    Family(
+    MatrixPatterns(
         name="t5",
         layer=r"block\.\d+\.layer\.\d+",
         reads=r"(?:SelfAttention|EncDecAttention)\.[qkv]|DenseReluDense\.wi(?:_[01])?",
@@ -148,7 +149,7 @@ FAMILIES = (
         tables=r"shared|embed_tokens",
         internal=r"relative_attention_bias",
     ),
-    Family(  # also Llama's own code
+    MatrixPatterns(  # also Llama's own code
         name="torchtitan",
         reads=r"attention\.(?:qkv_linear\.)?w(?:q|k|v|qkv|q_a|kv_a)"
         r"|(?:feed_forward|moe\.shared_experts)\.w[13]|moe\.router\.gate",
@@ -156,7 +157,7 @@ FAMILIES = (
         tables=r"tok_embeddings",
         heads=r"lm_head|output",
     ),
-    Family(
+    MatrixPatterns(
         name="litgpt",
         layer=r"h\.\d+",
         reads=r"attn\.(?:qkv|attn|q_a_proj|kv_a_proj_with_mqa)"
@@ -164,7 +165,7 @@ FAMILIES = (
         writes=r"attn\.proj|mlp\.(?:experts\.\d+\.|shared_experts\.)?proj",
         tables=r"wte",
     ),
-    Family(  # experts in one tensor are numbered weights: linear_fc1.weight0
+    MatrixPatterns(  # experts in one tensor are numbered weights: linear_fc1.weight0
         name="megatron",
         reads=r"(?:self|cross)_attention\.linear_(?:qkv|q|kv|q_proj|(?:q|kv|qkv)_down_proj)"
         r"|mlp\.(?:(?:experts\.(?:local_experts\.\d+\.)?|shared_experts\.)?linear_fc1|router)",
@@ -173,7 +174,7 @@ FAMILIES = (
         tables=r"(?:word|position|tokentype)_embeddings",
         heads=r"output_layer",
     ),
-    Family(
+    MatrixPatterns(
         name="olmo_core",
         layer=r"blocks\.\d+",
         reads=r"attention\.w_(?:q|k|v|g|qkv)|(?:feed_forward|feed_forward_moe\.shared_mlp)\.w[13]",
@@ -193,7 +194,7 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
     families that have a stack.
     """
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
-    best: dict[str, tuple[Family, dict[str, Role]]] = {}
+    best: dict[str, tuple[MatrixPatterns, dict[str, Role]]] = {}
     for family in FAMILIES:
         stacks: dict[str, dict[str, Role]] = {}
         for name in matrices:

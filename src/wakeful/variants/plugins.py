@@ -1,7 +1,7 @@
 """Verbs of the command line, and entry points by which installed packages extend wakeful.
 
 wakeful.verbs     a `Verb`, by the verb's name
-wakeful.layouts   a mapping of names to `reports.layouts.Layout`s
+wakeful.layouts   a mapping of names to `training.layouts.Layout`s
 wakeful.presets   a package whose TOML files are presets
 """
 
@@ -36,7 +36,7 @@ class Verb:
     names: Callable[[], Iterable[str]] = tuple
     """Possible names, listed at the end of its help."""
     report: Callable[..., Any] | None = None
-    """Writes the page of run directories of the verb's kind, called as `verbs.report.report`."""
+    """Writes the page of run directories of the verb's kind, called as `wakeful.report`."""
 
 
 @cache

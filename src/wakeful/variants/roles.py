@@ -66,7 +66,7 @@ class HasRoles:
         return {}
 
 
-class Marked:
+class RoleMarks:
     """Mixin of modules that mark their parameters with roles whenever they are enumerated.
 
     A mark is an attribute, which copying and sharding lose. All enumerations of parameters, also

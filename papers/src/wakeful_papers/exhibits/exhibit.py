@@ -24,7 +24,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
-from wakeful.config.tables import Table, from_table, merged, parse_toml
+from wakeful.config.tables import TomlTable, from_table, merged, parse_toml
 from wakeful.errors import WakefulError, nearest
 from wakeful_papers.exhibits.outcomes import Claimed
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
@@ -202,7 +202,7 @@ class Exhibit(_Contents):
     settings: str
     """Where the settings that it lists are to be found; empty where it has something to measure."""
     table: PublishedTable
-    scales: Mapping[str, Table]
+    scales: Mapping[str, TomlTable]
     """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
     every group; `looks`, in place of the exhibit's; `tune`, how learning rates are chosen
@@ -344,7 +344,7 @@ def _claims(table: PublishedTable) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _trained_alike(spec: _Spec, scales: Mapping[str, Table]) -> Iterator[Claim]:
+def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
     """Yield an exhibit's own claims, those about an heir with as much training on both sides.
 
     The paper sets an heir beside a reference and a random start that have had as many steps as it
@@ -409,9 +409,9 @@ def premise_of(claim: Claim, baseline: str) -> Premise | None:
 
 
 @cache
-def _tables() -> dict[str, Table]:
+def _tables() -> dict[str, TomlTable]:
     """Return each exhibit's table by its name."""
-    found: dict[str, Table] = {}
+    found: dict[str, TomlTable] = {}
     for paper in _PAPERS.iterdir():
         for file in paper.iterdir():
             if file.name == _SHARED:
@@ -439,7 +439,7 @@ def _of_size(value: Any, size: str, sizes: Mapping[str, str]) -> Any:
     return {key: own for key, own in found.items() if own is not None} or None
 
 
-def _toml(file: Traversable) -> Table:
+def _toml(file: Traversable) -> TomlTable:
     return parse_toml(file.read_bytes(), file.name)
 
 

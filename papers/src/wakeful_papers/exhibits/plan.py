@@ -22,7 +22,7 @@ from wakeful.config.schema import (
     variants_of,
 )
 from wakeful.config.tables import (
-    Table,
+    TomlTable,
     from_table,
     merged,
     nest_value,
@@ -319,7 +319,7 @@ def plan_of(
     own = exhibit.compare or {}
     own = own_table(own) if isinstance(own, str) else own
     common = {key: value for key, value in own.items() if key not in (*COMPARISON_KEYS, "preset")}
-    settings: Table = dict(exhibit.scales[scale])
+    settings: TomlTable = dict(exhibit.scales[scale])
     by_group, by_row = settings.pop("groups", {}), settings.pop("variants", {})
     existing = from_table(dict[str, Existing], settings.pop("models", {}))
     references = from_table(dict[str, Existing], settings.pop("references", {}))
@@ -445,7 +445,7 @@ def short(source: str) -> str:
     return f"{last}-{joined_sha256(source)[:6]}"
 
 
-def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
+def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
     """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
 
     The heir is that of When Attention Collapses, algorithm 1: the first layers, nothing solved in
@@ -498,7 +498,7 @@ def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
     return rounds + len(heirs.baseline), sum(depths) + depths[-1] * times + whole
 
 
-def _plain(table: Table, name: str) -> Table:
+def _plain(table: TomlTable, name: str) -> TomlTable:
     """Return a table on top of its preset, without what is said of a comparison."""
     whole = on_preset(table, name)
     return {key: value for key, value in whole.items() if key not in COMPARISON_KEYS}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from wakeful.reports.value import Cell, Fold, Listed, Part, Report, Section, Table, Text, listed
+from wakeful.reports.value import BulletList, Cell, Fold, Part, Report, Section, Table, Text, listed
 from wakeful_papers.exhibits.judge import Judged
 from wakeful_papers.reports.reproduction import (
     JUDGED,
@@ -44,7 +44,7 @@ def claims_report(
                 Text("A verdict is of its scale and text, and speaks for no other. "
                      f"{READING} Of this many claims one in twenty would stand out by chance."),
             ]),
-            *([Section("", [Listed([f"left out: {line}" for line in left_out])], brief=True)]
+            *([Section("", [BulletList([f"left out: {line}" for line in left_out])], brief=True)]
               if left_out else []),
         ],
     )  # fmt: skip

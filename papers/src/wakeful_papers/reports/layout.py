@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from wakeful.estimates import with_error
-from wakeful.reports.value import Cell, Chart, Section, Side, Table, Text, terms
+from wakeful.reports.value import Cell, Chart, Section, SideBySide, Table, Text, terms
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
 from wakeful.training.layouts import LayoutParts
@@ -119,7 +119,7 @@ def _fronts(comparison: ComparedRuns, ranking: Ranking) -> Section:
              "no other variant is at least as good in both and better in one. "
              f"{comparison.baseline} is orange. A triangle at the edge stands for a point far "
              "beyond it, and its label has the figure."),
-        Side(front_charts(comparison, ranking), wide=True),
+        SideBySide(front_charts(comparison, ranking), wide=True),
     ])  # fmt: skip
 
 

@@ -9,14 +9,14 @@ from wakeful.config.schema import config_to_toml
 from wakeful.device import H100
 from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.reports.value import (
+    BulletList,
     Cell,
     Chart,
     Fold,
-    Listed,
+    NextStep,
     Part,
     Report,
     Section,
-    Step,
     Table,
     Text,
     listed,
@@ -126,7 +126,7 @@ def reproduction_report(
                 Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims",
                       terminal=("verdict", "here", "95% interval")),
                 Text(READING, "note"),
-                *([Text("Without these runs, which diverged:"), Listed(results.diverged)]
+                *([Text("Without these runs, which diverged:"), BulletList(results.diverged)]
                   if results.diverged else []),
             ], brief=True),
             *(Section(title, [Chart(title, lambda drawing=drawing: drawing, explained=line)])
@@ -243,13 +243,13 @@ def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
     return f"{first}." + (f" Counted apart: {'; '.join(apart)}." if apart else "")
 
 
-def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[Step]:
+def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[NextStep]:
     """Return the next larger scale as what to do where a claim is not resolved."""
     larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
     if larger is None or not counts["not resolved"]:
         return []
     command = f"wakeful reproduce {exhibit} --scale {larger}"
-    return [Step("try unresolved claims at the next scale", command)]
+    return [NextStep("try unresolved claims at the next scale", command)]
 
 
 def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:

@@ -26,7 +26,7 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.loading.reading import evaluation_data
 from wakeful.reports.charts import Drawing, save_figures
 from wakeful.reports.html import write
-from wakeful.reports.result import Stored
+from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
 from wakeful.terminal.display import Display, DisplayFactory, default_display, duration
@@ -71,13 +71,13 @@ class _Header(Header):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Reproduction(Stored):
+class Reproduction(StoredResult):
     """Exhibits that were run: the figures, and what became of their claims."""
 
     path: Path
     """The last exhibit's folder."""
     page: Path
-    """Its page; of several exhibits that of all their claims."""
+    """The page of a single exhibit, or that of all their claims."""
     found: tuple[Judged, ...]
     told: Report
     """What the page tells."""

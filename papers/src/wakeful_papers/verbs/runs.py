@@ -29,7 +29,7 @@ from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
 from wakeful.probes.base import SCHEMA, Frame, Probe
 from wakeful.probes.channels import ChannelOverlap, LargestWeights
 from wakeful.probes.gradients import query_key_gradients
-from wakeful.probes.hidden import Turned
+from wakeful.probes.hidden import RotatedShape
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
@@ -72,7 +72,7 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "positions": Positions,
     "ranks": Ranks,
     "spectrum": Spectrum,
-    "turned": Turned,
+    "turned": RotatedShape,
 }
 """By the name that exhibits write."""
 

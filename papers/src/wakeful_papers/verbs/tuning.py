@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wakeful.errors import Diverged
-from wakeful.runs.records import Summary
+from wakeful.runs.records import RunSummary
 from wakeful.runs.run import Run, is_done
 from wakeful.terminal.display import DisplayFactory
 from wakeful_papers.exhibits.plan import Job, Plan
@@ -68,4 +68,4 @@ def train_here(runs: Path, display: DisplayFactory) -> Train:
 def _loss(path: Path) -> float:
     if not is_done(path):
         return math.inf
-    return Run.open(path).read(Summary, "summary.json").validation.loss
+    return Run.open(path).read(RunSummary, "summary.json").validation.loss

@@ -21,7 +21,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Names in Transformers of a layer with full attention, and of one with a sliding window."""
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Join = Callable[[Tensors], Tensor]
-Split = Callable[[Tensor], Sequence[Tensor]]
+SplitFunction = Callable[[Tensor], Sequence[Tensor]]
 
 
 def _only(tensors: Sequence[Tensor]) -> Tensor:
@@ -42,7 +42,7 @@ class Link:
 
     hf_name: str
     own_names: tuple[str, ...]
-    split: Split = _alone
+    split: SplitFunction = _alone
     join: Join = _only
 
 
@@ -105,7 +105,7 @@ GELU: dict[str, MLPName] = {
 GELU_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 
-def read(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
+def read_fields(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
     """Return our fields that a configuration of Transformers has under other names."""
     return {own_name: getattr(config, hf_name) for hf_name, own_name in names.items()}
 

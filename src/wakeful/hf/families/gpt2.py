@@ -44,7 +44,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         raise WakefulError(
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
         )
-    fields = base.read(config, _ALIKE) | {"mlp_width": c.n_inner or 4 * c.n_embd}
+    fields = base.read_fields(config, _ALIKE) | {"mlp_width": c.n_inner or 4 * c.n_embd}
     return ModelConfig(
         **fields,
         norm="layernorm",

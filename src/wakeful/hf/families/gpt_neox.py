@@ -22,7 +22,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     base.demand(config, "hidden_act", *_GELU)
     theta, rope, share = base.rope_of(config)
     return ModelConfig(
-        **base.read(config, _ALIKE),
+        **base.read_fields(config, _ALIKE),
         max_length=base.context(config, max_length),
         norm="layernorm",
         positions="rotary",

@@ -63,7 +63,7 @@ def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> M
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
-        **base.read(config, _ALIKE),
+        **base.read_fields(config, _ALIKE),
         max_length=base.context(config, max_length),
         num_kv_heads=c.num_key_value_heads,
         head_width=head_width,

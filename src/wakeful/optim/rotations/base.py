@@ -69,7 +69,7 @@ class Rotation(Variant, ABC):
         return 0
 
 
-class Learned(Rotation):
+class LearnedRotation(Rotation):
     """A rotation that follows the gradients; its tensors are state and are saved as such."""
 
     @abstractmethod

@@ -5,10 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.optim.rotations.base import Learned
+from wakeful.optim.rotations.base import LearnedRotation
 
 
-class Eigenbasis(Learned):
+class Eigenbasis(LearnedRotation):
     """Q's rows are the eigenvectors of C ← β C + (1 − β) gᵀ g, refreshed every few steps.
 
     SOAP (Improving and Stabilizing Shampoo using Adam, 2024, Algorithm 3) on the rotated side. At

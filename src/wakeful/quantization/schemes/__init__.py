@@ -141,7 +141,7 @@ class Scheme(FieldVariant):
         return hash((self.definition, self.scales))
 
 
-class Stated(Scheme):
+class StatedScheme(Scheme):
     """Any grids: `scheme(weights=absmax(bits=6, per="channel"))`."""
 
     name = "scheme"
@@ -279,7 +279,7 @@ SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Mode
 NAMED: dict[str, Scheme] = {
     variant_name(kind): kind()
     for kind in [*globals().values()]
-    if isinstance(kind, type) and issubclass(kind, Scheme) and kind not in (Scheme, Stated)
+    if isinstance(kind, type) and issubclass(kind, Scheme) and kind not in (Scheme, StatedScheme)
 }
 """All schemes of this file that have a name."""
 
