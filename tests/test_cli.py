@@ -318,10 +318,6 @@ def test_prompts_come_from_standard_input_too(
     ("options", "message"),
     [
         (["--num_tokens", "40"], "more than the model's context of 32"),
-        (["--num_tokens", "-1"], "num_tokens must not be negative"),
-        (["--temperature", "nan"], "temperature"),
-        (["--top_p", "0"], "top_p must be in"),
-        (["--seed", "-1"], "seed must be in"),
         (["--step", "2"], "has no checkpoint of step 2; it has 3"),
         (["--device", "abacus"], "is not a device"),
     ],
@@ -341,7 +337,8 @@ def test_wrong_numbers_are_found_before_the_model_is_looked_for(
 ) -> None:
     for options, message in (
         (["--num_tokens", "-1"], "num_tokens must not be negative"),
-        (["--temperature", "-0.5"], "temperature must be in [0, inf)"),
+        (["--temperature", "nan"], "temperature must be in [0, inf)"),
+        (["--seed", "-1"], "seed must be in"),
         (["--top_p", "1.5"], "top_p must be in (0, 1]"),
         (["--top_k", "-1"], "top_k must not be negative"),
         (["--step", "-1"], "step must not be negative"),
@@ -404,11 +401,8 @@ def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
         ["train", "--resume", "LONG"],
         ["compare", "LONG", "LONG"],
         ["diagnose", "LONG"],
-        ["diagnose", "RUN", "--text", "LONG", "--out", "OUT"],
         ["diagnose", "RUN", "--out", "LONG"],
         ["evaluate", "RUN", "--lambada", "LONG", "--out", "OUT"],
-        ["evaluate", "RUN", "--choices", "LONG", "--out", "OUT"],
-        ["quantize", "RUN", "--out", "LONG"],
         ["quantize", "RUN", "--out", "OUT", "--scheme", "fine", "--save", "LONG"],
         ["inherit", "LONG"],
         ["inherit", "RUN", "--text", "LONG", "--out", "OUT"],
@@ -420,15 +414,12 @@ def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
         ["data", "prepare", "LONG", "--out", "OUT"],
         ["data", "prepare", "x.txt", "--out", "LONG"],
         ["generate", "LONG", "--prompt", "x"],
-        ["train", "CONFIG", "--out", "OUT", "--model.num_layers", "20000000"],
         ["train", "CONFIG", "--out", "OUT", "--model.num_layers", "100000000000000000000"],
         ["train", "CONFIG", "--out", "OUT", "--model.width", "100000000000000000000"],
-        ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "20000000"],
         ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "100000000000000000000"],
         ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--blocks", "100000000000000000000"],
         ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "100000000000000000000"],
         ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--heads", "-1"],
-        ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--heads", "99"],
         ["generate", "RUN", "--prompt", "x", "--num_tokens", "100000000000000000000"],
     ],
 )  # fmt: skip
@@ -513,31 +504,14 @@ def test_output_is_printable_in_any_encoding_and_may_be_closed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
-@pytest.mark.parametrize("arguments", [("presets",), ("completion", "bash"), ("train", "--help")])
-def test_a_disk_that_is_full_of_output_is_one_line(arguments: tuple[str, ...]) -> None:
-    found = ran('"$@" > /dev/full', *arguments)
-    assert found.returncode == 1
-    (line,) = found.stderr.decode().splitlines()
-    assert line.startswith(
-        f"wakeful {arguments[0]}: the output cannot be read or written: No space"
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("asked", [["--help"], ["--version"], ["presets"], ["train", "--help"]])
-def test_an_output_that_takes_nothing_is_said_in_one_line(asked: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "wakeful", *asked],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+@pytest.mark.parametrize(
+    "asked", [("--help",), ("presets",), ("completion", "bash"), ("train", "--help")]
+)
+def test_an_output_that_takes_nothing_is_said_in_one_line(asked: tuple[str, ...]) -> None:
+    done = ran('"$@" > /dev/full', *asked)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+    assert done.stderr.decode().splitlines() == [
         f"wakeful {asked[0]}: the output cannot be read or written: No space left on device"
     ]
 

@@ -1,4 +1,4 @@
-"""Every `wakeful` command of README and the docs is one that the command line takes.
+"""Every `wakeful` command of README, the docs, the examples and help is one that is taken.
 
 Options, values and presets are parsed as they are in use; the verb behind them is not called.
 Files that a page speaks of stand there as a preset's (`mine.toml`), runs and models as their names.
@@ -20,7 +20,7 @@ from wakeful.cli import verbs
 ROOT = Path(__file__).parents[1]
 PAGES = [
     page
-    for place in ("*.md", "docs/*.md", "papers/*.md", "papers/docs/*.md")
+    for place in ("*.md", "docs/*.md", "papers/*.md", "papers/docs/*.md", "examples/*.py")
     for page in sorted(ROOT.glob(place))
 ]
 BLOCK = re.compile(
@@ -124,6 +124,15 @@ def problem(command: list[str]) -> str:
 def test_every_command_of_a_page_is_taken(page: Path, capsys: pytest.CaptureFixture) -> None:
     found = {shlex.join(command): problem(command) for command in commands(page)}
     assert {command: wrong for command, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", verbs.all_verbs())
+def test_the_examples_of_help_are_taken(verb: str, capsys: pytest.CaptureFixture) -> None:
+    for command, effect in verbs.all_verbs()[verb].examples:
+        assert f"{command} ".startswith(f"wakeful {verb} ")
+        assert problem(shlex.split(command.partition(" > ")[0])[1:]) == "", command
+        assert effect.endswith(".")
 
 
 def test_commands_are_found() -> None:

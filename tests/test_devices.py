@@ -30,7 +30,6 @@ from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate_tokens
 from wakeful.model.lora import adapt
-from wakeful.probes.gradients import query_key_gradients
 from wakeful.quantization import measure as measuring
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.measure import measure_damage
@@ -195,8 +194,6 @@ def test_diagnoses(tmp_path: Path) -> None:
         lambda m: values_of(dataclasses.replace(llama, module=m)),
         normalizer="softmax1(learned=True)",
     )
-    batches = [(TOKENS[:, :-1], TOKENS[:, 1:])]
-    same(lambda m: query_key_gradients(m, batches)["value"].to_list())
 
 
 def values_of(loaded: Model) -> list[float]:

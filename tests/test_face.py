@@ -155,7 +155,7 @@ def test_three_lines_diagnose_a_model_in_memory(
     assert len(repr(found).splitlines()) == 1 + len(found.verdicts)
     html = found._repr_html_()
     assert all(str(escape(sentence)) in html for sentence in found.report.headlines)
-    assert "data:image/svg+xml," in html
+    assert "data:image/png;base64," in html
     assert "<script" not in html
     assert "http" not in html.replace("http://www.w3.org", "")
     assert len(html) < 200_000

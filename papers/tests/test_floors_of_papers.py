@@ -6,7 +6,14 @@ from floors import House
 
 PAPERS = House(
     Path(__file__).parent.parent / "src" / "wakeful_papers",
-    (("heirs",), ("options", "exhibits"), ("reports",), ("verbs",), ("__init__",), ("cli",)),
+    (
+        ("heirs", "probes"),
+        ("options", "exhibits"),
+        ("reports",),
+        ("verbs",),
+        ("__init__",),
+        ("cli",),
+    ),
 )
 
 

@@ -6,7 +6,7 @@ import torch
 from helpers import tiny_decoder
 from wakeful.probes.attention import Values
 from wakeful.probes.watch import watch
-from wakeful_papers.verbs.generated import GeneratedValues
+from wakeful_papers.probes.generated import GeneratedValues
 
 
 def test_generated_values_are_the_projections_own_whatever_the_route_mixes() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import re
 import shlex
@@ -34,7 +33,6 @@ from wakeful.variants import variants
 
 VERBS = all_verbs()
 KINDS = {name: verb.options for name, verb in VERBS.items()}
-EXAMPLES = {name: verb.examples for name, verb in VERBS.items()}
 AUTOMATIC = {
     "train.steps": "Optimizer steps of each round.",
     "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
@@ -154,102 +152,8 @@ def test_help_fits_the_terminal(
         assert [line for line in lines if len(line) > min(width, 100)] == []
 
 
-class Read(WakefulError):
-    """The verb's options were read, and it would have begun."""
-
-
-WORK = {
-    "demo": "wakeful.demonstration.tool.demonstrate", "train": "wakeful.train",
-    "compare": "wakeful.training.comparison.compare",
-    "generate": "wakeful.generation.tool.stream_text", "diagnose": "wakeful.diagnose",
-    "inherit": "wakeful.inherit", "cure": "wakeful.cure", "evaluate": "wakeful.evaluate",
-    "quantize": "wakeful.quantize", "report": "wakeful.report", "export": "wakeful.export",
-    "reproduce": "wakeful_papers.verbs.reproduce.reproduce",
-    "data": "wakeful.data.preparing.prepare",
-    "data generate": "wakeful.generation.sample.sample_data",
-}  # fmt: skip
-
-
-@pytest.fixture
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every verb ends once its options are read."""
-
-    def stub(*_: object, **__: object) -> None:
-        raise Read("read")
-
-    listings = (
-        "wakeful.demonstration.presets.listing",
-        "wakeful_papers.verbs.reproduce.exhibit_listing",
-    )
-    # A module that another first imports now would keep the stub.
-    for work in (*WORK.values(), *listings):
-        importlib.import_module(work.rpartition(".")[0])
-    for work in (*WORK.values(), *listings):
-        monkeypatch.setattr(work, stub)
-
-
-def is_read(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
-    status = main(arguments)
-    said = capsys.readouterr().err.strip()
-    return (status, said) in ((0, ""), (1, f"wakeful {arguments[0]}: read"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", EXAMPLES)
-@pytest.mark.usefixtures("idle")
-def test_the_examples_are_commands_that_can_be_read(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command, effect in EXAMPLES[verb]:
-        program, *arguments = shlex.split(command.partition(" > ")[0])
-        assert f"{program} {' '.join(arguments)} ".startswith(f"wakeful {verb} ")
-        assert is_read(arguments, capsys), command
-        assert effect.endswith(".")
-
-
 ROOT = Path(__file__).parents[2]
 EXAMPLE_FILES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
-         *sorted((ROOT / "papers" / "docs").glob("*.md")),
-         *EXAMPLE_FILES]  # fmt: skip
-STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": "", "$P": "",
-             "$what": "my.toml", "[NAME]": ""}  # fmt: skip
-"""What a page has in the place of a name, and of what may be repeated."""
-
-
-def commands_of(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each `wakeful ...` of a page's blocks of code, as it stands and as its words."""
-    text = page.read_text("utf-8").replace("\\\n", " ")
-    if page.suffix == ".md":
-        text = "\n".join(re.findall(r"^```[^`]*^```|^ {4}.*$", text, re.M))
-    began = r"(?:wakeful|(?:srun )?torchrun .*? -m +wakeful) "
-    for line in re.findall(rf"^(?: {{4}}|\$ )?(?:[A-Z_]+=\S+ )*{began}(.*)", text, re.M):
-        words = shlex.split(re.split(r" > | && ", line)[0], comments=True)
-        # Brackets stand around what may be left out; those of an expression come in pairs.
-        words = [w.strip("[]") if w.count("[") != w.count("]") else w for w in words]
-        if "--field.sub" in words:
-            words = words[: words.index("--field.sub")]
-        yield line, [word for word in (STAND_INS.get(w, w) for w in words) if word]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-@pytest.mark.usefixtures("idle")
-def test_the_commands_of_the_pages_can_be_read(
-    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    variants = "[variants.vanilla]\n[variants.resformer]\n"
-    for line, words in commands_of(page):
-        if words[:2] == ["train", "--resume"]:  # it opens the run before it reads on
-            continue
-        own = variants if words[0] == "compare" else ""
-        (tmp_path / "my.toml").write_text(f'preset = "cpu-tiny"\n{own}')
-        assert is_read(words, capsys), line
-
-
-def test_the_pages_have_many_commands() -> None:
-    assert sum(len(list(commands_of(page))) for page in PAGES) > 90
 
 
 @pytest.mark.parametrize("page", EXAMPLE_FILES, ids=lambda page: page.name)

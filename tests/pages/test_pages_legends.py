@@ -11,12 +11,7 @@ import vl_convert
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
 from wakeful.diagnosis.heads import attention
-from wakeful.diagnosis.report import (
-    diagnosis_report,
-    draw_top_importance,
-    layer_charts,
-    rank_strips,
-)
+from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.report import quantization_report
 from wakeful.reports.charts import Titled, save_figures, slug, specification, still
@@ -48,14 +43,15 @@ def nameless(files: dict[str, list[str]], names: Iterable[str]) -> list[str]:
 def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis(name) for name in NAMES]).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if not OF_EACH.search(file)}
-    assert len(shared) == 15 + 3  # curves over layers; ranks, spectra, importances
+    assert len(shared) == 15  # curves over layers
     assert len(files) > len(shared)
     assert nameless(shared, NAMES) == []
 
 
 @pytest.mark.slow
 def test_a_chart_of_one_model_has_no_legend() -> None:
-    svg = vl_convert.vegalite_to_svg(still(specification(rank_strips([diagnosis(NAMES[0])]))))
+    chart = layer_charts([diagnosis(NAMES[0])])[0].draw()
+    svg = vl_convert.vegalite_to_svg(still(specification(chart)))
     assert NAMES[0] not in words(svg)
 
 
@@ -86,19 +82,6 @@ def test_long_names_stand_one_below_the_other() -> None:
     assert columns(("a", "b"), 640) == 4
     assert columns(NAMES, 640) == 2
     assert columns(NAMES, 480) == 1
-
-
-def test_a_dash_is_a_model_where_there_are_several_and_a_k_where_there_is_one() -> None:
-    for names, field in ((NAMES, "model"), (NAMES[:1], "k")):
-        spec = specification(draw_top_importance([diagnosis(name) for name in names]))
-        (dash,) = (
-            layer["encoding"]["strokeDash"]
-            for layer in spec["layer"]
-            if "strokeDash" in layer["encoding"]
-        )
-        assert dash["field"] == field
-        (rows,) = spec["datasets"].values()
-        assert len({row.get("k") for row in rows}) == (1 if field == "model" else 5)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import vl_convert
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
 from wakeful.diagnosis.heads import attention, hidden_states
-from wakeful.diagnosis.report import diagnosis_report, rank_strips
+from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.reports.charts import specification
 from wakeful.reports.html import _pack_columns, write
 
@@ -78,14 +78,14 @@ def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_p
 
 
 def test_rows_are_packed_without_loss() -> None:
-    spec = specification(rank_strips([diagnosis("a"), diagnosis("b")]))
+    spec = specification(layer_charts([diagnosis("a"), diagnosis("b")])[0].draw())
     packed = json.loads(json.dumps(_pack_columns(spec)))
-    ((name, table),) = packed["datasets"].items()
+    name, table = max(packed["datasets"].items(), key=lambda entry: entry[1]["rows"])
     columns = [
         [told["names"][at] for at in told["at"]] if isinstance(told, dict) else told
         for told in table["columns"].values()
     ]
-    assert table["rows"] == 8
+    assert table["rows"] >= 4
     rows = [dict(zip(table["columns"], row, strict=True)) for row in zip(*columns, strict=True)]
     assert rows == spec["datasets"][name]
 

@@ -1,6 +1,5 @@
 """What every page has: a verdict in short, what to do next, contents, and charts that draw."""
 
-import base64
 import html
 import io
 import json
@@ -10,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
-from xml.etree import ElementTree
 
 import numpy as np
 import polars as pl
@@ -306,26 +303,3 @@ def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     assert len(saved) == len(both) == len(found.attention.filter(pl.col("query") < 24))
     # A root of 86 levels is off by half of 1/85, so its square by 0.012; two digits add 0.005.
     assert both["weight"].to_numpy() == pytest.approx(both["value"].to_numpy(), abs=0.017)
-
-
-def test_pictures_stand_in_for_scripts(page: Path) -> None:
-    """Of every chart in the open, and of none in details."""
-    parts = re.split(r"(<details\b|</details>)", page.read_text("utf-8").split("<footer>")[0])
-    depth, pictures = 0, []
-    for part in parts:
-        depth += {"<details": 1, "</details>": -1}.get(part, 0)
-        charts = part.count('class="spec"')
-        shown = re.findall(r'<noscript><img alt="[^"]+" src="(data:image/[^"]+)"></noscript>', part)
-        assert len(shown) == (charts if depth == 0 else 0)
-        assert part.count("<noscript>") == charts
-        pictures += shown
-    assert depth == 0
-    for picture in pictures:
-        kind, _, data = picture.partition(",")
-        if kind == "data:image/png;base64":
-            assert base64.b64decode(data).startswith(b"\x89PNG")
-        else:
-            assert kind == "data:image/svg+xml"
-            svg = unquote(data)
-            assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-            assert "nearest" not in svg

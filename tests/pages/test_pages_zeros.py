@@ -10,7 +10,7 @@ import pytest
 from pages.synthetic import diagnosis
 from wakeful.diagnosis.heads import describe_sink, round_up
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.diagnosis.report import draw_top_importance, layer_charts, spectra
+from wakeful.diagnosis.report import layer_charts
 from wakeful.reports.charts import specification
 
 
@@ -44,17 +44,6 @@ def test_a_layer_of_zeros_is_left_out_of_a_logarithmic_curve(metric: str) -> Non
 
 def test_zeros_of_a_linear_curve_are_drawn() -> None:
     assert min(drawn(curve([with_a_zero("value_drain")], "‖v₀‖ over the others' mean"))) == 0
-
-
-def test_an_importance_of_zero_is_left_out() -> None:
-    assert min(drawn(draw_top_importance([with_a_zero("top_importance")]))) > 0
-
-
-def test_an_eigenvalue_of_zero_is_left_out() -> None:
-    found = diagnosis("made", layers=3)
-    here = (pl.col("metric") == "value_spectrum") & (pl.col("position") == "2")
-    rows = found.rows.with_columns(value=pl.when(here).then(0.0).otherwise("value"))
-    assert min(drawn(spectra([replace(found, rows=rows)]))) > 0
 
 
 @pytest.mark.parametrize("length", [2, 64, 128, 512, 1024])

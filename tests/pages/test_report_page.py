@@ -17,11 +17,10 @@ from rich.console import Console
 from test_report_reading import interrupt
 
 from pages.test_report import make_comparison, make_run
-from wakeful.errors import WakefulError
-from wakeful.reports.charts import save_chart, specification
+from wakeful.reports.charts import specification
 from wakeful.reports.html import vega_bundle, write
 from wakeful.reports.terminal import terminal
-from wakeful.training.charts import cost_charts, training_loss_chart
+from wakeful.training.charts import cost_charts
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report
 
@@ -132,17 +131,6 @@ def test_a_name_does_not_steer_the_terminal(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(terminal(comparison_report(read_comparison(runs))))
     assert "\x1b[2J" not in console.export_text()
-
-
-@pytest.mark.slow
-def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
-    comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
-    chart = training_loss_chart(comparison)
-    page = save_chart(chart, tmp_path / "chart.html").read_text()
-    assert "vegaEmbed" in page
-    assert not re.search(r"""<(script|link)[^>]*(src|href)\s*=""", page)
-    with pytest.raises(WakefulError, match=r"\.html, \.svg, \.png, \.pdf or \.csv"):
-        save_chart(chart, tmp_path / "chart.gif")
 
 
 @pytest.fixture

@@ -63,12 +63,6 @@ def test_names_stay_apart_and_plain_ones_as_they_are(name: str) -> None:
     assert sum(drawable(name) == drawable(other) for other in PROPERTIES + MARKUP) <= 1
 
 
-@pytest.mark.slow
-def test_a_chart_in_one_file_runs_no_name(tmp_path: Path) -> None:
-    page = save_chart(charts(MARKUP)[0], tmp_path / "chart.html", title=MARKUP[0])
-    assert MARKUP[0] not in page.read_text("utf-8")
-
-
 @pytest.mark.long
 @needs_browser
 def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:

@@ -137,15 +137,6 @@ def options_of(
         yield Option(name, inner, texts[entry.name], value, group)
 
 
-def sections_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of every part of a dataclass, and the first sentences about it."""
-    for name, inner in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(inner):
-            assert isinstance(inner, type)
-            yield prefix + name, inspect.cleandoc(inner.__doc__ or "").split("\n\n", 1)[0]
-            yield from sections_of(inner, f"{prefix}{name}.")
-
-
 def descriptions(kind: type) -> dict[str, str]:
     """Return the description of every field: the string below it in the source."""
     texts: dict[str, str] = {}

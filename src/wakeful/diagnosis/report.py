@@ -21,7 +21,6 @@ from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import (
     diagnosis_summary,
     findings,
-    head_values,
     layer_values,
     lazy_layers,
     suggested_depth,
@@ -101,7 +100,6 @@ _RANKS = {"rank", "mass_columns"}
 _FEW_RANKS = (1, 10, 100, 1000, 10000)
 _LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
 _LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
-_RATIO = alt.Axis(format="~g", tickCount=4)
 
 
 def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
@@ -112,72 +110,6 @@ def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
               title, explained(f"{metric}_{position}"))
         for metric, variant, position, title, axis in _CURVES
     ]  # fmt: skip
-
-
-def rank_strips(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
-    """Draw the sorted ranks of all heads, one strip a model."""
-    frame = _concat_models(
-        diagnoses,
-        lambda diagnosis: (
-            head_values(diagnosis, "rank")
-            .sort("value")
-            .select(
-                "layer", "head", "value", "kind", place=(pl.int_range(pl.len()) + 0.5) / pl.len()
-            )
-        ),
-    )
-    longest = max(diagnosis.length for diagnosis in diagnoses)
-    ticks = [rank for rank in charts.RANKS if rank <= longest]
-    x = alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%", tickCount=5))
-    y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
-              axis=alt.Axis(values=ticks))  # fmt: skip
-    tooltip = ["model:N", "layer:O", "head:O", "value:Q", "kind:N"]
-    return charts.scatter(
-        charts.round_digits(frame, 4), "model", _names(diagnoses), x, y, tooltip, height=240
-    )
-
-
-def spectra(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
-    """Draw the values' normalized eigenvalues, averaged over layers."""
-    frame = _concat_models(
-        diagnoses,
-        lambda diagnosis: (
-            diagnosis.rows.filter(metric="value_spectrum")
-            .group_by(pl.col("position").cast(pl.Int64))
-            .agg(pl.col("value").mean())
-            .sort("position")
-        ),
-    )
-    x = alt.X("position:Q", title="eigenvalue, from the largest")
-    y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"), axis=_RATIO)
-    tooltip = ["model:N", "position:Q", charts.tip("value", ".3~g")]
-    chart = charts.lines(_positive(frame), "model", _names(diagnoses), x, y, tooltip, at="position")
-    return charts.wide(chart, 220)
-
-
-def draw_top_importance(diagnoses: Sequence[ModelDiagnosis]) -> charts.Drawing:
-    """Draw the largest token importances over layers: the first five of one model, one line each;
-    of several models the largest alone.
-    """
-    frame = _concat_models(
-        diagnoses,
-        lambda diagnosis: diagnosis.rows.filter(metric="top_importance", variant="code").select(
-            "layer", "value", k=pl.col("position").cast(pl.Int64)
-        ),
-    )
-    frame = _positive(frame)
-    if len(diagnoses) > 1:
-        by, title, names, legend = "model", "largest importance", _names(diagnoses), None
-        frame = frame.filter(k=1).drop("k")
-    else:
-        by, title, legend = "k", "k-th largest importance", alt.Legend(title="k", columns=5)
-        frame = frame.with_columns(pl.col("k").cast(pl.String))
-        names = frame["k"].unique().sort().to_list()
-    y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log"), axis=_RATIO)
-    tooltip = [f"{by}:N", "layer:Q", charts.tip("value", ".3~g")]
-    return charts.wide(
-        charts.lines(frame, by, names, charts.LAYERS, y, tooltip, legend=legend), 240
-    )
 
 
 def _curve(
@@ -389,20 +321,6 @@ def diagnosis_report(
         Section("Details", [
             Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
             Fold("More maps of layers and heads", [some(False)]),
-            Fold("Sorted ranks, spectra of values, token importance", [
-                legend,
-                Chart("Sorted ranks of all heads", partial(rank_strips, diagnoses),
-                      "Ranks of all heads", "How many singular values hold the stated share of a "
-                      "head's energy. A head of rank 1 gives every query the same mixture."),
-                SideBySide([
-                    Chart("Normalized eigenvalues of the values, mean over layers",
-                          partial(spectra, diagnoses), "Spectrum of values, mean over layers",
-                          "A steep fall means that values point few ways."),
-                    Chart("Largest token importances over layers",
-                          partial(draw_top_importance, diagnoses), "Largest token importances",
-                          f"Mean attention of the {'' if many else 'k-th '}most attended token."),
-                ], wide=True),
-            ]),
             *(fold for model in diagnoses for fold in _details(model)),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",

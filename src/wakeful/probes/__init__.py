@@ -8,77 +8,27 @@ from typing import TYPE_CHECKING
 from lazy_loader import attach
 
 if TYPE_CHECKING:
-    from wakeful.probes.attention import (
-        BosMass,
-        Entropy,
-        Importance,
-        Leading,
-        Positions,
-        Sinks,
-        Spectrum,
-        Values,
-    )  # fmt: skip
+    from wakeful.probes.attention import BosMass, Entropy, Importance, Leading, Sinks, Values
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, Probe
-    from wakeful.probes.channels import ChannelOverlap, LargestWeights
-    from wakeful.probes.hidden import (
-        BlockInfluence,
-        OutlierChannels,
-        Outliers,
-        RotatedShape,
-        Smoothing,
-    )
-    from wakeful.probes.mappings import Mappings
+    from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
     from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
     from wakeful.probes.rank import Ranks
     from wakeful.probes.watch import Watch
 
 __all__ = [
-    "AttentionEvent",
-    "AttentionPictures",
-    "BlockInfluence",
-    "BosMass",
-    "ChannelOverlap",
-    "Entropy",
-    "HiddenEvent",
-    "HiddenPicture",
-    "Importance",
-    "LargestWeights",
-    "Leading",
-    "Mappings",
-    "MeanAttention",
-    "MeanProbe",
-    "OutlierChannels",
-    "Outliers",
-    "Positions",
-    "Probe",
-    "Ranks",
-    "RotatedShape",
-    "Sinks",
-    "Smoothing",
-    "Spectrum",
-    "Values",
-    "Watch",
+    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
+    "HiddenPicture", "Importance", "Leading", "MeanAttention", "MeanProbe", "OutlierChannels",
+    "Outliers", "Probe", "Ranks", "Sinks", "Smoothing", "Values", "Watch",
 ]  # fmt: skip
 
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "attention": [
-            "BosMass",
-            "Entropy",
-            "Importance",
-            "Leading",
-            "Positions",
-            "Sinks",
-            "Spectrum",
-            "Values",
-        ],
+        "attention": ["BosMass", "Entropy", "Importance", "Leading", "Sinks", "Values"],
         "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "Probe"],
-        "channels": ["ChannelOverlap", "LargestWeights"],
-        "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "RotatedShape"],
-        "mappings": ["Mappings"],
+        "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing"],
         "patterns": ["AttentionPictures", "HiddenPicture", "MeanAttention"],
         "rank": ["Ranks"],
         "watch": ["Watch"],
     },
-)  # fmt: skip
+)

@@ -10,19 +10,14 @@ What is used, with G = AᵀA (eigenvalues σ_i²), c1 and c2 the column sums and
     S_k(G) ≥ S_k(QᵀGQ) for orthonormal Q          so Ritz values bound the rank from above
     S_k(G) ≤ S_k(QᵀGQ) + F − tr(QᵀGQ)             and from below: AAᵀ = (AQ)(AQ)ᵀ + A(I−QQᵀ)Aᵀ
 
-and, when the residuals of the Ritz pairs are known, the sharper bound of `ritz_bounds`.
-
 The eigenvalues of G cost a third of `svdvals`. Three things make them cheaper: causality leaves a
 sixth of the products of G; columns that together hold less energy than any step near the threshold
 are left out, and what they might add is part of the bounds; and the arithmetic is float32, repeated
-in float64 where a bound is too near. For ranks that are small beside L a block Krylov space of G
-grows until its Ritz pairs close the bracket of `ritz_bounds` or it is so large that the whole
-spectrum is cheaper. What it cannot prove it does not claim.
+in float64 where a bound is too near. What it cannot prove it does not claim.
 
-Shapes: L tokens, m columns of A that are kept, p block width, b = dimension of the Krylov space.
+Shapes: L tokens, m columns of A that are kept, b Ritz values.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -38,9 +33,6 @@ _DROPS = (0.1, 0.01, 0.0)
 """Energy that may be left out, as a fraction of the energy of the column at the mass-columns
 threshold, a stand-in for σ_k². About one head in twenty then has to be computed again with less of
 it left out, and one in ninety in float64."""
-
-_KRYLOV = 12
-"""A Krylov space is tried where the mass columns are at most L over this."""
 
 _NO_BOUND = 1 << 62
 
@@ -98,90 +90,10 @@ def subspace_bounds(
     return RankBounds(max(1, low), high)
 
 
-def ritz_bounds(
-    ritz: Float[Tensor, "b"],
-    residual: Float[Tensor, "b"],
-    outside: float,
-    energy: float,
-    tau: float,
-    slack: float,
-    dropped: float = 0.0,
-) -> RankBounds:
-    """Bracket the rank by Ritz pairs (θ_i, y_i) of G, ‖G y_i − θ_i y_i‖ = `residual`.
-
-    `outside` is ‖G − YΘYᵀ‖_F, at least the norm of what is orthogonal to the Ritz vectors, and
-    `dropped` the energy of columns left out of G altogether, which adds to every S_k at most.
-    Split by the first m Ritz vectors: G = [[Θ, Eᵀ], [E, R]] with ‖E‖_F² = Σ_{i≤m} ‖r_i‖².
-    For every δ > 0 (Young's inequality),
-
-        G ⪯ (Θ + EᵀE / δ) ⊕ (R + δI),   so, where ‖R‖_2 + δ ≤ θ_k,   S_k ≤ Σ_{i≤k} θ_i + ‖E‖_F² / δ
-
-    and δ = θ_k − ‖R‖_2 is the best choice. ‖R‖_2 is at most `outside` for m = b, and for m < b at
-    most the norm of [[θ_{m+1}, ε], [ε, outside]], ε² = Σ_{i>m} ‖r_i‖². Every k and m ≥ k is tried.
-    A Krylov space that has missed an eigenvector has a large `outside`, so it closes nothing.
-    """
-    plain = subspace_bounds(ritz, energy, tau, slack)
-    theta, error = ritz.double() / energy, (residual.double() / energy).square()
-    beyond_space = outside / energy + slack
-    coupled = error.cumsum(0)
-    later = torch.cat([theta[1:], theta.new_zeros(1)])
-    link = coupled[-1] - coupled
-    beyond = (later + beyond_space) / 2 + (((later - beyond_space) / 2).square() + link).sqrt()
-    delta = theta.unsqueeze(1) - beyond  # row k, column m
-    useful = (delta > 0) & torch.ones_like(delta, dtype=torch.bool).triu()
-    extra = torch.where(useful, coupled / delta.clamp_min(1e-300), math.inf).amin(1)
-    reach = theta.cumsum(0) + extra + dropped / energy + slack  # at least S_k / F, k = 1 … b
-    short = (reach < tau).nonzero()
-    low = int(short[-1]) + 2 if len(short) else 1
-    return plain.meet(RankBounds(low, plain.high))
-
-
 def _first(reached: Tensor, otherwise: int) -> int:
     """Return the first k, counted from 0, that reaches the target."""
     indices = reached.nonzero()
     return int(indices[0]) if len(indices) else otherwise
-
-
-def krylov_bounds(
-    G: Float[Tensor, "m m"],
-    energy: float,
-    tau: float,
-    *,
-    slack: float,
-    dropped: float,
-    width: int = 64,
-    limit: int | None = None,
-) -> RankBounds:
-    """Bracket rank_τ by Ritz pairs of G, whose upper triangle is read.
-
-    Args:
-        energy: F of the whole matrix.
-        slack: rounding error as a fraction of F.
-        dropped: energy of the columns that are not in G.
-        width: p; the first block is the p columns with the most energy.
-        limit: the largest b; a quarter of m where not given.
-    """
-    size = G.shape[0]
-    limit = size // 4 if limit is None else limit
-    width = min(width, size)
-    G = G.triu() + G.triu(1).T
-    leading = G.diagonal().topk(width).indices
-    # The columns themselves span A's best coordinates; one product is already made: G's columns.
-    block = torch.linalg.qr(G[:, leading]).Q
-    space, image = block, G @ block
-    bounds = RankBounds(1, _NO_BOUND)
-    while True:
-        bounds = bounds.meet(_bracket(G, space, image, energy, tau, slack, dropped))
-        if bounds.closed or space.shape[1] + width > limit:
-            return bounds
-        fresh = image[:, -width:]
-        for _ in range(2):  # twice is enough (Kahan): the second pass restores orthogonality
-            fresh = fresh - space @ (space.T @ fresh)
-        block = torch.linalg.qr(fresh).Q
-        block = block - space @ (space.T @ block)
-        block = torch.linalg.qr(block).Q
-        space = torch.cat([space, block], dim=1)
-        image = torch.cat([image, G @ block], dim=1)
 
 
 def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Float[Tensor, "m"]:
@@ -193,21 +105,6 @@ def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Floa
     eigenvalues = eigenvalues.double()
     trace = G.diagonal().sum(dtype=torch.float64)
     return (eigenvalues * (trace / eigenvalues.sum())).clamp_min(0)
-
-
-def _bracket(
-    G: Tensor, space: Tensor, image: Tensor, energy: float, tau: float, slack: float, dropped: float
-) -> RankBounds:
-    small = space.T @ image
-    theta, rotation = torch.linalg.eigh((small + small.T) / 2)
-    theta, rotation = with_trace(theta.flip(0), small).to(small.dtype), rotation.flip(1)
-    captured = float(theta.sum(dtype=torch.float64))
-    if captured < (tau - slack) * energy:
-        return RankBounds(1, _NO_BOUND)  # too little of the energy is in the space to say anything
-    Y = space @ rotation
-    residual = torch.linalg.vector_norm(image @ rotation - Y * theta, dim=0)
-    outside = float(torch.linalg.vector_norm(torch.addmm(G, Y * theta, Y.T, alpha=-1)))
-    return ritz_bounds(theta, residual, outside, energy, tau, slack, dropped)
 
 
 def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
@@ -226,27 +123,13 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
         columns = kept_columns(column_energy, high, drop)
         if len(columns) == before:
             continue
-        bounds = bounds.meet(_bounds_by(A, columns, energy, tau, high, causal, krylov=not before))
+        part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
+        G = gram(part, columns if causal else None)
+        bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding(A.dtype, A.shape[0])))
         if bounds.closed:
             return bounds.high
         before = len(columns)
     return exact_rank(A, tau, causal=causal)
-
-
-def _bounds_by(
-    A: Tensor, columns: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
-) -> RankBounds:
-    """Bracket the rank, which is at most `high`, by the columns that are kept."""
-    part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
-    G = gram(part, columns if causal else None)
-    slack = rounding(A.dtype, A.shape[0])
-    bounds = RankBounds(1, high)
-    if krylov and high <= A.shape[0] // _KRYLOV:
-        dropped = max(0.0, energy - float(G.diagonal().sum(dtype=torch.float64)))
-        bounds = krylov_bounds(G, energy, tau, slack=slack, dropped=dropped)
-        if bounds.closed:
-            return bounds
-    return bounds.meet(_spectrum_bounds(G, energy, tau, slack))
 
 
 def exact_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:

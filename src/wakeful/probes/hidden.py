@@ -6,23 +6,21 @@ Every metric is of block outputs, before the final norm; layer −1 is the embed
 import torch
 from torch import Tensor
 
-from wakeful.parts.orthoadam import haar_matrix
 from wakeful.probes import exact
 from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows, first_and_rest
 
 
-class _Shape(MeanProbe):
-    """Base class of probes that measure the shape of hidden states."""
+def put_kurtosis_and_norm_ratio(
+    probe: MeanProbe, layer: int, h: Tensor, variant: str = "paper"
+) -> None:
+    """Add the kurtosis and norm ratio of the first token's channels and of the rest to a probe."""
+    measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
+    for metric, values in measures.items():
+        for position, part in first_and_rest(values):
+            probe.put(layer, metric, part.mean(), variant=variant, position=position)
 
-    def put_kurtosis_and_norm_ratio(self, layer: int, h: Tensor, variant: str = "paper") -> None:
-        """Add the kurtosis and norm ratio of the first token's channels and of the rest."""
-        measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
-        for metric, values in measures.items():
-            for position, part in first_and_rest(values):
-                self.put(layer, metric, part.mean(), variant=variant, position=position)
 
-
-class Outliers(_Shape):
+class Outliers(MeanProbe):
     """`kurtosis`, `norm_ratio` ‖x‖∞²/‖x‖₂² and `max_activation`, of the first token and of the rest
     (From Attention to Activation, sections 2.2, 4 and 5): the two have different causes.
 
@@ -33,37 +31,12 @@ class Outliers(_Shape):
 
     def see_hidden(self, event: HiddenEvent) -> None:
         for h in event.sequences:
-            self.put_kurtosis_and_norm_ratio(event.layer, h)
+            put_kurtosis_and_norm_ratio(self, event.layer, h)
             for position, part in first_and_rest(h):
                 largest = exact.token_max_activation(part)
                 for variant, value in (("paper", largest.mean()), ("largest", largest.max())):
                     where = {"variant": variant, "position": position}
                     self.put(event.layer, "max_activation", value, **where)
-
-
-class RotatedShape(_Shape):
-    """`kurtosis` and `norm_ratio` of hidden states after a random rotation, variant `rotated` (From
-    Attention to Activation, section 4 and figure 3).
-
-    Q is drawn from the Haar measure by `seed`, one a width. A state that one channel carries has a
-    kurtosis near 3 after it, and a norm ratio near (2 ln D) / D.
-    """
-
-    def __init__(self, *, seed: int = 0) -> None:
-        super().__init__()
-        self.seed = seed
-        self._rotations: dict[int, Tensor] = {}
-
-    def see_hidden(self, event: HiddenEvent) -> None:
-        for h in event.sequences:
-            turned = h @ self._rotation(h.shape[-1]).to(h)
-            self.put_kurtosis_and_norm_ratio(event.layer, turned, variant="rotated")
-
-    def _rotation(self, width: int) -> Tensor:
-        if width not in self._rotations:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._rotations[width] = haar_matrix(width, generator)
-        return self._rotations[width]
 
 
 class Smoothing(MeanProbe):

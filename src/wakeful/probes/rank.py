@@ -31,9 +31,6 @@ class Ranks(MeanProbe):
     of ‖A‖_F²; the layer's row is the mean over heads. `lazy` is 1 where the layer's rank is at most
     `lazy_rank`, and `near_rank_1` counts such heads.
 
-    Variant `code` (with `batch_average`) takes the rank of A averaged over the batch, as the
-    paper's demonstration does; its sequences must have one length.
-
     Past `max_tokens` a sequence, or once `seconds` have been spent, ranks that cheap certificates
     do not settle are reported as bounds: the row's kind is "bound", its value the upper one, and a
     row of variant `at_least` has the lower; `lazy` and `near_rank_1` then count what is proved.
@@ -45,7 +42,6 @@ class Ranks(MeanProbe):
         *,
         tau: float = 0.9,
         lazy_rank: float = 2.0,
-        batch_average: bool = False,
         max_tokens: int = 2048,
         seconds: float = math.inf,
     ) -> None:
@@ -54,7 +50,6 @@ class Ranks(MeanProbe):
         super().__init__()
         self.tau = tau
         self.lazy_rank = lazy_rank
-        self.batch_average = batch_average
         self.max_tokens = max_tokens
         self.seconds = seconds
         self.spent = 0.0
@@ -67,8 +62,6 @@ class Ranks(MeanProbe):
             columns = mass_columns(statistics.column_energy, self.tau).double()
             self.put_heads(event.layer, "mass_columns", columns)
             self.spent += time.perf_counter() - started
-        if self.batch_average:
-            self._average(event)
 
     def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
         """Return what is known of every head's rank."""
@@ -94,38 +87,19 @@ class Ranks(MeanProbe):
             all_bounds[head] = bounds
         return all_bounds
 
-    def _average(self, event: AttentionEvent) -> None:
-        sequences = event.sequences
-        if len({sequence.length for sequence in sequences}) > 1:
-            raise WakefulError(
-                "the batch average of A (batch_average) needs sequences of one length: this batch "
-                "is padded"
-            )
-        if sequences[0].length > self.max_tokens:
-            raise WakefulError(
-                f"the batch average of A (batch_average) has no bounds to report: its sequences of "
-                f"{sequences[0].length} tokens are longer than max_tokens = {self.max_tokens}"
-            )
-        causal = event.keep is None
-        for head in range(event.q.shape[1]):
-            A = torch.stack([head_weights(sequence, head) for sequence in sequences]).mean(0)
-            rank = matrix_rank(A, self.tau, causal=causal)
-            self._put(event.layer, head, RankBounds(rank, rank), "code")
-
-    def _put(self, layer: int, head: int, bounds: RankBounds, variant: str = "paper") -> None:
+    def _put(self, layer: int, head: int, bounds: RankBounds) -> None:
         for metric, value, bound in (
             ("rank", bounds.high, not bounds.closed),
             ("rank_at_least", bounds.low, False),
         ):
-            self.add(RowKey(layer, head, "all", metric, variant), value, bound=bound)
+            self.add(RowKey(layer, head, "all", metric, "paper"), value, bound=bound)
 
     def rows(self) -> Frame:
         rows = super().rows()
         heads = rows.filter(metric="rank")
         open_heads = heads.filter(pl.col("kind") == "bound")
-        # Layer, head and variant name a head's row; the lower bounds have the same.
         at_least = rows.filter(metric="rank_at_least").join(
-            open_heads, on=["layer", "head", "variant"], how="semi", maintain_order="left"
+            open_heads, on=["layer", "head"], how="semi", maintain_order="left"
         )
         frames = [
             heads,
@@ -134,10 +108,7 @@ class Ranks(MeanProbe):
             ),
             rows.filter(metric="mass_columns"),
         ]
-        frames += [
-            self._layer(layer)
-            for _, layer in heads.group_by("layer", "variant", maintain_order=True)
-        ]
+        frames += [self._layer(layer) for _, layer in heads.group_by("layer", maintain_order=True)]
         return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
     def _layer(self, heads: Frame) -> Frame:
@@ -147,11 +118,10 @@ class Ranks(MeanProbe):
         lazy = float(largest["value"] <= self.lazy_rank)
         near = float((heads["value"] <= self.lazy_rank).sum())
         shared = (largest["layer"], None, "all")
-        variant = largest["variant"]
         rows = [
-            (*shared, "rank", variant, largest["value"], largest["standard_error"], kind),
-            (*shared, "lazy", variant, lazy, None, kind),
-            (*shared, "near_rank_1", variant, near, None, kind),
+            (*shared, "rank", "paper", largest["value"], largest["standard_error"], kind),
+            (*shared, "lazy", "paper", lazy, None, kind),
+            (*shared, "near_rank_1", "paper", near, None, kind),
         ]
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 

@@ -3,7 +3,6 @@
 import copy
 import csv
 import io
-import json
 import math
 import re
 import textwrap
@@ -48,7 +47,6 @@ _TITLE = 8
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 _UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
-_LESS = "\ue000"
 _PROPERTIES = frozenset({
     "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__",
     "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString",
@@ -272,14 +270,13 @@ def wide(chart: Drawing, height: int) -> Drawing:
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
-    """Write a chart, under a title, as .html, .svg, .png or .pdf, or its rows as .csv.
-
-    No browser is needed. The HTML is one file that loads nothing: what draws is inside.
+    """Write a chart, under a title, as .svg, .png or .pdf, or its rows as .csv; no browser is
+    needed.
     """
     path = Path(path)
     spec = still(specification(chart), title=title)
     if (suffix := path.suffix.lower()) not in _WRITERS:
-        raise WakefulError(f"charts are written as .html, .svg, .png, .pdf or .csv, not {suffix!r}")
+        raise WakefulError(f"charts are written as .svg, .png, .pdf or .csv, not {suffix!r}")
     content = _WRITERS[suffix](spec)
     with replace_atomically(path) as temporary:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -316,18 +313,11 @@ def _cell(value: Any) -> str:
     return f"'{value}" if formula else "" if value is None else str(value)
 
 
-def _html(spec: dict[str, Any]) -> str:
-    """Return a page of one chart, in which no name ends the script that holds it."""
-    held = json.loads(json.dumps(spec).replace("<", _LESS))
-    return vl_convert.vegalite_to_html(held, bundle=True).replace(_LESS, "\\u003c")
-
-
 _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
     ".svg": vl_convert.vegalite_to_svg,
     ".png": partial(vl_convert.vegalite_to_png, scale=2),
     ".pdf": vl_convert.vegalite_to_pdf,
     ".csv": chart_csv,
-    ".html": _html,
 }
 
 

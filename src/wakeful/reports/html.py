@@ -16,11 +16,12 @@ from markupsafe import Markup
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
 from wakeful.reports import charts
-from wakeful.reports.pictures import picture
 from wakeful.reports.value import Report
 from wakeful.runs.run import replace_atomically
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_NOTEBOOK = 480
+"""Pixels of a chart's width in a notebook."""
 
 
 @charts.unchecked
@@ -64,12 +65,18 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "spec": charts.specification, "drawable": charts.drawable, "packed": _pack_columns,
-        "picture": lambda spec: Markup(picture(spec)), "slug": charts.slug, "looks": _looks,
+        "picture": _picture, "slug": charts.slug, "looks": _looks,
         "kind": lambda part: type(part).__name__,
     }  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.globals["next_id"] = itertools.count(1).__next__
     return environment
+
+
+def _picture(spec: dict[str, Any]) -> Markup:
+    """Return a chart as the address of an image that holds it."""
+    png = vl_convert.vegalite_to_png(charts.still(spec, _NOTEBOOK), scale=2)
+    return Markup(f"data:image/png;base64,{base64.b64encode(png).decode()}")
 
 
 def _looks(names: Sequence[str]) -> list[tuple[str, str, list[int], str]]:

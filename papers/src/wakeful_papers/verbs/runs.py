@@ -25,12 +25,8 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.loading.reading import evaluation_data
 from wakeful.model.decoder import Decoder
-from wakeful.probes.attention import Importance, Leading, Positions, Spectrum
+from wakeful.probes.attention import Importance, Leading
 from wakeful.probes.base import SCHEMA, Frame, Probe
-from wakeful.probes.channels import ChannelOverlap, LargestWeights
-from wakeful.probes.gradients import query_key_gradients
-from wakeful.probes.hidden import RotatedShape
-from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.quantization.convert import quantize_module
@@ -52,8 +48,13 @@ from wakeful_papers.exhibits.figures import (
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
 from wakeful_papers.heirs import inherit_with_baselines
+from wakeful_papers.probes.channels import ChannelOverlap, LargestWeights
+from wakeful_papers.probes.generated import GeneratedValues
+from wakeful_papers.probes.gradients import query_key_gradients
+from wakeful_papers.probes.mappings import Mappings
+from wakeful_papers.probes.positions import Positions, Spectrum
+from wakeful_papers.probes.rotated import RotatedShape
 from wakeful_papers.reports.reproduction import RunFacts
-from wakeful_papers.verbs.generated import GeneratedValues
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""

@@ -1,4 +1,4 @@
-"""Probes that compare: leading keys, positions, mappings, rotated states, gradients."""
+"""Probes of exhibits: spectra, positions, mappings, rotated states, channels, gradients."""
 
 import itertools
 
@@ -6,18 +6,21 @@ import polars as pl
 import pytest
 import torch
 
+from devices import GPU, stand_in_gpu
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
-from wakeful.probes.attention import Leading, Positions, Spectrum, Values
+from wakeful.probes.attention import Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
-from wakeful.probes.channels import ChannelOverlap, LargestWeights
-from wakeful.probes.gradients import query_key_gradients
-from wakeful.probes.hidden import Outliers, RotatedShape
-from wakeful.probes.mappings import Mappings
+from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
+from wakeful_papers.probes.channels import ChannelOverlap, LargestWeights
+from wakeful_papers.probes.gradients import query_key_gradients
+from wakeful_papers.probes.mappings import Mappings
+from wakeful_papers.probes.positions import Positions, Spectrum
+from wakeful_papers.probes.rotated import RotatedShape
 
 GROUPED = ModelConfig(
     vocab_size=61, max_length=64, num_layers=3, num_heads=4, num_kv_heads=2, width=32,
@@ -55,21 +58,16 @@ def test_a_spectrum_is_one_layers_eigenvalues_in_their_order() -> None:
     assert found["value"][0] == pytest.approx(largest)
 
 
-def test_the_leading_key_and_each_position_are_those_of_the_weights() -> None:
+def test_each_position_is_that_of_the_weights() -> None:
     model = Decoder(GROUPED).double().eval()
     tokens = torch.randint(0, 61, (1, 21), generator=torch.Generator().manual_seed(0))
     events = Events()
-    with torch.inference_mode(), watch(model, Leading(), Positions(tokens=7), events) as seen:
+    with torch.inference_mode(), watch(model, Positions(tokens=7), events) as seen:
         model(tokens)
     for event in events.seen:
         if isinstance(event, AttentionEvent):
             A = exact.attention_weights(event.q[0], event.k[0], scale=event.scale)
             a = exact.token_importance(A).mean(0)
-            at = {"layer": event.layer, "variant": "code"}
-            assert value(seen.frame, metric="leading_key", **at) == int(a.argmax())
-            assert value(seen.frame, metric="leading_importance", **at) == pytest.approx(
-                float(a.max())
-            )
             norms = event.v[0].transpose(0, 1).flatten(1).norm(dim=-1)
             for metric, expected in (("importance_at", a), ("value_norm_at", norms)):
                 found = [
@@ -247,6 +245,9 @@ def test_gradients_of_queries_and_keys_are_those_of_the_mean_loss() -> None:
         assert before is None or torch.equal(parameter.grad, before)
     with pytest.raises(WakefulError, match="at least one target"):
         query_key_gradients(model, [])
+    with stand_in_gpu():
+        moved = query_key_gradients(model.float().to(GPU), [(inputs, targets)])
+    assert moved["value"].to_list() == pytest.approx(rows["value"].to_list(), rel=1e-4)
 
 
 class Weight:

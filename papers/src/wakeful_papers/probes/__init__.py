@@ -1,0 +1,1 @@
+"""Probes that exhibits alone ask for, a family of metrics a file."""
