@@ -350,7 +350,7 @@ def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPa
     text = "é漢字😀"
     tokens = read_decoder(run, dtype="auto").tokenizer.encode(text)
     assert len(tokens) > len(text)  # some characters are several tokens
-    monkeypatch.setattr("wakeful.loading.model.generate", lambda *_, **__: iter(tokens))
+    monkeypatch.setattr("wakeful.loading.model.generate_tokens", lambda *_, **__: iter(tokens))
     written: list[str] = []
     monkeypatch.setattr("sys.stdout.write", lambda piece: written.append(piece) or len(piece))
     assert main(["generate", run, "--prompt", "p"]) == 0

@@ -250,7 +250,7 @@ def test_an_estimate_stands_before_long_work(
     assert shown.index("very roughly 31 s") < shown.index("quantizing vanilla: fine")
     size = sum(parameter.numel() for parameter in wakeful.load(str(run)).module.parameters())
     assert asked == [2 * size * 16 * (3 * 6 + 3 * 3)]  # GPTQ goes forward and back
-    monkeypatch.setattr("wakeful.quantization.tool.costs", lambda *_, **__: [])
+    monkeypatch.setattr("wakeful.quantization.tool.measure_layer_costs", lambda *_, **__: [])
     layers = len(wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3).layers)
     asked.clear()
     wakeful.quantize(run, "w4", text=str(text), length=16, num_sequences=3, sensitivity=True)
