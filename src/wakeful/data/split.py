@@ -207,28 +207,28 @@ def _parts(
 def held_out(
     digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, ends: int = 0
 ) -> np.ndarray | None:
-    """Return which documents are for validation, by their digests; None if all are alike.
+    """Return a mask of the documents to validate on; None if all documents are equal.
 
-    Those are it whose hashes are below `fraction` of all. Where the bytes in `sizes` and the `ends`
-    of cut documents are then more than twice `fraction` of the text, the highest of these hashes
-    go back, and where they are less than half, the next hashes come: at least one document is on
-    each side, or none is held out beside `ends`.
+    Each document's digest is hashed with the seed, and those with the lowest hashes are held out:
+    all below `fraction` of the range, then fewer or more until their bytes, with `ends`, lie
+    between half and twice `fraction` of the text. `ends` are the bytes already held out of
+    documents cut in two; without any, at least one document is held out, and never all.
     """
     if not len(digests):
         return None
-    values = mix64(digests["low"], key64("validation", seed))
-    hashes, group = np.unique(values, return_inverse=True)
+    document_hashes = mix64(digests["low"], key64("validation", seed))
+    hashes, rank = np.unique(document_hashes, return_inverse=True)  # rank 0: the lowest hash
     if len(hashes) == 1:
         return None
-    held = ends + np.concatenate([[0], np.bincount(group, sizes).cumsum()])
-    whole_documents = held[-1] - ends + ends / fraction
+    bytes_held_out = ends + np.concatenate([[0], np.bincount(rank, sizes).cumsum()])  # by count
+    text_bytes = bytes_held_out[-1] - ends + ends / fraction
     lowest, highest = 0 if ends else 1, len(hashes) - 1
     count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
-    while count > lowest and held[count] > 2 * fraction * whole_documents:
+    while count > lowest and bytes_held_out[count] > 2 * fraction * text_bytes:
         count -= 1
-    while count < highest and held[count] < fraction / 2 * whole_documents:
+    while count < highest and bytes_held_out[count] < fraction / 2 * text_bytes:
         count += 1
-    return group < count
+    return rank < count
 
 
 def split_from_source(spool: Spool, validation: Spool) -> Split:

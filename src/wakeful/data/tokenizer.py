@@ -150,7 +150,7 @@ class Tokenizer:
             text = file.read_text("utf-8")
             _check_ids(file, json.loads(text))
             inner = tokenizers.Tokenizer.from_str(text)
-        end_of_text = _special_token(beside, "eos_token") or (END_OF_TEXT if ended else None)
+        end_of_text = _named_special_token(beside, "eos_token") or (END_OF_TEXT if ended else None)
         if end_of_text is not None and inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
@@ -222,7 +222,7 @@ class Tokenizer:
         inner = self._as_read
         with guarded("the tokenizer cannot encode a text", ANOTHER):
             plain = inner.encode("a", add_special_tokens=False).ids
-            return around(inner.encode("a").ids, plain)
+            return special_ids_around(inner.encode("a").ids, plain)
 
     @property
     def adds_bos(self) -> bool:
@@ -259,7 +259,7 @@ class Tokenizer:
         if self.bos is None:
             return self
         settings, table = self._tables_to_write()
-        settings["post_processor"] = _remove_from_processor(self.bos, settings["post_processor"])
+        settings["post_processor"] = _without_opening_token(self.bos, settings["post_processor"])
         beside = dict(self.beside)
         for name, text in self.chat_templates.items():
             file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
@@ -354,7 +354,7 @@ class Tokenizer:
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
-        named = _special_token(self.beside, role)
+        named = _named_special_token(self.beside, role)
         return self.inner.token_to_id(named) if named else None
 
     def _json(self) -> str:
@@ -453,12 +453,15 @@ def _fetch_from_hub(name: str) -> Path:
         ) from error
 
 
-def around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
-    """Return the ids before those of the text alone, and those behind them."""
-    starts = range(len(ids) - len(plain) + 1)
-    at = next((at for at in starts if ids[at : at + len(plain)] == plain), 0)
-    at = at if plain else 1  # where the one ends and the other begins cannot be told
-    return ids[:at], ids[at + len(plain) :]
+def special_ids_around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
+    """Return the special ids before and after a text in `ids`; `plain` are the text's own ids.
+
+    Of a text without ids, the first special id counts as before it and the rest as after it.
+    """
+    last_start = len(ids) - len(plain)
+    matches = (start for start in range(last_start + 1) if ids[start : start + len(plain)] == plain)
+    text_start = next(matches, 0) if plain else 1
+    return ids[:text_start], ids[text_start + len(plain) :]
 
 
 def _adding_processor(
@@ -476,13 +479,13 @@ def _adding_processor(
     return json.loads(template.__getstate__())
 
 
-def _remove_from_processor(token: int, processor: Any) -> Any:
-    """Return the description of a post-processor that puts no such token before a text."""
+def _without_opening_token(token: int, processor: Any) -> Any:
+    """Return a tokenizer.json post-processor that does not put `token` before a text."""
     match processor:
         case {"type": "Sequence", "processors": parts}:
             return {
                 **processor,
-                "processors": [_remove_from_processor(token, part) for part in parts],
+                "processors": [_without_opening_token(token, part) for part in parts],
             }
         case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
             if cls[1] != token:
@@ -497,24 +500,24 @@ def _remove_from_processor(token: int, processor: Any) -> Any:
         case {"type": "TemplateProcessing", "special_tokens": known}:
             special = {name for name, entry in known.items() if entry["ids"] == [token]}
             named = {
-                name: _remove_from_template(special, processor[name]) for name in ("single", "pair")
+                name: _without_opening_pieces(special, processor[name])
+                for name in ("single", "pair")
             }
             return processor | named
         case _:
             return processor
 
 
-def _remove_from_template(
+def _without_opening_pieces(
     special: Collection[str], template: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the pieces of a template without these tokens, but for those behind all text."""
-    steps: list[dict[str, Any]] = []
-    before_text = False
-    for piece in reversed(template):
-        before_text = "Sequence" in piece or before_text
-        if not before_text or piece.get("SpecialToken", {}).get("id") not in special:
-            steps.append(piece)
-    return steps[::-1]
+    """Return a template's pieces without the `special` tokens that precede its last text."""
+    last_text = max((n for n, piece in enumerate(template) if "Sequence" in piece), default=-1)
+    return [
+        piece
+        for n, piece in enumerate(template)
+        if n > last_text or piece.get("SpecialToken", {}).get("id") not in special
+    ]
 
 
 def _remove_bos(template: str) -> str:
@@ -632,10 +635,13 @@ def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _special_token(beside: Mapping[str, str], role: str) -> str:
-    """Return how the token of a role is written that the files name, "" where they name none."""
+def _named_special_token(files: Mapping[str, str], role: str) -> str:
+    """Return the text of a special token, such as "<s>" for `bos_token`, or "" for none.
+
+    tokenizer_config.json is asked before special_tokens_map.json; `files` are their JSON texts.
+    """
     for name in (CONFIG, SPECIAL):
-        token = json.loads(beside.get(name, "{}")).get(role)
+        token = json.loads(files.get(name, "{}")).get(role)
         token = token.get("content") if isinstance(token, dict) else token
         if token and isinstance(token, str):
             return token

@@ -194,7 +194,7 @@ def score_headlines(scores: Sequence[Score]) -> list[str]:
             if score.is_cost:
                 cost = score.metric.rpartition(", ")[0]
                 ratios.append(f"{cost} {_times(score, baseline, 2)}")
-            elif side := _side(score, baseline, scores):
+            elif side := _compare_with_baseline(score, baseline, scores):
                 sides.setdefault(side, []).append(score.title)
         clauses = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
@@ -214,11 +214,12 @@ def score_headlines(scores: Sequence[Score]) -> list[str]:
     return sentences
 
 
-def _side(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
-    """Return the verdict on a score against the baseline's, such as "better in", by the interval of
-    their paired difference; "" where they are not paired.
+def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
+    """Return "better in", "worse in" or "not significantly different in" for a score.
 
-    Perplexity and bits per byte of a text are judged alike, by the loss in nats per token.
+    The interval of the paired difference from the baseline decides; without pairs the text is "".
+    Perplexity and bits per byte are compared by the loss of the same model and text, which is
+    searched in `scores`.
     """
     if score.metric in _OF_LOSSES:
         losses = {

@@ -22,7 +22,7 @@ from wakeful.data.tokenizer import (
     GENERATION,
     TEMPLATES,
     Tokenizer,
-    around,
+    special_ids_around,
     token_ids,
 )
 from wakeful.errors import WakefulError
@@ -331,7 +331,7 @@ def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None
                     folder, local_files_only=True, trust_remote_code=False
                 )
                 plain = hf_tokenizer.encode("a", add_special_tokens=False)
-                put = around(hf_tokenizer.encode("a"), plain)
+                put = special_ids_around(hf_tokenizer.encode("a"), plain)
             except Exception:  # Transformers raises nothing narrower
                 continue
         described = _token_settings(hf_tokenizer.backend_tokenizer)

@@ -65,9 +65,13 @@ def depth_of(options: InheritOptions, total: int) -> int:
 def make_recipe(
     source: str, options: InheritOptions, total: int, data: Data, diagnosed: LayerDiagnosis | None
 ) -> Recipe:
-    """Return the recipe of the options."""
+    """Return the recipe that the options describe for a reference of `total` layers.
+
+    Raises:
+        WakefulError: the heir is to grow and has all layers of the reference already.
+    """
     layers = plan_layers(options, total, diagnosed)
-    order: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()  # in which a growing heir takes over the reference's layers
     if not options.blocks and options.choose in _GROWS:
         order = tuple(range(total))
         if diagnosed is not None and options.choose != "first":

@@ -258,12 +258,13 @@ class _Request:
     world: World
 
     def write_untrained(self) -> Inheritance:
-        """Write the heir that choosing and bridging give."""
+        """Choose layers, bridge the gaps, and write the heir to `out` without training it."""
         refuse_existing(self.out)
         with self.display("inherit") as show:
             prepared = self._prepare(show)
             reference, recipe = prepared.reference, prepared.recipe
-            stage = Seed(recipe, reference.decoder(), math.inf, self.out, self.display).first()
+            no_target = math.inf  # the loss at which training would stop
+            stage = Seed(recipe, reference.decoder(), no_target, self.out, self.display).first()
             heir = make_untrained(
                 stage, recipe, self.options, reference, prepared.data, prepared.config, show,
                 source=name_of(self.source), path=self.out,

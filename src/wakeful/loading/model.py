@@ -20,8 +20,8 @@ from wakeful.data.tokenizer import (
     GENERATION,
     StreamDecoder,
     Tokenizer,
-    around,
     beside_of,
+    special_ids_around,
     token_ids,
 )
 from wakeful.errors import WakefulError
@@ -151,7 +151,7 @@ class Model:
             added = tokenizer.opening
         else:
             plain = tokenizer.encode("a", add_special_tokens=False)
-            added, _ = around(tokenizer.encode("a"), plain)
+            added, _ = special_ids_around(tokenizer.encode("a"), plain)
         own = as_decoder(self.module)
         if own is None:  # what of Transformers' has parts is our own class
             parts = getattr(self.module.config, "parts", {})

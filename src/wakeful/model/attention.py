@@ -204,25 +204,32 @@ class Attention(HasRoles, nn.Module):
         normalizer: Normalizer,
         head_norm: Callable[[NormSite], nn.Module],
     ) -> None:
+        """Build the projections of the heads that `plan` gives this layer; it borrows the others.
+
+        Raises:
+            WakefulError: later layers read this one's sink, which `normalizer` does not have.
+        """
         super().__init__()
         shape, stored = config.shape, config.stored_prefix
         width, head_width = shape.width, shape.head_width
         source = plan.sources[layer]
 
-        def heads(
-            part: Literal["query", "key", "value"], number: int, read: Read
+        def make_heads(
+            part: Literal["query", "key", "value"], num_heads: int, read: Read
         ) -> Heads | BorrowedHeads:
             if not plan.owns(part, layer):
                 return BorrowedHeads(read)
             norm = nn.Identity() if part == "value" else head_norm(part)
             rotary = "" if part == "value" else config.rotation_of(layer)
-            return Heads(width, number, head_width, bias=config.qkv_bias, rotary=rotary, norm=norm)
+            return Heads(
+                width, num_heads, head_width, bias=config.qkv_bias, rotary=rotary, norm=norm
+            )
 
         self.layer = layer
         self.local = layer in config.local_layers
-        self.query = heads("query", shape.num_heads, Read("query", source.query))
-        self.key = heads("key", shape.num_kv_heads, Read("keys", source.key))
-        self.value = heads("value", shape.num_kv_heads, Read("values", source.value))
+        self.query = make_heads("query", shape.num_heads, Read("query", source.query))
+        self.key = make_heads("key", shape.num_kv_heads, Read("keys", source.key))
+        self.value = make_heads("value", shape.num_kv_heads, Read("values", source.value))
         scale = 1.0 / math.sqrt(config.query_scalar or head_width)
         self.scales = tuple(
             scale / (number if config.scale_logits_by_layer else 1)
@@ -248,7 +255,8 @@ class Attention(HasRoles, nn.Module):
                 f"model.normalizer = {normalizer} has no constant in its denominator, which "
                 "model.route reads in later layers: take softmax or softmax1, or another route"
             )
-        # Plain lists: the decoder owns the routes and their parameters.
+        # The layer's routes by the method that they override, in plain lists: the decoder owns
+        # the routes and their parameters.
         routes = plan.routes[layer]
         self.mixers = [r for r in routes if type(r).mix is not ValueRoute.mix]
         self.correctors = [r for r in routes if type(r).correct is not ValueRoute.correct]

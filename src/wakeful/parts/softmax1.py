@@ -211,7 +211,14 @@ def _has_flash(index: int | None) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= (8, 0)
 
 
+# The kernels behind `SinkAttention`, a pair each: forward(q (B, H, L, d), k and v (B, G, S, d),
+# keep, causal, scale) returns (out, log-sum-exp (B, H, L)); backward(grad of out, q, k, v, out,
+# lse, keep, causal, scale) returns the gradients of q, k and v. Those of cuDNN and flash take no
+# mask: `_stock_kernels` chooses them for `keep` None alone.
+
+
 def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return a boolean mask as a bias to add to logits: 0 to keep, -inf to leave out."""
     if keep is None:
         return None
     bias = torch.zeros(keep.shape, dtype=like.dtype, device=like.device)
@@ -238,9 +245,10 @@ def _cudnn_forward(q, k, v, keep, causal, scale):
 
 
 def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    state = torch.zeros((), dtype=torch.int64, device=q.device)  # of a dropout that is not there
+    """Return the gradients of q, k and v by cuDNN, without dropout and without a mask."""
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read for dropout alone
     return _aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse.unsqueeze(-1), state, state, None, None, None, q.shape[2],
+        grad, q, k, v, out, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2],
         k.shape[2], 0.0, causal, scale=scale,
     )  # fmt: skip
 

@@ -222,10 +222,10 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
     if not heads.other_calls:
-        yield from _tiles(heads, chosen)
+        yield from _one_call_tiles(heads, chosen)
         return
     parts = (heads, *heads.other_calls)
-    for tile, *more in zip(*(_tiles(part, chosen) for part in parts), strict=True):
+    for tile, *more in zip(*(_one_call_tiles(part, chosen) for part in parts), strict=True):
         tile.weights.mul_(heads.share)
         if tile.stored is not None:
             tile.stored.mul_(heads.share)
@@ -236,65 +236,69 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
         yield tile
 
 
-def _tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
+def _one_call_tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
+    """Yield the tiles of `heads` alone, without its other calls: softmax(q·k) row by row.
+
+    A row of the buffer holds n visible keys, then the stored prefix's keys, then the sink.
+    """
+    R = len(chosen)
     if heads.weigh is not None:
-        all_keys = heads.by_definition[chosen.start : chosen.stop].clone()
-        stored = all_keys.shape[-1] - heads.length
-        own, before = all_keys[..., stored:], all_keys[..., :stored] if stored else None
-        yield Tile(0, heads.length, 0, heads.length, own, before)
+        weights = heads.by_definition[chosen.start : chosen.stop].clone()
+        num_stored = weights.shape[-1] - heads.length
+        on_prefix = weights[..., :num_stored] if num_stored else None
+        yield Tile(0, heads.length, 0, heads.length, weights[..., num_stored:], on_prefix)
         return
-    length, device = heads.length, heads.q.device
     group = chosen.start // (heads.num_heads // heads.k.shape[0])
     q = widened(heads.q[chosen.start : chosen.stop]) * heads.scale
-    dtype = q.dtype
-    k = heads.k[group].to(dtype).T.contiguous()
-    before = None if heads.before is None else heads.before[group].to(dtype).T
-    sink = None if heads.sink is None else heads.sink[..., chosen.start : chosen.stop].to(dtype)
-    stored = 0 if heads.before is None else heads.before.shape[1]
-    extra = stored + (0 if sink is None else 1)
-    widest = length if heads.window is None else min(length, heads.window + 128)
-    height = max(32, min(128, _TILE_ELEMENTS // (len(chosen) * widest)))
-    height = -(-height // 16) * 16
-    buffer = torch.empty(len(chosen) * height * (length + extra), dtype=dtype, device=device)
-    late = torch.ones(height, height, dtype=torch.bool, device=device).triu(1)
-    for start in range(0, length, height):
-        stop = min(start + height, length)
-        first, last = _span(heads, start, stop)
+    k = heads.k[group].to(q.dtype).T.contiguous()
+    prefix_k = None if heads.before is None else heads.before[group].to(q.dtype).T
+    sink = None if heads.sink is None else heads.sink[..., chosen.start : chosen.stop].to(q.dtype)
+    num_stored = 0 if heads.before is None else heads.before.shape[1]
+    extra = num_stored + (0 if sink is None else 1)
+    height = _tile_height(heads, R)
+    buffer = q.new_empty(R * height * (heads.length + extra))
+    late = torch.ones(height, height, dtype=torch.bool, device=q.device).triu(1)
+    for start in range(0, heads.length, height):
+        stop = min(start + height, heads.length)
+        first, last = _visible_keys(heads, start, stop)
         r, n = stop - start, last - first
-        x = buffer[: len(chosen) * r * (n + extra)].view(len(chosen) * r, n + extra)
-        queries = q[:, start:stop].reshape(len(chosen) * r, -1)
-        torch.mm(queries, k[:, first:last], out=x[:, :n])
-        if before is not None:
-            torch.mm(queries, before, out=x[:, n : n + stored])
-        x = x.view(len(chosen), r, n + extra)
-        logits = x[..., :n]
+        rows = buffer[: R * r * (n + extra)].view(R * r, n + extra)
+        queries = q[:, start:stop].reshape(R * r, -1)
+        torch.mm(queries, k[:, first:last], out=rows[:, :n])
+        if prefix_k is not None:
+            torch.mm(queries, prefix_k, out=rows[:, n : n + num_stored])
+        rows = rows.view(R, r, n + extra)
+        logits = rows[..., :n]
         if heads.softcap is not None:
             logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
-        _mask(logits, heads, start, stop, first, last, late)
+        _mask_logits(logits, heads, start, stop, first, last, late)
         if sink is not None:
-            x[..., -1] = sink.unsqueeze(1) if sink.dim() == 1 else sink[start:stop].T
-        torch.softmax(x, -1, out=x)
+            rows[..., -1] = sink.unsqueeze(1) if sink.dim() == 1 else sink[start:stop].T
+        weights = torch.softmax(rows, -1, out=rows)
         if heads.keep is not None and not extra:
-            logits.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
-        yield Tile(start, stop, first, last, logits, x[..., n : n + stored] if stored else None)
+            weights.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
+        on_prefix = weights[..., n : n + num_stored] if num_stored else None
+        yield Tile(start, stop, first, last, weights[..., :n], on_prefix)
 
 
-def _span(heads: AttentionInputs, start: int, stop: int) -> tuple[int, int]:
-    """Return the range of keys that any query of the tile sees."""
+def _tile_height(heads: AttentionInputs, num_heads: int) -> int:
+    """Return the queries of a tile, a multiple of 16, so that it has `_TILE_ELEMENTS` or so."""
+    widest = heads.length if heads.window is None else min(heads.length, heads.window + 128)
+    height = max(32, min(128, _TILE_ELEMENTS // (num_heads * widest)))
+    return -(-height // 16) * 16
+
+
+def _visible_keys(heads: AttentionInputs, start: int, stop: int) -> tuple[int, int]:
+    """Return the range [first, last) of keys that any of the queries [start, stop) sees."""
     if heads.keep is not None:
         return 0, heads.length
     return 0 if heads.window is None else max(0, start - heads.window + 1), stop
 
 
-def _mask(
-    logits: Tensor,
-    heads: AttentionInputs,
-    start: int,
-    stop: int,
-    first: int,
-    last: int,
-    late: Tensor,
+def _mask_logits(
+    logits: Tensor, heads: AttentionInputs, start: int, stop: int, first: int, last: int, late: Tensor
 ) -> None:
+    """Set the logits of keys that a query does not see to -inf; `late` is the strict triangle."""
     if heads.keep is not None:
         logits.masked_fill_(~heads.keep[start:stop, first:last], -math.inf)
         return

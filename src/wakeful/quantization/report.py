@@ -453,7 +453,8 @@ def quantization_report(
                 ], wide=True),
             ]),
         ]),
-        Section("Layer by layer", [part for name in names for part in _layers(damage, name)]),
+        Section("Layer by layer",
+                [part for name in names for part in _scheme_layer_parts(damage, name)]),
         glossary("kl", "relative_error", "kurtosis"),
         method_section(method or {}),
     ])  # fmt: skip
@@ -506,9 +507,10 @@ def _damage_table(damage: Damage, full: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-def _layers(damage: Damage, name: str) -> Iterator[Part]:
-    """Yield a map of a scheme's layers, folded where an earlier scheme's is nearly the same, and
-    the worst of them.
+def _scheme_layer_parts(damage: Damage, name: str) -> Iterator[Part]:
+    """Yield a scheme's error map and its table of worst layers.
+
+    A scheme whose errors are nearly those of an earlier scheme gets one closed fold instead.
     """
     if damage.schemes[name].weights is None:
         yield from (Text(name, "heading"), Text("No layer's weights change.", "note"))
@@ -516,16 +518,16 @@ def _layers(damage: Damage, name: str) -> Iterator[Part]:
     worst = worst_table(damage, name)
     chart = Chart(f"Relative error of every layer under {name}", partial(_layer_map, damage, name))
     errors = layer_errors(damage, name)["value"]
-    for earlier in damage.schemes:
-        if earlier == name:
-            first = name == next(iter(damage.schemes))
-            yield from (Text(name, "heading"), chart)
-            yield Fold(f"Worst layers of {name}", [worst], open=first)
-            return
-        same = layer_errors(damage, earlier)["value"]
-        if len(same) == len(errors) and ((same / errors).log().abs().median() or 0) < _ALIKE:  # pyright: ignore
+    names = list(damage.schemes)
+    for earlier in names[: names.index(name)]:
+        earlier_errors = layer_errors(damage, earlier)["value"]
+        if len(earlier_errors) != len(errors):
+            continue
+        if ((earlier_errors / errors).log().abs().median() or 0) < _ALIKE:  # pyright: ignore
             yield Fold(f"{name}: nearly the same errors as {earlier}", [chart, worst])
             return
+    yield from (Text(name, "heading"), chart)
+    yield Fold(f"Worst layers of {name}", [worst], open=name == names[0])
 
 
 def worst_table(damage: Damage, name: str) -> Table:

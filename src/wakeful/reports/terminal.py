@@ -45,7 +45,7 @@ def _renderables(part: Part) -> list[RenderableType]:
                     )
                 )
         case Table() if part.terminal != ():
-            lines = [Line(), _table(part)]
+            lines = [Line(), _table_grid(part)]
     return lines
 
 
@@ -56,7 +56,8 @@ def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
     return grid
 
 
-def _table(table: Table) -> Grid:
+def _table_grid(table: Table) -> Grid:
+    """Lay out a table: names on the left, which fold when they are long, figures on the right."""
     grid = Grid(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     columns = list(table.for_terminal)
     for number, (name, cells) in enumerate(columns):
@@ -65,15 +66,15 @@ def _table(table: Table) -> Grid:
         else:
             fits = all(len(cell.text) <= _LONGEST for cell in cells)
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
-    under = table.kind == ""
+    with_notes = table.kind == ""
     for row in zip(*(cells for _, cells in columns), strict=True):
-        grid.add_row(*(_cell_line(cell, under=under) for cell in row))
+        grid.add_row(*(_cell_line(cell, with_notes=with_notes) for cell in row))
     return grid
 
 
-def _cell_line(cell: Cell, *, under: bool) -> Line:
+def _cell_line(cell: Cell, *, with_notes: bool) -> Line:
     text = _line(cell.text, "bold" if cell.style == "bold" else "")
-    for line in cell.under if under else ():
+    for line in cell.under if with_notes else ():
         text.append(f"\n{visible(line)}", "dim")
     return text
 

@@ -135,8 +135,8 @@ def save(
                 part.mkdir()
             world.gather("there is a folder")
             manifest = {
-                **_write(weights, part, "model", cut["model"], world),
-                **_write(tensors, part, "optimizer", cut["optimizer"], world),
+                **_write_tensors(weights, part, "model", cut["model"], world),
+                **_write_tensors(tensors, part, "optimizer", cut["optimizer"], world),
             }
             if world.first:
                 (part / "state.json").write_text(json.dumps(to_table(state)))
@@ -160,12 +160,15 @@ def save(
     return final
 
 
-def _write(
+def _write_tensors(
     tensors: dict[str, Tensor], folder: Path, kind: str, cut: dict[str, shards.Along], world: World
 ) -> dict[str, dict[str, Any]]:
-    """Write this process's file of these tensors; return its entry in the manifest."""
-    name = f"{kind}.safetensors"
-    writes = world.first
+    """Write this process's safetensors file; return its entry in the manifest, {} for no file.
+
+    With tensors in `cut` every process writes its shard of them, and the first process the other
+    tensors too. Otherwise the first process alone writes all tensors, gathered from all.
+    """
+    name, writes = f"{kind}.safetensors", world.first
     if cut:
         number, count, writes = shards.share_of(cast(DTensor, tensors[next(iter(cut))]))
         name = shards.part_name(kind, number, count)
@@ -180,13 +183,16 @@ def _write(
 
 
 def _gather_tensor(tensor: Tensor, *, keep: bool) -> Tensor:
-    """Return the whole tensor in this machine's memory, or nothing of it; all must call it."""
+    """Return the whole tensor on the CPU, or an empty one without `keep`.
+
+    A collective operation: every process must call it.
+    """
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.cpu() if keep else full.new_empty(0)
 
 
 def _cuts(tensors: dict[str, Tensor]) -> dict[str, shards.Along]:
-    """Return the dimension that each tensor is cut along, of those that are."""
+    """Return the sharded dimension of each sharded tensor, by name."""
     cuts = {name: shards.cut_of(tensor) for name, tensor in tensors.items()}
     return {name: shards.Along(cut.dim) for name, cut in cuts.items() if cut is not None}
 
