@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from wakeful.probes.rank import at_once
+from wakeful.probes.rank import map_heads
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def test_results_come_in_order_under_the_callers_modes(threads: int, inference: 
         return head, *modes, torch.get_num_threads()
 
     with torch.inference_mode(inference), torch.set_grad_enabled(not inference):
-        found = at_once(see, range(5, 12), CPU)
+        found = map_heads(see, range(5, 12), CPU)
     assert found == [(head, inference, not inference, 1) for head in range(5, 12)]
     assert torch.get_num_threads() == threads
     later: list[int] = []
@@ -42,7 +42,7 @@ def test_an_error_of_one_head_is_the_callers_and_threads_are_given_back(threads:
         return head
 
     with pytest.raises(ValueError, match="head 2"):
-        at_once(fail, range(4), CPU)
+        map_heads(fail, range(4), CPU)
     assert torch.get_num_threads() == threads
-    assert at_once(fail, [], CPU) == []
-    assert at_once(fail, [3], CPU) == [3]
+    assert map_heads(fail, [], CPU) == []
+    assert map_heads(fail, [3], CPU) == [3]

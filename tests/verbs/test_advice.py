@@ -65,11 +65,11 @@ def test_what_helps_at_no_loss_is_advised(
     prefix, sinks, rotation, expected = CASES[case]
     model, found, rows = sick
     given: dict[str, Callable[..., object]] = {
-        "prefix": lambda _: prefix, "sinks": lambda _: sinks, "rotation": lambda _: rotation,
+        "try_prefix": lambda _: prefix, "try_sinks": lambda _: sinks, "try_rotation": lambda _: rotation,
         "_measure": lambda *_, **__: trial("", NONE, 0.6, 400.0),
     }  # fmt: skip
     for name, measured in given.items():
-        monkeypatch.setattr(advice._Trials, name, measured)
+        monkeypatch.setattr(advice._CureTrials, name, measured)
     assert advise(model, dataclasses.replace(found, later_sinks=()), rows) is None
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
@@ -87,12 +87,12 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
     prefix = trial("--rotate hadamard --prefix auto", NONE, 0.01)
     later = (dataclasses.replace(SINK[0], name=name),)
     given: dict[str, Callable[..., object]] = {
-        "prefix": lambda _: dataclasses.replace(prefix, later=later), "sinks": lambda _: None,
-        "rotation": lambda _: trial("--rotate", NONE, 0.5),
+        "try_prefix": lambda _: dataclasses.replace(prefix, later=later), "try_sinks": lambda _: None,
+        "try_rotation": lambda _: trial("--rotate", NONE, 0.5),
         "_measure": lambda *_, **__: dataclasses.replace(trial("", NONE, 0.6, 400.0), later=SINK),
     }  # fmt: skip
     for part, measured in given.items():
-        monkeypatch.setattr(advice._Trials, part, measured)
+        monkeypatch.setattr(advice._CureTrials, part, measured)
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
     assert told.arguments == (prefix.options[0] if name == "x" else "--rotate")
@@ -126,7 +126,7 @@ def test_a_model_with_a_sink_is_advised_a_cure_that_works(
 ) -> None:
     """What is tried is what the command does, to the figures."""
     model, found, rows = sick
-    tried = advice._Trials(model, model.decoder(), torch.tensor(rows), "auto")
+    tried = advice._CureTrials(model, model.decoder(), torch.tensor(rows), "auto")
     for made in (tried.prefix(), tried.sinks(), tried.rotation()):
         assert made is not None
         assert made.loss.windows == 4

@@ -60,19 +60,19 @@ class Trial:
     later: tuple[LaterSink, ...] = ()
     """Sinks after the first token."""
 
-    def eases(self, before: "Trial", good_share: float) -> bool:
-        """True where it removes the first token's sink at no loss and no other appears."""
+    def eases(self, uncured: "Trial", good_share: float) -> bool:
+        """Return True if the first token's sink goes, at no loss and without a new later sink."""
         return (
             self.loss.is_harmless
-            and self.share <= good_share < before.share
-            and {sink.name for sink in self.later} <= {sink.name for sink in before.later}
+            and self.share <= good_share < uncured.share
+            and {sink.name for sink in self.later} <= {sink.name for sink in uncured.later}
         )
 
-    def compared(self, before: "Trial") -> str:
-        """Return what it changes, in words."""
+    def describe_change(self, uncured: "Trial") -> str:
+        """Return the changes of loss, first-token share and kurtosis, as text."""
         return (
             f"{self.cure}: the loss changes by {self.loss}, the first-token share "
-            f"{before.share:.1%} → {self.share:.1%}, kurtosis {before.kurtosis:,.1f} → "
+            f"{uncured.share:.1%} → {self.share:.1%}, kurtosis {uncured.kurtosis:,.1f} → "
             f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
         )
 
@@ -85,16 +85,17 @@ def advise(
     bos: Bos = "auto",
     show: Display = SILENT,
 ) -> Advice | None:
-    """Return what to do about what a model showed, tried on windows of the same text.
+    """Try cures on windows of the diagnosed text and return the best one as advice.
 
-    None where there is nothing to cure.
+    A model with a sink is tried with a stored prefix, then with learned sinks; a rotation is tried
+    alone where neither helps. None for a model without sinks and outliers.
 
     Args:
         loaded: the model.
-        found: what it showed.
-        sequences: tokens of the text.
-        bos: whether BOS stands before every sequence.
-        show: shows what is tried.
+        diagnosis: its diagnosis.
+        sequences: tokens of the text, without BOS.
+        bos: whether the model reads BOS before every sequence.
+        show: shows which cures are tried.
     """
     levels = {finding.title: finding.level for finding in findings(diagnosis)}
     sunk = levels["Attention sinks"] != "good"
@@ -107,39 +108,39 @@ def advise(
     room = loaded.context - max(1, len(loaded.begin(bos)))
     windows = windows_of(tokens, room)
     if any(map(is_fused, loaded.module.modules())):
-        return _of_experts(loaded, windows, bos, sunk=sunk)
+        return _advise_on_experts(loaded, windows, bos, sunk=sunk)
     try:
         decoder = loaded.decoder()
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
-    tried = _Trials(loaded, decoder, windows, bos, show)
+    cures = _CureTrials(loaded, decoder, windows, bos, show)
     trials: list[Trial] = []
-    for attempt in (tried.prefix, tried.sinks) if sunk else ():
-        trial = attempt()
+    for try_cure in (cures.try_prefix, cures.try_sinks) if sunk else ():
+        trial = try_cure()
         trials += [] if trial is None else [trial]
-        if trial is not None and tried.helps(trial):
+        if trial is not None and cures.helps(trial):
             break
-    best = next(filter(tried.helps, trials), None) or next(filter(tried.eases, trials), None)
-    if best is None and (rotated := tried.rotation()) is not None:
+    best = next(filter(cures.helps, trials), None) or next(filter(cures.eases, trials), None)
+    if best is None and (rotated := cures.try_rotation()) is not None:
         trials.append(rotated)
-        if rotated.kurtosis <= KURTOSIS < tried.plain.kurtosis:
+        if rotated.kurtosis <= KURTOSIS < cures.plain.kurtosis:
             best = rotated
     on = f"on {len(windows)} windows of {windows.shape[1]} tokens"
     if best is None:
-        results = "; ".join(trial.compared(tried.plain) for trial in trials)
-        results = f"tried {on}: {results}" if results else tried.fixed
+        results = "; ".join(trial.describe_change(cures.plain) for trial in trials)
+        results = f"tried {on}: {results}" if results else cures.fixed
         return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {results}")
     remarks = list[str]()
-    if sunk and not tried.helps(best):
-        remarks.append("no cure removes that later sink" if tried.eases(best) else f"{_SINK} stays")
-    if best.kurtosis > KURTOSIS and tried.turn is None:
-        remarks.append(f"outliers stay, for a rotation would not be exact: {tried.fixed}")
-    text = "; ".join([f"{best.compared(tried.plain)}, {on}", *remarks])
+    if sunk and not cures.helps(best):
+        remarks.append("no cure removes that later sink" if cures.eases(best) else f"{_SINK} stays")
+    if best.kurtosis > KURTOSIS and cures.turn is None:
+        remarks.append(f"outliers stay, for a rotation would not be exact: {cures.fixed}")
+    text = "; ".join([f"{best.describe_change(cures.plain)}, {on}", *remarks])
     return Advice(words=text, arguments=" ".join(best.options))
 
 
 @dataclass
-class _Trials:
+class _CureTrials:
     """One model and windows of its text: carries out cures and measures them."""
 
     loaded: Model
@@ -175,16 +176,18 @@ class _Trials:
         """Tell whether a trial removes the first token's sink at no loss and a later one stays."""
         return trial.eases(self.plain, self.good_share)
 
-    def rotation(self) -> Trial | None:
-        """Try a rotation alone; None where none is possible."""
+    def try_rotation(self) -> Trial | None:
+        """Try a rotation alone; return None where the model cannot be rotated."""
         if self.turn is None:
             return None
         cure = "rotate the outliers away"
         options = ("--rotate", "hadamard")
         return self._measure(options, cure, self.decoder, self.opening, self.losses, turned=True)
 
-    def prefix(self) -> Trial | None:
-        """Try BOS as a stored prefix, then the other tokens that the model may park on."""
+    def try_prefix(self) -> Trial | None:
+        """Try BOS as a stored prefix, then the other likely sink tokens; return None where the
+        model cannot store one.
+        """
         try:
             surgery.check_stores(self.decoder, 1)
         except WakefulError:
@@ -199,11 +202,11 @@ class _Trials:
         choice = choice or self.choice
         cured = surgery.store_prefix(self.decoder, choice.token.tokens)
         options, cure = ("--prefix", "auto"), "store a token before every text"
-        return self._cured(options, cure, cured, choice.token.losses)
+        return self._try_cured(options, cure, cured, choice.token.losses)
 
-    def sinks(self) -> Trial | None:
-        """Try sinks fitted to the token that costs least, without training; None where they cannot
-        be put into the model.
+    def try_sinks(self) -> Trial | None:
+        """Try learned sinks, fitted without training to the sink token that costs least; return
+        None where the model cannot have them.
         """
         try:
             surgery.check_absorbs(self.decoder, "sinks")
@@ -213,10 +216,10 @@ class _Trials:
         losses = surgery.losses_after_opening(cured, self.windows)
         return self._cured(("--sinks",), "put a learned sink into every head", cured, losses)
 
-    def _cured(
+    def _try_cured(
         self, options: tuple[str, ...], cure: str, decoder: Decoder, losses: Sequence[float]
     ) -> Trial:
-        """Return the trial of a decoder, with a rotation where its outliers ask for one."""
+        """Measure a cured decoder, rotated too if it still has outliers."""
         trial = self._measure(options, cure, decoder, (), losses)
         if trial.kurtosis <= KURTOSIS or self.turn is None:
             return trial
@@ -227,6 +230,7 @@ class _Trials:
         self, options: tuple[str, ...], cure: str, decoder: Decoder, opening: Sequence[int],
         losses: Sequence[float], *, turned: bool = False,
     ) -> Trial:  # fmt: skip
+        """Measure a cured decoder on the windows, which `opening` precedes."""
         change = LossChange.between(self.losses, losses)
         rows = surgery.prepend_tokens(opening, self.windows[:SHARE_WINDOWS])
         shape = shape_of(decoder, rows, self.turn if turned else None, self.loaded.text_of)
@@ -269,15 +273,15 @@ class _Turned(Probe):
         return self.inner.rows()
 
 
-def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool) -> Advice:
-    """Return which of the cures of a mixture of experts help: sinks of its own that are set, and a
+def _advise_on_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool) -> Advice:
+    """Try the two cures of a mixture of experts: to set sinks that the model has already, and a
     rotation.
     """
-    none = "; no cure removes the sink of a mixture of experts" if sunk else ""
+    sink_stays = "; no cure removes the sink of a mixture of experts" if sunk else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
-        return Advice(words=f"{text}{none}")
+        return Advice(words=f"{text}{sink_stays}")
     start = loaded.begin(bos)
     losses = surgery.losses_after_opening(loaded.module, windows, start)
 
@@ -287,29 +291,29 @@ def _of_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: b
         return Trial(options, cure, change, *shape_of(model, rows, None, loaded.text_of))
 
     model, opening = loaded.module, start
-    before = best = measure("as it is", model, opening)
-    tried = list[str]()
+    uncured = best = measure("as it is", model, opening)
+    results = list[str]()
     if sunk and _has_own_sinks(model):
         fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
         trial = measure("set its own sinks", fitted, (), "--sinks")
-        tried.append(trial.compared(before))
-        if trial.eases(before, FREED + float(even_shares(windows.shape[1])[0])):
-            model, opening, best, none = fitted, (), trial, ""
-    if best.kurtosis > KURTOSIS or not tried:
+        results.append(trial.describe_change(uncured))
+        if trial.eases(uncured, FREED + float(even_shares(windows.shape[1])[0])):
+            model, opening, best, sink_stays = fitted, (), trial, ""
+    if best.kurtosis > KURTOSIS or not results:
         try:
             rotated = surgery.rotate_experts(model, "hadamard")
         except WakefulError as error:
-            tried.append(f"no rotation can be made of it: {error}")
+            results.append(f"no rotation can be made of it: {error}")
         else:
             text = "rotate the outliers away"
-            text = text if best is before else f"{best.cure} and {text}"
+            text = text if best is uncured else f"{best.cure} and {text}"
             trial = measure(text, rotated, opening, "--rotate", "hadamard", *best.options)
-            tried.append(trial.compared(before))
+            results.append(trial.describe_change(uncured))
             if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
                 best = trial
-    if best is before:
-        return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(tried)}{none}")
-    return Advice(words=f"{best.compared(before)}{none}", arguments=" ".join(best.options))
+    if best is uncured:
+        return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(results)}{sink_stays}")
+    return Advice(words=f"{best.describe_change(uncured)}{sink_stays}", arguments=" ".join(best.options))
 
 
 def _has_own_sinks(model: nn.Module) -> bool:

@@ -62,9 +62,9 @@ MAPS = (
 
 
 def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Drawing:
-    """Draw a metric of every layer and head, on a scale that is the same for all models.
+    """Draw a heat map of a metric over layers and heads, on the same scale for all models.
 
-    `longest` is the length of the longest sequence of any model beside it.
+    `longest` is the length in tokens of the longest sequence among the models compared.
     """
     longest = max(longest, diagnosis.length)
     domain: tuple[float, float] = SHARE
@@ -102,7 +102,7 @@ def round_up(length: int) -> float:
 
 
 def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
-    """Return a chart of each map that was measured."""
+    """Return a heat map of every metric that was measured for each head."""
     name = diagnosis.name
     return [
         Chart(f"{metric.title} of each layer and head of {name}",
@@ -143,10 +143,10 @@ def visible_text(text: str) -> str:
 def attention(
     diagnosis: ModelDiagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
 ) -> Drawing | None:
-    """Draw the attention of one head among the first tokens, with a list to choose the head from.
+    """Draw one head's attention among the first tokens, with a list to choose the head.
 
-    The list begins with the strongest sinks, the heads of the highest rank, or both. After sinks
-    all other heads follow, layer by layer, with their attention among fewer tokens.
+    The list begins with the strongest sinks ("sinks"), the heads of the highest rank ("widest"), or
+    both. With sinks, all other heads follow layer by layer, with fewer tokens each.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -163,11 +163,11 @@ def attention(
         if name in order
     ]
     first = pl.concat(first).unique(["layer", "head"], maintain_order=True)
-    rest = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
-    chosen = pl.concat([first, rest]) if "sinks" in order else first
-    few = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
+    other_heads = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
+    chosen = pl.concat([first, other_heads]) if "sinks" in order else first
+    first_tokens = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
     full = stored.partition_by("layer", "head", as_dict=True)
-    short = few.partition_by("layer", "head", as_dict=True)
+    short = first_tokens.partition_by("layer", "head", as_dict=True)
     places: dict[str, pl.DataFrame] = {}
     for number, row in enumerate(chosen.iter_rows(named=True)):
         name = f"layer {row['layer']}, head {row['head']}"
@@ -265,8 +265,8 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
     legend = alt.Legend(title="mean weight", values=_WEIGHTS)
     tooltip = [alt.Tooltip("row:O", title="query"), alt.Tooltip("column:O", title="key"),
                tip("value", ".3f")]  # fmt: skip
-    chart = _cells(cells, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip)
-    return chart and _beside(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
+    chart = _draw_cells(cells, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip)
+    return chart and _in_columns(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
 
 
 def hidden_states(frames: Labeled) -> Drawing | None:
@@ -279,14 +279,15 @@ def hidden_states(frames: Labeled) -> Drawing | None:
     # As a `format`, ~s would write all of them in the unit of the largest.
     legend = alt.Legend(title="mean |x|", values=[0, 1, 10, 100, 1000, 10000], gradientLength=240,
                         labelExpr="format(datum.value, '~s')")  # fmt: skip
-    chart = _cells(cells, x, y, legend, _HUNDREDTHS, type="symlog", domain=MAGNITUDES,
+    chart = _draw_cells(cells, x, y, legend, _HUNDREDTHS, type="symlog", domain=MAGNITUDES,
                    tooltip=tooltip)  # fmt: skip
     if chart is None or len(cells) == 1:
         return chart and wide(chart, _SQUARE)
-    return _beside(chart.properties(width=2 * _SQUARE, height=_SQUARE), cells, 2)
+    return _in_columns(chart.properties(width=2 * _SQUARE, height=_SQUARE), cells, 2)
 
 
-def _beside(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
+def _in_columns(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
+    """Lay out the charts of all labels of `cells` in a grid of so many columns."""
     if len(cells) == 1:
         return chart
     header = alt.Header(labelFontSize=13)
@@ -294,21 +295,25 @@ def _beside(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns
     return chart.facet(facet=facet, columns=columns, spacing=16)
 
 
-def _cells(
+def _draw_cells(
     cells: Sequence[tuple[str, pl.DataFrame]], x: alt.X, y: alt.Y, legend: alt.Legend,
     unit: tuple[str, int], **more: Any,
 ) -> alt.Chart | None:  # fmt: skip
-    """Draw places as cells, written as one list of values a row, counted in a unit."""
+    """Draw frames of (row, column, value) as heat maps; None if all are empty.
+
+    Values are stored as one list for each row, in integer multiples of `unit`: its field's name and
+    how many of it are 1. `more` goes to `heatmap`.
+    """
     name, size = unit
     rows: list[dict[str, Any]] = []
     for label, frame in cells:
         cells_of_row: dict[int, dict[int, int | None]] = {}
         for row, column, value in frame.select("row", "column", "value").iter_rows():
-            line = cells_of_row.setdefault(row, {})
-            line[column] = round(size * value) if math.isfinite(value) else None
+            cell_values = cells_of_row.setdefault(row, {})
+            cell_values[column] = round(size * value) if math.isfinite(value) else None
         rows += [
-            {"shown": label, "row": row, name: [line.get(n) for n in range(1 + max(line))]}
-            for row, line in sorted(cells_of_row.items())
+            {"shown": label, "row": row, name: [cell_values.get(n) for n in range(1 + max(cell_values))]}
+            for row, cell_values in sorted(cells_of_row.items())
         ]
     if not rows:
         return None
@@ -329,8 +334,10 @@ def _number_entries(
 
 
 def parse_cells(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
-    """Return a table of cells: `value`, and the two numbers of a `position` such as "3,5" in the
-    columns that `row` and `column` name.
+    """Return cells as `row`, `column`, `value` and the columns of `more`.
+
+    A row's `position`, such as "3,5", holds the two numbers; `row` and `column` are the columns'
+    names.
     """
     pair = pl.col("position").str.split(",").list
     columns = {row: pair.get(0).cast(pl.Int64), column: pair.get(1).cast(pl.Int64)}

@@ -58,12 +58,12 @@ def later_sinks(
     masses: Sequence[Float[Tensor, "L"]],
     text_of: Callable[[int], str],
 ) -> tuple[LaterSink, ...]:
-    """Return the kinds of later keys that are sinks, those of the largest share first.
+    """Return the sinks after the first token, sorted by share of attention, largest first.
 
     Args:
         sequences: token ids, all of one length.
-        shares: for each of them the share of triples that each key leads.
-        masses: likewise the mean weight.
+        shares: for each sequence, by key, the fraction of triples whose largest weight it has.
+        masses: for each sequence, by key, the mean weight on it.
         text_of: returns the text of a token.
     """
     ids = torch.tensor([list(sequence) for sequence in sequences])
@@ -78,16 +78,17 @@ def later_sinks(
         sums = ((values * keys).sum(1).mean().item() for values in (share, mass, even))
         return LaterSink(name=name, **dict(zip(("share", "mass", "even"), sums, strict=True)))
 
-    def take(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
+    def collect(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
+        """Append each kind of key that is a sink, and leave its keys out of later kinds."""
         for name, keys in kinds.items():
             sink = sum_up(name, keys & unexplained)
             if sink.excess > EXCESS and min(sink.share, sink.mass) > TIMES * sink.even:
                 sinks.append(sink)
                 unexplained[keys] = False
 
-    take({f"{text!r} (id {token})": ids == token for token, text in texts.items()})
+    collect({f"{text!r} (id {token})": ids == token for token, text in texts.items()})
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
-    take({f"the token at position {n}": positions == n for n in range(1, ids.shape[1])})
+    collect({f"the token at position {n}": positions == n for n in range(1, ids.shape[1])})
     plain = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
-    take({"delimiters together": torch.isin(ids, torch.tensor(plain, dtype=ids.dtype))})
+    collect({"delimiters together": torch.isin(ids, torch.tensor(plain, dtype=ids.dtype))})
     return tuple(sorted(sinks, key=lambda sink: sink.share, reverse=True))

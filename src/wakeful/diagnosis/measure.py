@@ -75,19 +75,20 @@ def diagnose_model(
     rank_seconds: float = math.inf,
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
-    more: Iterable[Probe] = (),
+    extra_probes: Iterable[Probe] = (),
     progress: OnProgress = ignore_progress,
 ) -> ModelDiagnosis:
-    """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`
-    probes of other kinds.
+    """Run a model over sequences and measure the metrics of docs/metrics.md.
+
+    The rows of the probes in `more` are added, but not of a class of probe that runs anyway.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(
         {round(n * (num_layers - 1) / 3) for n in range(min(4, num_layers))}
     )
-    outside = [layer for layer in layers if not 0 <= layer < num_layers]
-    if outside:
-        raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
+    missing = [layer for layer in layers if not 0 <= layer < num_layers]
+    if missing:
+        raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {missing[0]}")
     probes: list[Probe] = [
         Sinks(),
         Entropy(),
@@ -106,14 +107,14 @@ def diagnose_model(
         KeyShares(),
     ]
     kinds = {type(probe) for probe in probes}
-    probes += [probe for probe in more if type(probe) not in kinds]
+    probes += [probe for probe in extra_probes if type(probe) not in kinds]
     losses: list[float] = []
     device = loaded.device
     with torch.inference_mode(), watch(loaded.module, *probes):
         progress(0, len(sequences))
         for done, tokens in enumerate(sequences, start=1):
             ids = torch.tensor([list(tokens)], device=device)
-            losses.append(_loss(loaded, ids))
+            losses.append(_sequence_loss(loaded, ids))
             progress(done, len(sequences))
     loss, error = mean_and_error(losses)
     keys = next(probe for probe in probes if isinstance(probe, KeyShares))
@@ -181,8 +182,8 @@ def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
 
 
 def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
-    """Return the files of the tokens that were read and of every head's attention among the first
-    of them, by name: a table and a frame.
+    """Return the run directory's files on tokens: their texts, and every head's attention among the
+    first ones, by file name.
     """
     files: dict[str, Any] = {
         TOKENS: {diagnosis.name: list(diagnosis.tokens) for diagnosis in diagnoses}
@@ -207,7 +208,8 @@ def metrics_table(diagnoses: Sequence[ModelDiagnosis]) -> pl.DataFrame:
     )
 
 
-def _loss(loaded: Model, ids: torch.Tensor) -> float:
+def _sequence_loss(loaded: Model, ids: torch.Tensor) -> float:
+    """Return the mean loss of one sequence (1, L) in nats per token."""
     start = first_target(loaded.module)
     if start >= ids.shape[1]:
         raise WakefulError("a sequence has no token to predict; make them longer (--length)")

@@ -70,7 +70,7 @@ _COMPARED = (
     ("max_activation_first", "mean max |x|, first"),
     ("max_activation_rest", "mean max |x|, rest"),
 )
-_NO_ILLS = "no sinks, lazy layers, drained values or outliers"
+_NO_PROBLEMS = "no sinks, lazy layers, drained values or outliers"
 _COUNTED = {"median_head_rank", "heads_near_rank_1"}
 """Figures that have no error over sequences."""
 _CURVES = (
@@ -106,7 +106,7 @@ def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
     """Return a curve over layers for each metric, all models in each, with 95% intervals."""
     return [
         Chart(f"{title}, over layers",
-              partial(_curve, diagnoses, metric, variant, position, title, axis),
+              partial(_draw_curve, diagnoses, metric, variant, position, title, axis),
               title, explained(f"{metric}_{position}"))
         for metric, variant, position, title, axis in _CURVES
     ]  # fmt: skip
@@ -120,6 +120,10 @@ def _curve(
     title: str,
     axis: str,
 ) -> charts.Drawing:
+    """Draw a metric over layers, a line for each model with its 95% confidence band.
+
+    `title` names the metric in tooltips, `axis` on the y axis.
+    """
     value = pl.col("value")
 
     def rows(model_diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
@@ -190,9 +194,9 @@ def diagnosis_headlines(
     """
     verdicts: dict[tuple[str, str, str], list[str]] = {}
     for diagnosis in diagnoses:
-        verdict = ("has", "have", _ills(diagnosis) or _NO_ILLS)
-        if verdict[2] == _NO_ILLS and diagnosis.name not in worse:
-            verdict = ("is", "are", f"healthy: {_NO_ILLS}")
+        verdict = ("has", "have", _describe_problems(diagnosis) or _NO_PROBLEMS)
+        if verdict[2] == _NO_PROBLEMS and diagnosis.name not in worse:
+            verdict = ("is", "are", f"healthy: {_NO_PROBLEMS}")
         verdicts.setdefault(verdict, []).append(diagnosis.name)
     return [
         f"{listed(names)} {plural if len(names) > 1 else singular} {verdict_text}."
@@ -200,22 +204,23 @@ def diagnosis_headlines(
     ]
 
 
-def _ills(diagnosis: ModelDiagnosis) -> str:
+def _describe_problems(diagnosis: ModelDiagnosis) -> str:
+    """Return the findings that are not good as a phrase, such as "strong attention sinks"."""
     adjectives = {"bad": "strong ", "mixed": "some "}
-    ills = {
+    names = {
         "Attention sinks": "attention sinks", "Drained values": "drained values",
         "Lazy layers": "lazy layers" if lazy_layers(diagnosis) else "lazy heads",
         "Outlier activations": "outliers",
     }  # fmt: skip
-    ill = (finding for finding in findings(diagnosis) if finding.level != "good")
-    return listed(adjectives[finding.level] + ills[finding.title] for finding in ill)
+    problems = (finding for finding in findings(diagnosis) if finding.level != "good")
+    return listed(adjectives[finding.level] + names[finding.title] for finding in problems)
 
 
 def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[NextStep]:
     """Return what to do about what was found; what is healthy is quantized together, unless it is
     quantized already.
     """
-    cures = [_cure(diagnosis, source) for diagnosis, source in zip(diagnoses, sources, strict=True)]
+    cures = [_suggest_cure(diagnosis, source) for diagnosis, source in zip(diagnoses, sources, strict=True)]
     healthy = [n for n, step in enumerate(cures) if step is None and not diagnoses[n].quantized]
     steps = [step for step in cures if step is not None and step.command]
     if healthy:
@@ -249,8 +254,8 @@ def after_cure(
 ) -> list[NextStep]:
     """Return what to do with a cured model in a folder and the model that it was made of.
 
-    `schemes` are expressions of those that it was cured for; `advice` is what to do instead, where
-    the cure did not help; `reading` are the options by which the cure read its text.
+    `schemes` are the quantization schemes the model was cured for; `reading` the options by which
+    the cure read its text. Where the cure did not help, `advice` has the one to run instead.
     """
     if advice is not None and advice.arguments:
         return [NextStep(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
@@ -278,9 +283,9 @@ def diagnosis_report(
 ) -> Report:
     """Return the report of models' measurements on a text.
 
-    `done` are words and what they say of what was done to the last of several models; `sources`
-    are what the models were asked for as, for a command to type; `steps` are what to do next, where
-    that is not to cure what was found; `worse` are models whose cure cost loss.
+    `done` lists the cures of the last of several models as (name, description); `sources` name the
+    models in suggested commands; `steps` replaces the suggestions; `worse` are the models whose
+    cure cost loss.
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
     named = sources if len(sources) == len(diagnoses) else names
@@ -305,7 +310,7 @@ def diagnosis_report(
         Section("Verdict", [Findings({model.name: findings(model) for model in diagnoses}, LEVELS)],
                 brief=True),
         Section("Figures", [
-            _compared_table(diagnoses),
+            _comparison_table(diagnoses),
             Text(f"± is the {INTERVAL} over sequences; of a mean over layers, the most that it can "
                  "be" + (f". Differences, in small, are to {names[0]} and not paired." if many
                          else "."), "note"),
@@ -316,7 +321,7 @@ def diagnosis_report(
                  "named.", "note"),
             legend, SideBySide(curves[:_FIRST]),
         ]),
-        Section("The tokens", [*_tokens(diagnoses)]),
+        Section("The tokens", [*_token_parts(diagnoses)]),
         Section("Heads", [some(True)]),
         Section("Details", [
             Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
@@ -351,8 +356,8 @@ def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
     return Table(columns, rows, "Figures of each model", "figures", colored=True)
 
 
-def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
-    """Yield the text that was read, the sinks in it, and heads' attention to choose from."""
+def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
+    """Yield the beginning of the text, the sinks in it, and pictures of heads' attention."""
     many = len(diagnoses) > 1
     texts = [
         "".join(diagnosis.tokens[: _READ_OF_MANY if many else _READ]) for diagnosis in diagnoses
@@ -362,12 +367,12 @@ def _tokens(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         yield Text("The text that all of them read begins:", "explained")
         yield Text(f"{texts[0]}…", "quote")
     if any(diagnosis.attention is not None and len(diagnosis.attention) for diagnosis in diagnoses):
-        then = ", then the heads of the highest rank" if many else ""
+        widest_follow = ", then the heads of the highest rank" if many else ""
         second = "" if many else "; the second picture has the heads of the highest rank"
         yield Text(
             "One head's attention among the first tokens of the first sequence: rows are queries, "
             "columns the keys they look at. Choose a head below its picture: the strongest sinks "
-            f"come first{then}, then all others, layer by layer, among fewer tokens{second}.",
+            f"come first{widest_follow}, then all others, layer by layer, among fewer tokens{second}.",
             "explained",
         )
     groups: list[Part] = []
@@ -400,8 +405,8 @@ def _mean_attention(diagnosis: ModelDiagnosis) -> charts.Drawing | None:
     return mean_attention([("", diagnosis.rows.filter(metric="mean_attention"))])
 
 
-def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
-    """Yield a model's attention over whole sequences, its outlier channels and hidden states."""
+def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
+    """Yield a model's attention over whole sequences, outlier channels, hidden states."""
     if not diagnosis.rows.filter(metric="attention_picture").is_empty():
         yield Fold(f"Attention of {diagnosis.name}'s heads over whole sequences", [
             Chart(f"Attention of a head over whole sequences of {diagnosis.name}",
@@ -413,7 +418,7 @@ def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
     rows = [
         [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),
          str(row["layers"])]
-        for row in _channels(diagnosis)
+        for row in _outlier_channels(diagnosis)
     ]  # fmt: skip
     columns = ["channel", "largest |x|", "in layer", "at token",
                "layers where it is among the top five"]  # fmt: skip
@@ -432,7 +437,7 @@ def _details(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
     yield Fold(f"Outlier channels{also} of {diagnosis.name}", parts)
 
 
-def _channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
+def _outlier_channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
     """Return the channels that stand out in most layers, with where they are largest."""
     rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
     largest = pl.col("value", "layer", "position").first()
@@ -445,9 +450,11 @@ def _channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
     return top.head(8).to_dicts()
 
 
-def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
-    """Return how far the figures' 95% intervals over sequences reach at most: layers move together
-    at worst, and the error of their mean is then the mean of their errors.
+def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
+    """Return half the width of each figure's 95% confidence interval over sequences.
+
+    For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
+    moved together.
     """
 
     def mean(metric: str, **where: str) -> float | None:
@@ -455,12 +462,12 @@ def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         return mean_over_layers(rows.drop_nulls("value"))
 
     drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
-    alike = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
+    first_token_keys = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
     errors = {
         "loss": finite(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": next(iter(drain["standard_error"].to_list()), None),
-        **{key: mean(key) for key in alike},
+        **{key: mean(key) for key in first_token_keys},
         **{
             f"{metric}_{position}": mean(metric, position=position)
             for metric in ("kurtosis", "max_activation")
@@ -472,9 +479,7 @@ def _reaches(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
 
 
 def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """Return every model's figure with its interval and, for all but the first, its difference to
-    the first's, to the digits that the intervals of both leave it.
-    """
+    """Return a row of models' figures ± half intervals, with differences to the first model's."""
     base, base_half = values[0]
     cells: list[Cell] = []
     for value, half in values:
@@ -486,7 +491,7 @@ def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | Non
         if key in _COUNTED:
             figure, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
         elif half:
-            both = math.hypot(half, base_half or 0.0)
-            figure, gap = with_error(value, half), to_error(change, both, "+")
+            difference_half = math.hypot(half, base_half or 0.0)
+            figure, gap = with_error(value, half), to_error(change, difference_half, "+")
         cells.append(Cell(figure, gap if change else ""))
     return cells

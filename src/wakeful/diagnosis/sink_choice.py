@@ -50,19 +50,19 @@ def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
 
 
 def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B L"]) -> list[int]:
-    """Return the tokens that a model may park attention on, the likeliest first.
+    """Return the tokens that a model may use as a sink, the likeliest first.
 
-    They are BOS, what its tokenizer and its chat template begin a text with, what ends a text, the
-    tokens with the most attention in windows of the text, and the most frequent ones there.
+    They are BOS, the first token that the tokenizer and the chat template put before a text, the
+    end of text, and the most attended and the most frequent tokens of the windows.
     """
-    begins = [] if loaded.bos is None else loaded.begin("on")
-    begins += loaded.opening[:1]
+    candidates = [] if loaded.bos is None else loaded.begin("on")
+    candidates += loaded.opening[:1]
     try:
         turn = user_turn(loaded.own_tokenizer)
     except WakefulError:  # a template without a user's turn says nothing
         turn = None
-    begins += [] if turn is None else turn.before[:1]
-    begins += [] if loaded.end is None else [loaded.end]
+    candidates += [] if turn is None else turn.before[:1]
+    candidates += [] if loaded.end is None else [loaded.end]
     shares = KeyShares()
     watched = windows[:2]
     with torch.inference_mode(), watch(model, shares):
@@ -76,7 +76,7 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     counts = torch.bincount(windows.flatten())
     frequent = counts.argsort(descending=True)[:_FREQUENT]
     frequent = [token for token in frequent.tolist() if counts[token]]
-    return loaded.checked([*dict.fromkeys([*begins, *attended, *frequent])])
+    return loaded.checked([*dict.fromkeys([*candidates, *attended, *frequent])])
 
 
 def choose_prefix(
@@ -88,7 +88,7 @@ def choose_prefix(
     bos: Bos = "auto",
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Return which tokens are best stored before a model's text, one chosen after the other.
+    """Choose the tokens to store before a model's text, one after the other.
 
     Raises:
         WakefulError: the model has a stored prefix already.
@@ -117,7 +117,7 @@ def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
 
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:
-    """Return the change of the loss on windows of a text that both read as `bos` says."""
+    """Return the change of loss from the model `before` to `after` on windows of a text."""
     openings = before.begin(bos), after.begin(bos)
     room = min(before.context, after.context) - max(map(len, openings))
     length = max(2, min(WINDOW, text.shape[1], room))

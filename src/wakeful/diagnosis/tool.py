@@ -96,14 +96,14 @@ def diagnose(
             option is out of its range, or `out` exists. Nothing is written.
     """
     options = options_from(DiagnoseOptions, kwargs, options)
-    with session("diagnose", options, models, tokenizer, display) as at:
+    with session("diagnose", options, models, tokenizer, display) as run:
         data = evaluation_data(options.source, (options.length or LENGTH) * options.num_sequences)
         diagnoses: list[ModelDiagnosis] = []
         texts: dict[str, str] = {}
-        for model in at.models():
+        for model in run.models():
             model_data = choose_data(model, options, data)
             texts[model.name] = model_data.name or options.source
-            diagnoses.append(_diagnose_model(model, model_data, options, at.show))
+            diagnoses.append(_diagnose_model(model, model_data, options, run.show))
             del model
         lengths = {diagnosis.name: f"{diagnosis.length} tokens" for diagnosis in diagnoses}
         method = {
@@ -112,8 +112,8 @@ def diagnose(
             ),
             "Text": f"{same_or_each(texts)}, {options.num_sequences} sequences of "
             f"{same_or_each(lengths)} from its beginning",
-            "BOS": at.bos,
-            "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
+            "BOS": run.bos,
+            "Arithmetic": f"model in {run.dtype}, metrics in float32 or better",
             "Rank": f"τ = {options.tau:g}, mean over sequences, then the largest over heads; lazy "
             f"at or under {options.lazy_rank:g}; exact up to {options.rank_tokens} tokens and "
             f"{options.rank_seconds:g} s",
@@ -121,24 +121,25 @@ def diagnose(
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
             "First-token share": "row 0, which sees only key 0, left out unless a title says so",
-            "Machine": str(at.machine),
+            "Machine": str(run.machine),
         }
         result = Diagnosis(
-            models=tuple(diagnoses), method=method, machine=at.machine,
+            models=tuple(diagnoses), method=method, machine=run.machine,
             sources=tuple(name_of(source) for source in models), figures=options.figures,
         )  # fmt: skip
-        at.keep(result)
+        run.keep(result)
     return result
 
 
 def _diagnose_model(
     model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
 ) -> ModelDiagnosis:
+    """Diagnose one model on the text and add advice, unless options leave it out."""
     heads = _heads(model)
-    outside = [head for head in options.heads if not 0 <= head < heads]
-    if outside:
+    missing = [head for head in options.heads if not 0 <= head < heads]
+    if missing:
         raise WakefulError(
-            f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
+            f"heads has {missing[0]}, and {model.name} has the heads 0 to {heads - 1}"
         )
     length = options.length_for(model.context)
     sequences = data.sequences(

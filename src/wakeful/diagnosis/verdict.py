@@ -73,11 +73,11 @@ def lazy_layers(diagnosis: ModelDiagnosis) -> list[int]:
 
 
 def suggested_depth(diagnosis: ModelDiagnosis) -> int:
-    """Return how many first layers to inherit: all up to the last that is not lazy.
+    """Return the number of first layers to inherit: up to the last that is not lazy.
 
-    A lazy layer before a working one has to stay, for the layers after it were trained on its
-    output; with no lazy layer at the end that is the whole depth, and the paper's default of half
-    the layers is then a choice without this evidence.
+    A lazy layer below a working one stays, since the layers above were trained on its output.
+    Without lazy layers at the end this is the whole depth: nothing then speaks for the paper's
+    default of half the layers.
     """
     lazy = set(lazy_layers(diagnosis))
     return 1 + max((n for n in range(diagnosis.num_layers) if n not in lazy), default=0)
@@ -135,7 +135,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
             f"Mean kurtosis is {_finite(first, '.1f')} at the first token and "
             f"{_finite(rest, '.1f')} at the rest (a Gaussian has 3); the largest activation of the "
             f"first token is {_finite(figures['max_activation_first'], ',.0f')} on average"
-            f"{_channel(diagnosis)}.",
+            f"{_most_frequent_outlier(diagnosis)}.",
             "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
             "to Activation, table 2).",
         ),
@@ -161,7 +161,8 @@ def _level(value: float, good: float, bad: float) -> Level:
     return "good" if value <= good else "bad" if value >= bad else "mixed"
 
 
-def _channel(diagnosis: ModelDiagnosis) -> str:
+def _most_frequent_outlier(diagnosis: ModelDiagnosis) -> str:
+    """Return a clause that names the channel with the largest peaks over all layers."""
     rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
     if rows.is_empty():
         return ""

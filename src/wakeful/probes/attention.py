@@ -24,6 +24,7 @@ class Sinks(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add every head's share and mass of the first key, and of a stored prefix."""
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
             first = statistics.column_sums[:, 0]
@@ -55,6 +56,7 @@ class KeyShares(Probe):
         self._layer, self._place = -1, 0
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add this layer's share and mass of each key to the sequences' sums."""
         if event.layer <= self._layer or not self._sums:  # the next forward pass
             self._place = len(self._sums)
             self._sums += [(0, torch.zeros(2, 0))] * len(event.statistics)
@@ -71,8 +73,8 @@ class KeyShares(Probe):
 
     @property
     def shares(self) -> list[Float[Tensor, "L"]]:
-        """For each sequence the fraction of (query, head, layer) triples, row 0 left out, whose
-        largest weight is each key.
+        """For each sequence, by key: the fraction of (query, head, layer) triples, row 0 left out,
+        whose largest weight is on that key.
         """
         return [both[0] / layers for layers, both in self._sums]
 
@@ -99,6 +101,7 @@ class BosMass(MeanProbe):
         self.triggers = triggers
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add the mean weight on BOS of trigger queries and of the other queries."""
         for b, sequence in enumerate(event.sequences):
             mass = first_column(sequence)[:, 1:]
             needed = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
@@ -138,18 +141,19 @@ class Importance(MeanProbe):
         self.top = tuple(top)
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add the importance of the first token, of the rest, and of the largest."""
         for statistics in event.statistics:
             importance = statistics.importance
             for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
-                put = [("importance", "first", a[..., 0])]
+                values = [("importance", "first", a[..., 0])]
                 if a.shape[-1] > 1:
-                    put.append(("importance", "rest", a[..., 1:].mean(-1)))
-                put += [
+                    values.append(("importance", "rest", a[..., 1:].mean(-1)))
+                values += [
                     ("top_importance", str(k), exact.top_importance(a, k))
                     for k in self.top
                     if k <= a.shape[-1]
                 ]
-                for metric, position, value in put:
+                for metric, position, value in values:
                     self.put(event.layer, metric, value, variant=variant, position=position)
 
 
@@ -183,6 +187,7 @@ class Values(MeanProbe):
         self.curve = curve
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add the spectrum and the drain of values, heads joined and one by one."""
         for sequence in event.sequences:
             v = sequence.values
             joined = v.transpose(0, 1).flatten(1)

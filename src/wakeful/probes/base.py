@@ -137,6 +137,7 @@ class HiddenEvent:
         return [] if self.before is None else self._split(self.before)
 
     def _split(self, h: Tensor) -> list[Tensor]:
+        """Split a batch (B, L, D) into sequences without padding, in float32 or wider."""
         h = widened(h)
         valid = [...] * len(h) if self.valid is None else self.valid
         sequences = [states[real] for states, real in zip(h, valid, strict=True)]
@@ -151,7 +152,7 @@ class Probe(ABC):
     """Base class of measurements: receives events layer by layer and reports rows."""
 
     def see(self, event: Event) -> None:
-        """Take in one layer of one forward pass: of its attention, or of its output."""
+        """Take in an event: one layer's attention or output in one forward pass."""
         if isinstance(event, AttentionEvent):
             self.see_attention(event)
         else:
@@ -227,7 +228,7 @@ class MeanProbe(Means, Probe):
         variant: str = "paper",
         position: str = "all",
     ) -> None:
-        """Add one number for the layer, or one for each head where `values` is a vector."""
+        """Add a value for the layer, or one for each head if `values` is a vector."""
         if isinstance(values, Tensor) and values.ndim == 1:
             for head, value in enumerate(values.tolist()):
                 self.add(RowKey(layer, head, position, metric, variant), value)
@@ -248,7 +249,7 @@ class SumProbe(Probe):
         """Totals and their counts, which broadcast against them, by what they are about."""
 
     def add(self, key: tuple[Any, ...], total: Tensor, count: Tensor | float = 1.0) -> None:
-        """Add the totals of one or several sequences."""
+        """Add to the running total and count of `key`."""
         previous = self.sums.get(key, (0.0, 0.0))
         fresh = (torch.as_tensor(number, dtype=torch.float64).cpu() for number in (total, count))
         total, count = (more + sum_ for more, sum_ in zip(fresh, previous, strict=True))
@@ -292,9 +293,9 @@ Visibility = tuple[int | None, Tensor | None]
 def visibility(
     keep: Bool[Tensor, "#B L L"], valid: Bool[Tensor, "B L"] | None, window: int | None
 ) -> Visibility:
-    """Return the simplest description of a mask that is right for every real query.
+    """Return a mask as (window, keep): (None, None) if plainly causal, else one of the two.
 
-    Rows of padding queries are free: nobody looks at them.
+    Only rows of real queries are compared: no metric reads those of padding.
     """
     length = keep.shape[-1]
     causal = exact.causal(length, None, keep.device).unsqueeze(0)

@@ -60,7 +60,7 @@ def column_bounds(
     largest_row_sum: Float[Tensor, "H"],
     tau: float,
 ) -> list[RankBounds]:
-    """Return each head's bounds from what the tile pass knows."""
+    """Return bounds of each head's rank from the sums of one pass over tiles."""
     target = tau * column_energy.sum(-1)
     spectral = column_sums.amax(-1) * largest_row_sum
     # The sums were made in float32: the bounds allow for it. A head may have no weight at all.
@@ -97,10 +97,10 @@ def _first(reached: Tensor, otherwise: int) -> int:
 
 
 def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Float[Tensor, "m"]:
-    """Return a matrix's eigenvalues in float64, scaled so that their sum is its trace.
+    """Return a matrix's eigenvalues in float64, scaled to sum to the matrix's trace.
 
-    The solver's error is mostly one factor for all of them, and the trace is known far better: on
-    a trained model's heads this leaves a seventh of the error of their partial sums.
+    Most of the solver's error is a common factor, and the trace is known far better: on a trained
+    model's heads the scaling leaves a seventh of the error of partial sums.
     """
     eigenvalues = eigenvalues.double()
     trace = G.diagonal().sum(dtype=torch.float64)
@@ -108,7 +108,7 @@ def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Floa
 
 
 def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
-    """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i², certified by the cheapest way that can.
+    """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i², by the cheapest method that proves it.
 
     `causal` says that A is lower triangular.
     """
@@ -116,19 +116,19 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     energy = float(column_energy.sum())
     # The sums may be float32: the certificate allows for it.
     high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
-    bounds, before = RankBounds(1, high), 0
+    bounds, last_count = RankBounds(1, high), 0
     if bounds.closed:
         return 1
     for drop in _DROPS:
         columns = kept_columns(column_energy, high, drop)
-        if len(columns) == before:
+        if len(columns) == last_count:
             continue
         part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
         G = gram(part, columns if causal else None)
         bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding(A.dtype, A.shape[0])))
         if bounds.closed:
             return bounds.high
-        before = len(columns)
+        last_count = len(columns)
     return exact_rank(A, tau, causal=causal)
 
 
@@ -167,24 +167,25 @@ def top_columns_bounds(
     return _spectrum_bounds(G, energy, tau, rounding(G.dtype, heads.length))
 
 
-def kept_columns(column_energy: Float[Tensor, "L"], at: int, drop: float) -> Int[Tensor, "m"]:
-    """Return the columns to keep, in order; the `at` largest columns reach the threshold.
+def kept_columns(column_energy: Float[Tensor, "L"], high: int, drop: float) -> Int[Tensor, "m"]:
+    """Return the indices, in order, of columns with enough energy to matter for the rank.
 
-    The others hold at most `drop` of the energy of the last of these.
+    `high` is the number of largest columns that reach the threshold. The columns left out together
+    have at most `drop` of the energy of the `high`-th largest.
     """
     ordered, order = column_energy.sort(descending=True)
     remaining = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
-    count = int((remaining > drop * ordered[min(at, len(ordered)) - 1]).sum())
+    count = int((remaining > drop * ordered[min(high, len(ordered)) - 1]).sum())
     if count > 0.97 * len(ordered):
         return torch.arange(len(ordered), device=column_energy.device)
     return order[:count].sort().values
 
 
 def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Tensor, "m m"]:
-    """Return the upper triangle of AᵀA; below the diagonal blocks it is zero.
+    """Return the upper triangle of AᵀA; entries below the diagonal blocks are zero.
 
-    `columns` says where in a lower triangular matrix A's columns were: column j is zero above
-    row j. None where nothing is known to be zero.
+    `columns` are the indices that A's columns had in a lower triangular matrix: they are zero above
+    that row. None makes no such assumption.
     """
     m = A.shape[1]
     G = A.new_zeros(m, m)
@@ -197,10 +198,10 @@ def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Ten
 
 
 def rounding(dtype: torch.dtype, size: int) -> float:
-    """Return the error of S_k, as a fraction of F, that float arithmetic may leave.
+    """Return a bound of float arithmetic's error of S_k, as a fraction of F.
 
     ε √L: rounding errors add like a random walk over L. On a trained model's 1,024-token heads
-    the worst S_k of any k was a quarter of it from its float64 value.
+    the largest error of any S_k was a quarter of this bound.
     """
     return torch.finfo(dtype).eps * size**0.5
 

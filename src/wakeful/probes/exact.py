@@ -25,8 +25,10 @@ def attention_weights(
     keep: Tensor | None = None,
     weigh: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "H L S"]:
-    """Return A by its definition: causal, or over the pairs of `keep`; rows sum to 1 or, with a
-    sink s, to less: A_ij = e^{x_ij} / (e^s + Σ_j e^{x_ij}), or are what `weigh` makes of them.
+    """Return A_ij = e^{x_ij} / (e^s + Σ_j e^{x_ij}), x the logits, e^s the sink (0 without one).
+
+    The sum is over the pairs of `keep`, or else the causal ones within the window. `weigh` replaces
+    the softmax: it makes weights (B, H, L, S) of masked logits.
     """
     heads, length, _ = q.shape
     k = k.repeat_interleave(heads // k.shape[0], dim=0)
@@ -72,9 +74,11 @@ def top_importance(importance: Float[Tensor, "*H L"], k: int) -> Float[Tensor, "
 
 
 def first_key_share(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> Float[Tensor, "*H"]:
-    """The fraction of queries whose largest weight is key 0 (From Attention to Activation,
-    section 5); a tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone,
-    so it always counts: leave it out, or not.
+    """The fraction of queries whose largest weight is on key 0 (From Attention to Activation,
+    section 5).
+
+    A tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone, so it always
+    counts.
     """
     A = A if with_row_0 else A[..., 1:, :]
     dominated = A[..., 0] > F.pad(A[..., 1:], (1, 0)).amax(-1)  # a zero in the place of key 0

@@ -23,6 +23,7 @@ class Experts(nn.Module):
     down_proj: nn.ModuleList
 
     def __init__(self, fused: Any) -> None:
+        """Split a fused module's weights into one linear layer for each expert."""
         super().__init__()
         self.inner: Any = copy.copy(fused)
         """Its gate, activation and norm, without its projections."""
@@ -41,6 +42,7 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "T D"], chosen: Int[Tensor, "T k"], weights: Float[Tensor, "T k"]
     ) -> Float[Tensor, "T D"]:
+        """Return the sum of the chosen experts' outputs, times their weights."""
         up = self.gate_up_proj if self.has_gate else self.up_proj
         activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
         y = torch.zeros_like(x)
@@ -60,8 +62,10 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
-    """Return a model whose fused experts of `wanted` names are linear layers; it shares all weights
-    with `model`, which stays as it is. It is `model` where it has none.
+    """Return a model whose fused experts are linear layers, by names that `is_needed`.
+
+    It shares all weights with `model`, which is unchanged, and is `model` if it has no such
+    experts.
     """
     fused = {
         id(module): Experts(module)
@@ -86,13 +90,13 @@ def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 
 def routers_of(model: nn.Module) -> set[int]:
-    """Return the ids of modules beside experts that have a row of weights for each expert."""
+    """Return the ids of the routers: modules next to experts, with a weight row for each."""
     routers: set[int] = set()
     for parent in model.modules():
-        beside: list[Any] = [*parent.children()]
-        experts = [part for part in beside if isinstance(part, Experts) or is_fused(part)]
+        siblings: list[Any] = [*parent.children()]
+        experts = [part for part in siblings if isinstance(part, Experts) or is_fused(part)]
         counts = {len(part.down_proj) for part in experts}
-        for sibling in beside if counts else ():
+        for sibling in siblings if counts else ():
             weight = sibling._parameters.get("weight")
             if weight is not None and weight.ndim == 2 and len(weight) in counts:
                 routers.add(id(sibling))

@@ -30,6 +30,7 @@ class Outliers(MeanProbe):
     """
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Add kurtosis, norm ratio and largest |x| of the first token and the rest."""
         for h in event.sequences:
             put_kurtosis_and_norm_ratio(self, event.layer, h)
             for position, part in first_and_rest(h):
@@ -45,6 +46,7 @@ class Smoothing(MeanProbe):
     """
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Add the mean cosine of token pairs and the first token's residual peak."""
         for h in event.sequences:
             length = len(h)
             if length < 2:
@@ -64,6 +66,7 @@ class BlockInfluence(MeanProbe):
     """
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Add 1 − cos and the angle between a block's input and its output."""
         if event.before is None:
             return
         for x_in, x_out in zip(event.inputs, event.sequences, strict=True):
@@ -93,10 +96,11 @@ class OutlierChannels(Probe):
             self.peaks[event.layer] = torch.maximum(size, previous), positions
 
     def rows(self) -> Frame:
+        """Return each layer's largest channels, with the position of the peak."""
         rows = []
-        for layer, (peaks, places) in sorted(self.peaks.items()):
+        for layer, (peaks, positions) in sorted(self.peaks.items()):
             size, channel = peaks.topk(min(self.top, len(peaks)))
             for value, index in zip(size.tolist(), channel.tolist(), strict=True):
-                position = str(int(places[index]))
+                position = str(int(positions[index]))
                 rows.append((layer, None, position, "outlier_channel", f"channel {index}", value))
         return exact_rows(rows)

@@ -29,6 +29,7 @@ class HuggingFaceSource:
     """Watches a decoder-only `PreTrainedModel`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Find the model's blocks and the way its attention is called."""
         self.model = model
         self.name = type(model).__name__
         config = model.config.get_text_config(decoder=True)
@@ -78,7 +79,7 @@ class HuggingFaceSource:
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
-        """Attach to the model; detached again when the context ends, whatever happens in it."""
+        """Send the model's events to `emit` inside the context."""
         with ExitStack() as stack:
             self._hook_hiddens(stack, emit)
             if self.calls_sdpa:
@@ -88,6 +89,7 @@ class HuggingFaceSource:
             yield
 
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
+        """Emit a `HiddenEvent` for the embedding and each block's output."""
         signature = inspect.signature(self.model.forward)
 
         def enter(_name: str, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -118,11 +120,12 @@ class HuggingFaceSource:
         stack.enter_context(hooked(blocks, before=before, after=after, named=True))
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
+        """Replace the interface's attention function by one that also emits."""
         name = self.implementation
         assert name is not None
         stock = interface.get(name)
 
-        def attend(
+        def attend_and_emit(
             module: nn.Module,
             query: Tensor,
             key: Tensor,
@@ -144,12 +147,13 @@ class HuggingFaceSource:
             if stock is not None and interface.get(name) is not stock:
                 interface[name] = stock  # another watch's, or the user's own
 
-        interface[name] = attend
+        interface[name] = attend_and_emit
         stack.callback(restore)
 
     def _event(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, kwargs: dict[str, Any]
     ) -> AttentionEvent:
+        """Return the event of one call of the interface's attention function."""
         if kwargs.get("position_bias") is not None:
             raise WakefulError(
                 f"{self.name} can't be watched: it adds a position bias to attention logits"
@@ -185,7 +189,7 @@ class HuggingFaceSource:
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> AttentionEvent:
-        """Return the event of one attention call, having checked that the metrics apply to it."""
+        """Return the event of one attention call, once the metrics apply to it."""
         if q.shape[2] != k.shape[2]:
             raise WakefulError(
                 f"{self.name} attended {q.shape[2]} queries to {k.shape[2]} keys: a watched "
@@ -210,7 +214,7 @@ class HuggingFaceSource:
         )  # fmt: skip
 
     def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
-        """Return which pairs a mask lets see each other; it must be the same for every head."""
+        """Return a mask, boolean or additive, as the pairs that it allows."""
         if mask.dtype != torch.bool:
             allowed = mask == 0
             hidden = mask <= torch.finfo(mask.dtype).min / 2
@@ -233,6 +237,7 @@ class _DirectCalls(TorchFunctionMode):
         self.source, self.emit = source, emit
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a torch function; emit an event if it is a block's SDPA."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         layer = self.source.running

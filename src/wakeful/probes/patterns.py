@@ -50,6 +50,7 @@ class AttentionPictures(SumProbe):
         self.size = size
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add a picture of the chosen heads' attention, pooled to `size`."""
         if self.layers is not None and event.layer not in self.layers:
             return
         for sequence in event.sequences:
@@ -78,7 +79,7 @@ class AttentionPictures(SumProbe):
 
 
 def _pixels(picture: Tensor, *, causal: bool = True) -> Iterator[tuple[str, float]]:
-    """Yield a picture's places and values, of a `causal` one not the zeros above its diagonal."""
+    """Yield ("row,column", value) of a picture; of a causal one, no zeros above the diagonal."""
     for i, line in enumerate(picture.tolist()):
         for j, value in enumerate(line):
             if not causal or j <= i or value > 0:
@@ -110,6 +111,7 @@ class MeanAttention(SumProbe):
         self.tokens = tokens
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add all heads' attention among the first tokens to one mean."""
         for sequence in event.sequences:
             size = min(self.tokens, sequence.length)
             rest = self.tokens - size
@@ -179,6 +181,7 @@ class HiddenPicture(SumProbe):
         self.tokens, self.bins = tokens, bins
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Add |x| of the first tokens; the mean over layers has no embedding."""
         # A mean over layers leaves the embedding out.
         for h in event.sequences if event.layer >= 0 else ():
             size = h[: self.tokens].abs()
@@ -186,7 +189,7 @@ class HiddenPicture(SumProbe):
             self.add((), F.pad(size, rest), F.pad(torch.ones(len(size), 1), rest))
 
     def picture(self) -> Float[Tensor, "tokens bins"]:
-        """Return mean |x| of each position and channel bin; positions never seen are left out."""
+        """Return mean |x| by position and channel bin, without unseen positions."""
         total, counts = self.sums[()]
         covered = counts.squeeze(1) > 0
         mean = total[covered] / counts[covered]

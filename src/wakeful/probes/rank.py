@@ -55,6 +55,7 @@ class Ranks(MeanProbe):
         self.spent = 0.0
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add every head's rank, or its bounds once `seconds` are spent."""
         for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
             started = time.perf_counter()
             for head, bounds in enumerate(self.bounds(sequence, statistics)):
@@ -70,7 +71,7 @@ class Ranks(MeanProbe):
         )
         started = time.perf_counter()
 
-        def closer(head: int) -> RankBounds:
+        def tighten(head: int) -> RankBounds:
             if self.spent + time.perf_counter() - started > self.seconds:
                 return all_bounds[head]
             if sequence.length > self.max_tokens:
@@ -82,7 +83,7 @@ class Ranks(MeanProbe):
 
         unknown = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
         for head, bounds in zip(
-            unknown, at_once(closer, unknown, statistics.column_energy.device), strict=True
+            unknown, map_heads(tighten, unknown, statistics.column_energy.device), strict=True
         ):
             all_bounds[head] = bounds
         return all_bounds
@@ -95,6 +96,7 @@ class Ranks(MeanProbe):
             self.add(RowKey(layer, head, "all", metric, "paper"), value, bound=bound)
 
     def rows(self) -> Frame:
+        """Return ranks by head, then by layer; a rank that is a bound has its lower bound too."""
         rows = super().rows()
         heads = rows.filter(metric="rank")
         open_heads = heads.filter(pl.col("kind") == "bound")
@@ -112,7 +114,7 @@ class Ranks(MeanProbe):
         return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
     def _layer(self, heads: Frame) -> Frame:
-        """Return the layer's rows from its heads': the largest, lazy or not, near rank 1."""
+        """Return a layer's rows from its heads': largest rank, lazy or not, heads near rank 1."""
         largest = heads.sort("value").tail(1).row(0, named=True)
         kind = "bound" if (heads["kind"] == "bound").any() else "exact"
         lazy = float(largest["value"] <= self.lazy_rank)
@@ -126,9 +128,11 @@ class Ranks(MeanProbe):
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-def at_once(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
-    """Return what `do` finds of each head, in order; on a processor as many at a time as torch has
-    threads, since a decomposition gains little from a second one, elsewhere one by one.
+def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
+    """Return `do` of each head, in order.
+
+    On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
+    second thread; elsewhere one by one.
     """
     heads, threads = list(heads), torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1 or len(heads) < 2:

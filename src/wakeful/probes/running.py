@@ -63,10 +63,10 @@ def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 
 def states_of(
     model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B L C"], nn.Module]:
-    """Return states of the tokens, and what makes logits of them.
+    """Return hidden states of the tokens, and the module that makes logits of them.
 
-    They are our decoder's last hidden states and its head, which few positions may need, or
-    logits already and the identity: of other models, and of a decoder that caps its logits.
+    For our decoder: its last hidden states and its head, so that a caller can apply it to few
+    positions. For other models, and a decoder that caps logits: the logits and the identity.
     """
     decoder = as_decoder(model)
     if decoder is not None:
@@ -103,7 +103,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def num_layers_of(model: nn.Module) -> int:
-    """Return how many blocks the model's description says it has."""
+    """Return the number of blocks by the model's configuration."""
     decoder = as_decoder(model)
     if decoder is not None:
         return decoder.config.num_layers
@@ -141,8 +141,8 @@ def check_causal(name: str, model: nn.Module) -> None:
         )
 
 
-def places(model: nn.Module) -> dict[str, tuple[int | None, str]]:
-    """Return each module's block number (None outside the blocks) and its name in there."""
+def block_paths(model: nn.Module) -> dict[str, tuple[int | None, str]]:
+    """Return each module's block number (None outside the blocks) and its name inside it."""
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
     prefix = names[id(blocks)] + "."

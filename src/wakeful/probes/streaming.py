@@ -148,41 +148,43 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2, leading = torch.zeros_like(c1), torch.zeros_like(c1)
-    largest, corner, rows, row_0, stored = (
+    largest_row_sum, row_0_mass, first_key_rows, row_0_dominated, stored = (
         torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(5)
     )
     for group in range(heads.k.shape[0]):
-        own = slice(group * repeats, (group + 1) * repeats)
-        for tile in tiles(heads, range(own.start, own.stop)):
+        group_heads = slice(group * repeats, (group + 1) * repeats)
+        for tile in tiles(heads, range(group_heads.start, group_heads.stop)):
             p = tile.weights
             highest, key = p.max(-1)
             leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
-            leading[own].scatter_add_(1, tile.first + key, leads.double())
+            leading[group_heads].scatter_add_(1, tile.first + key, leads.double())
             if tile.first == 0:
                 rivals = [p[..., 1:]] if tile.stored is None else [p[..., 1:], tile.stored]
                 dominated = p[..., 0] > 0
                 for rival in rivals:
                     if rival.shape[-1]:
                         dominated &= p[..., 0] > rival.amax(-1)
-                rows[own] += dominated.sum(-1)
+                first_key_rows[group_heads] += dominated.sum(-1)
                 if tile.start == 0:
-                    corner[own] = p[:, 0, 0].double()
-                    row_0[own] = dominated[:, 0].double()
+                    row_0_mass[group_heads] = p[:, 0, 0].double()
+                    row_0_dominated[group_heads] = dominated[:, 0].double()
             if not sums_to_1:
-                largest[own] = torch.maximum(largest[own], p.sum(-1).amax(-1).double())
+                largest_row_sum[group_heads] = torch.maximum(
+                    largest_row_sum[group_heads], p.sum(-1).amax(-1).double()
+                )
             if tile.stored is not None:
-                stored[own] += tile.stored.sum((1, 2))
-            c1[own, tile.first : tile.last] += p.sum(1)
-            c2[own, tile.first : tile.last] += p.square_().sum(1)
+                stored[group_heads] += tile.stored.sum((1, 2))
+            c1[group_heads, tile.first : tile.last] += p.sum(1)
+            c2[group_heads, tile.first : tile.last] += p.square_().sum(1)
     if sums_to_1:
-        largest.fill_(1.0)
+        largest_row_sum.fill_(1.0)
     return TileStatistics(
         column_sums=c1,
         column_energy=c2,
-        largest_row_sum=largest,
-        row_0_mass=corner,
-        first_key_rows=rows,
-        row_0_dominated=row_0,
+        largest_row_sum=largest_row_sum,
+        row_0_mass=row_0_mass,
+        first_key_rows=first_key_rows,
+        row_0_dominated=row_0_dominated,
         leading_rows=leading,
         stored_mass=None if heads.before is None else stored,
     )
@@ -219,20 +221,22 @@ def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
 def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     """Yield the weights of consecutive query heads that share one key head, tile by tile.
 
+    Other calls of the same layer are added, each times its share.
+
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
     if not heads.other_calls:
         yield from _one_call_tiles(heads, chosen)
         return
     parts = (heads, *heads.other_calls)
-    for tile, *more in zip(*(_one_call_tiles(part, chosen) for part in parts), strict=True):
+    for tile, *other_tiles in zip(*(_one_call_tiles(part, chosen) for part in parts), strict=True):
         tile.weights.mul_(heads.share)
         if tile.stored is not None:
             tile.stored.mul_(heads.share)
-        for part, part_rows in zip(heads.other_calls, more, strict=True):
-            tile.weights.add_(part_rows.weights, alpha=part.share)
-            if tile.stored is not None and part_rows.stored is not None:
-                tile.stored.add_(part_rows.stored, alpha=part.share)
+        for part, other_tile in zip(heads.other_calls, other_tiles, strict=True):
+            tile.weights.add_(other_tile.weights, alpha=part.share)
+            if tile.stored is not None and other_tile.stored is not None:
+                tile.stored.add_(other_tile.stored, alpha=part.share)
         yield tile
 
 

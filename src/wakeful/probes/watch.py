@@ -49,7 +49,7 @@ class DecoderSource:
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
-        """Attach to the model; detached again when the context ends, whatever happens in it."""
+        """Send the model's events to `emit` inside the context."""
         blocks = dict(enumerate(self.model.blocks))
         attentions = {layer: block.attention for layer, block in blocks.items()}
         mixes = {layer: shares_of(layer, block) for layer, block in blocks.items()}
@@ -59,14 +59,14 @@ class DecoderSource:
             received[:] = [args[0].detach()]
             self.calls = []
             if layer == 0:
-                self.valid = whole_sequences(next(arg for arg in args if isinstance(arg, Flow)))
+                self.valid = real_tokens(next(arg for arg in args if isinstance(arg, Flow)))
                 emit(HiddenEvent(-1, received[0], self.valid))
 
         def attend(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
             shares, unseen = mixes[layer]
             self.calls.append(self._call(layer, attentions[layer], args, kwargs, unseen))
             if len(self.calls) == len(shares):
-                emit(one_event(self.calls, shares))
+                emit(sum_calls(self.calls, shares))
 
         def after(layer: int, _args: tuple, output: tuple) -> None:
             shares, _ = mixes[layer]
@@ -84,13 +84,17 @@ class DecoderSource:
     def _call(
         self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any], unseen: str
     ) -> AttentionEvent:
+        """Return the event of one call of a layer's attention.
+
+        `unseen` says why probes of attention do not apply, "" where they do.
+        """
         dot = attention.dot
         heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
-        before = None
+        stored_keys = None
         if dot.stored:
-            before, k, v = k[0, :, : dot.stored], k[:, :, dot.stored :], v[:, :, dot.stored :]
+            stored_keys, k, v = k[0, :, : dot.stored], k[:, :, dot.stored :], v[:, :, dot.stored :]
         if k.shape[2] != length:
             unseen = unseen or _UNSEEN.format(layer)
             k, v = k[:, :, :length], v[:, :, :length]
@@ -104,15 +108,15 @@ class DecoderSource:
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
-            sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
+            sink=None if sink is None else sink.detach(), before=stored_keys, weigh=weigh, unseen=unseen,
             heads_per_value=heads_per_value,
         )  # fmt: skip
 
 
-def whole_sequences(flow: Flow) -> Tensor | None:
-    """Return which tokens of a forward pass are real, None where all are.
+def real_tokens(flow: Flow) -> Tensor | None:
+    """Return a mask of the real tokens of a forward pass, None if none is padding.
 
-    A real token sees itself, and padding is not seen at all.
+    A real token sees itself, and no query sees padding.
 
     Raises:
         WakefulError: the pass continues sequences that are in a cache.
@@ -121,13 +125,15 @@ def whole_sequences(flow: Flow) -> Tensor | None:
         raise WakefulError("a watched forward takes whole sequences: leave out the filled cache")
     if flow.keep is None:
         return None
-    own = flow.keep[..., flow.keep.shape[2] - flow.keep.shape[1] :]  # past a stored prefix
-    valid = own.diagonal(dim1=1, dim2=2)
+    to_text = flow.keep[..., flow.keep.shape[2] - flow.keep.shape[1] :]  # past a stored prefix
+    valid = to_text.diagonal(dim1=1, dim2=2)
     return None if bool(valid.all()) else valid
 
 
 def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
-    """Return what each attention call of a layer weighs in its weights, and what forbids a sum."""
+    """Return the factor of each of a layer's attention calls in their sum, and why probes do not
+    apply to the sum ("" where they do).
+    """
     attenders = block.attention.attenders
     shares = attenders[0].shares(layer) if attenders else (1.0,)
     if not shares:
@@ -150,17 +156,17 @@ def check_one_matrix(model: Decoder, length: int) -> None:
             check_length(length)
 
 
-def one_event(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
-    """Return the one event of a layer that attended several times to the same values."""
-    *earlier, own = (
+def sum_calls(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
+    """Return one event for a layer that attended several times with the same values."""
+    *earlier, last = (
         replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
     )
     if not earlier:
-        return own
-    unseen = own.unseen
-    if any(call.v.data_ptr() != own.v.data_ptr() for call in earlier):
-        unseen = _UNSEEN.format(own.layer)
-    return replace(own, other_calls=tuple(earlier), unseen=unseen)
+        return last
+    unseen = last.unseen
+    if any(call.v.data_ptr() != last.v.data_ptr() for call in earlier):
+        unseen = _UNSEEN.format(last.layer)
+    return replace(last, other_calls=tuple(earlier), unseen=unseen)
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
 
 
 def event_source(model: nn.Module) -> "DecoderSource | HuggingFaceSource":
-    """Return what makes events of this model's forward passes: the one place that chooses."""
+    """Return the source of events for this model's class."""
     for module in model.modules():  # alone, or in its Transformers class
         if isinstance(module, Decoder):
             return DecoderSource(module)

@@ -26,7 +26,7 @@ from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.experts import Experts
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import check_causal, first_target, logits_of, named_blocks, places
+from wakeful.probes.running import block_paths, check_causal, first_target, logits_of, named_blocks
 from wakeful.quantization.convert import prepared_as, quantized_layers
 from wakeful.quantization.observing import plain_linear
 
@@ -98,8 +98,8 @@ class Measurement:
 class _Rows:
     """Values of one sequence at a time, to become means with errors."""
 
-    def __init__(self, places: dict[str, tuple[int | None, str]]) -> None:
-        self.places = places
+    def __init__(self, block_paths: dict[str, tuple[int | None, str]]) -> None:
+        self.places = block_paths
         self.values: dict[tuple[str, str, str, str], list[float]] = {}
 
     def put(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
@@ -139,7 +139,7 @@ def measure_damage(
     unchanged = isinstance(model, Decoder) and not model.embedding.plainer
     plain = model if unchanged else prepared_as(model, layers)
     # Modules exist once under one name, even if they are called from several places.
-    names = places(plain)
+    names = block_paths(plain)
     names |= {name: (n, "block") for n, name in enumerate(named_blocks(model))}
     rows = _Rows(names)
     full = Totals()

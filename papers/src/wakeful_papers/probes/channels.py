@@ -28,22 +28,24 @@ class ChannelOverlap(SumProbe):
         self.channels = channels
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Count for each channel whether it is among the sequence's largest."""
         for h in event.sequences if event.layer >= 0 else ():
             if self.channels > h.shape[-1]:
                 raise WakefulError(
                     f"channels = {self.channels} is above the model's width, {h.shape[-1]}"
                 )
             for position, part in first_and_rest(h):
-                among = torch.zeros(h.shape[-1])
-                among[part.abs().mean(0).topk(self.channels).indices.cpu()] = 1
-                self.add((event.layer, position), among)
+                is_top = torch.zeros(h.shape[-1])
+                is_top[part.abs().mean(0).topk(self.channels).indices.cpu()] = 1
+                self.add((event.layer, position), is_top)
 
     def rows(self) -> Frame:
+        """Return the mean share of largest channels that two sequences have in common."""
         rows = []
-        for (layer, position), (among, sequences) in sorted(self.sums.items()):
+        for (layer, position), (times_top, sequences) in sorted(self.sums.items()):
             pairs = float(sequences * (sequences - 1))
             if pairs:
-                shared = float((among * (among - 1)).sum()) / (self.channels * pairs)
+                shared = float((times_top * (times_top - 1)).sum()) / (self.channels * pairs)
                 rows.append((layer, None, position, "outlier_channel_overlap", "paper", shared))
         return exact_rows(rows)
 
@@ -62,6 +64,7 @@ class LargestWeights(MeanProbe):
     """
 
     def __init__(self, decoder: Decoder, *, channels: int = 4) -> None:
+        """Find each layer's channels with the largest output weights up to it."""
         super().__init__()
         width = decoder.config.width
         if not 1 <= channels <= width:
@@ -76,10 +79,11 @@ class LargestWeights(MeanProbe):
             self._largest.append(self._top(largest))
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Add the share of largest channels that also have the largest weights."""
         for h in event.sequences if event.layer >= 0 else ():
             for position, part in first_and_rest(h):
-                both = self._top(part.abs().mean(0)) & self._largest[event.layer]
-                share = len(both) / self.channels
+                shared = self._top(part.abs().mean(0)) & self._largest[event.layer]
+                share = len(shared) / self.channels
                 self.put(event.layer, "outlier_weight_share", share, position=position)
 
     def _top(self, sizes: Tensor) -> set[int]:

@@ -12,11 +12,10 @@ from wakeful.probes.base import Frame, Means, RowKey
 
 
 def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor]]) -> Frame:
-    """Return `query_gradient` and `key_gradient` of each layer that has such a projection.
+    """Return `query_gradient` and `key_gradient` of each layer with such weights.
 
     ‖∂L/∂W‖_F of the mean loss L over all `batches` of inputs and targets, (B, L) each (When
-    Attention Collapses, fig. 19), in nats a unit of weight. The model's own gradients are left
-    alone.
+    Attention Collapses, fig. 19), in nats per unit of weight. Parameters' `.grad` is not touched.
 
     Raises:
         WakefulError: there are no batches.
@@ -31,9 +30,9 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
     chosen = list(weights.values())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in chosen]
     device, count = decoder.head.weight.device, 0
-    with torch.enable_grad(), contextlib.ExitStack() as back:
+    with torch.enable_grad(), contextlib.ExitStack() as restore:
         for weight in chosen:  # those too of a model that was loaded to be looked at
-            back.callback(weight.requires_grad_, weight.requires_grad)
+            restore.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)
         for inputs, targets in batches:
             loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")

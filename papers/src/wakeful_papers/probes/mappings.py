@@ -30,13 +30,14 @@ class Mappings(MeanProbe):
         self._last: AttentionEvent | None = None
 
     def see_attention(self, event: AttentionEvent) -> None:
-        before, self._last = self._last, event
+        """Add the cosine between each mapping's output and the cross-layer one."""
+        previous, self._last = self._last, event
         if event.layer == 0:
             return
-        if before is None or before.layer != event.layer - 1:
+        if previous is None or previous.layer != event.layer - 1:
             raise WakefulError("the probe Mappings looks at every layer of a model, in order")
-        for attended, earlier in zip(event.sequences, before.sequences, strict=True):
-            outputs = mapping_outputs(attended, earlier)
+        for attended, previous_attended in zip(event.sequences, previous.sequences, strict=True):
+            outputs = mapping_outputs(attended, previous_attended)
             gold = outputs.pop("cross_layer")
             for variant, output in outputs.items():
                 cosine = torch.nn.functional.cosine_similarity(output, gold, dim=-1).mean()
@@ -46,19 +47,21 @@ class Mappings(MeanProbe):
 def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outputs:
     """Return U of eqs. 2 (`cross_layer`), 3 (`current_attention`) and 6 (`identity`), heads joined.
 
+    `previous` is the attention of the layer before.
+
     Raises:
         WakefulError: weights are no softmax of the sequence's own keys, heads differ between the
             layers, or the sequence is too long for whole weights.
     """
     if attended.weigh is not None or attended.before is not None or attended.other_calls:
         raise WakefulError("the probe Mappings is of softmax attention to a sequence's own tokens")
-    if attended.k.shape != before.k.shape or attended.v.shape != before.v.shape:
+    if attended.k.shape != previous.k.shape or attended.v.shape != previous.v.shape:
         raise WakefulError("the probe Mappings needs layers with equally many heads of one width")
     check_length(attended.length)
     keep = attended.keep
     if keep is None:
         keep = exact.causal(attended.length, attended.window, attended.q.device)
-    both = torch.cat([keep, keep], 1)
+    keep_both = torch.cat([keep, keep], 1)
     repeats = attended.num_heads // attended.k.shape[0]
     parts: dict[str, list[Tensor]] = {"cross_layer": [], "current_attention": [], "identity": []}
 
@@ -71,9 +74,11 @@ def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outpu
 
     for group in range(attended.k.shape[0]):
         head = slice(group * repeats, (group + 1) * repeats)
-        k, v, k_m, v_m = (widened(x[group]) for x in (attended.k, attended.v, before.k, before.v))
+        k, v, k_m, v_m = (
+            widened(x[group]) for x in (attended.k, attended.v, previous.k, previous.v)
+        )
         values = torch.cat([v, v_m])
-        parts["cross_layer"] += weights(head, torch.cat([k, k_m]), both) @ values
-        parts["current_attention"] += weights(head, torch.cat([k, k]), both) @ values
+        parts["cross_layer"] += weights(head, torch.cat([k, k_m]), keep_both) @ values
+        parts["current_attention"] += weights(head, torch.cat([k, k]), keep_both) @ values
         parts["identity"] += weights(head, k, keep) @ v + v_m
     return {name: torch.cat(heads, -1) for name, heads in parts.items()}

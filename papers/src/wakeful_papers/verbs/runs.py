@@ -196,7 +196,7 @@ def look(
     token, `perplexity` and `parameters`, and of a scheme `increase_SCHEME` of the perplexity and
     `damage_SCHEME` of the loss.
     """
-    seen = diagnose_model(model, sequences, more=more)
+    seen = diagnose_model(model, sequences, extra_probes=more)
     figures = {
         "loss": seen.loss,
         "perplexity": perplexity(seen.loss),
