@@ -65,7 +65,8 @@ def test_what_helps_at_no_loss_is_advised(
     prefix, sinks, rotation, expected = CASES[case]
     model, found, rows = sick
     given: dict[str, Callable[..., object]] = {
-        "try_prefix": lambda _: prefix, "try_sinks": lambda _: sinks, "try_rotation": lambda _: rotation,
+        "try_prefix": lambda _: prefix, "try_sinks": lambda _: sinks,
+        "try_rotation": lambda _: rotation,
         "_measure": lambda *_, **__: trial("", NONE, 0.6, 400.0),
     }  # fmt: skip
     for name, measured in given.items():
@@ -87,7 +88,8 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
     prefix = trial("--rotate hadamard --prefix auto", NONE, 0.01)
     later = (dataclasses.replace(SINK[0], name=name),)
     given: dict[str, Callable[..., object]] = {
-        "try_prefix": lambda _: dataclasses.replace(prefix, later=later), "try_sinks": lambda _: None,
+        "try_prefix": lambda _: dataclasses.replace(prefix, later=later),
+        "try_sinks": lambda _: None,
         "try_rotation": lambda _: trial("--rotate", NONE, 0.5),
         "_measure": lambda *_, **__: dataclasses.replace(trial("", NONE, 0.6, 400.0), later=SINK),
     }  # fmt: skip

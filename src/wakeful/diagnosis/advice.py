@@ -273,7 +273,9 @@ class _Turned(Probe):
         return self.inner.rows()
 
 
-def _advise_on_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool) -> Advice:
+def _advise_on_experts(
+    loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool
+) -> Advice:
     """Try the two cures of a mixture of experts: to set sinks that the model has already, and a
     rotation.
     """
@@ -313,7 +315,9 @@ def _advise_on_experts(loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, 
                 best = trial
     if best is uncured:
         return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(results)}{sink_stays}")
-    return Advice(words=f"{best.describe_change(uncured)}{sink_stays}", arguments=" ".join(best.options))
+    return Advice(
+        words=f"{best.describe_change(uncured)}{sink_stays}", arguments=" ".join(best.options)
+    )
 
 
 def _has_own_sinks(model: nn.Module) -> bool:

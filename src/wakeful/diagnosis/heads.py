@@ -265,7 +265,9 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
     legend = alt.Legend(title="mean weight", values=_WEIGHTS)
     tooltip = [alt.Tooltip("row:O", title="query"), alt.Tooltip("column:O", title="key"),
                tip("value", ".3f")]  # fmt: skip
-    chart = _draw_cells(cells, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip)
+    chart = _draw_cells(
+        cells, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip
+    )
     return chart and _in_columns(chart.properties(width=_SQUARE, height=_SQUARE), cells, columns)
 
 
@@ -286,7 +288,9 @@ def hidden_states(frames: Labeled) -> Drawing | None:
     return _in_columns(chart.properties(width=2 * _SQUARE, height=_SQUARE), cells, 2)
 
 
-def _in_columns(chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
+def _in_columns(
+    chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int
+) -> Drawing:
     """Lay out the charts of all labels of `cells` in a grid of so many columns."""
     if len(cells) == 1:
         return chart
@@ -312,7 +316,11 @@ def _draw_cells(
             cell_values = cells_of_row.setdefault(row, {})
             cell_values[column] = round(size * value) if math.isfinite(value) else None
         rows += [
-            {"shown": label, "row": row, name: [cell_values.get(n) for n in range(1 + max(cell_values))]}
+            {
+                "shown": label,
+                "row": row,
+                name: [cell_values.get(n) for n in range(1 + max(cell_values))],
+            }
             for row, cell_values in sorted(cells_of_row.items())
         ]
     if not rows:

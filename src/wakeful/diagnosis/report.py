@@ -220,7 +220,10 @@ def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> l
     """Return what to do about what was found; what is healthy is quantized together, unless it is
     quantized already.
     """
-    cures = [_suggest_cure(diagnosis, source) for diagnosis, source in zip(diagnoses, sources, strict=True)]
+    cures = [
+        _suggest_cure(diagnosis, source)
+        for diagnosis, source in zip(diagnoses, sources, strict=True)
+    ]
     healthy = [n for n, step in enumerate(cures) if step is None and not diagnoses[n].quantized]
     steps = [step for step in cures if step is not None and step.command]
     if healthy:
@@ -372,7 +375,8 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         yield Text(
             "One head's attention among the first tokens of the first sequence: rows are queries, "
             "columns the keys they look at. Choose a head below its picture: the strongest sinks "
-            f"come first{widest_follow}, then all others, layer by layer, among fewer tokens{second}.",
+            f"come first{widest_follow}, then all others, layer by layer, among fewer tokens"
+            f"{second}.",
             "explained",
         )
     groups: list[Part] = []
@@ -462,7 +466,9 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         return mean_over_layers(rows.drop_nulls("value"))
 
     drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
-    first_token_keys = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
+    first_token_keys = [
+        key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))
+    ]
     errors = {
         "loss": finite(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),

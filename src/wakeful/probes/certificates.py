@@ -116,19 +116,19 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     energy = float(column_energy.sum())
     # The sums may be float32: the certificate allows for it.
     high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
-    bounds, last_count = RankBounds(1, high), 0
+    bounds, previous = RankBounds(1, high), 0
     if bounds.closed:
         return 1
     for drop in _DROPS:
         columns = kept_columns(column_energy, high, drop)
-        if len(columns) == last_count:
+        if len(columns) == previous:
             continue
         part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
         G = gram(part, columns if causal else None)
         bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding(A.dtype, A.shape[0])))
         if bounds.closed:
             return bounds.high
-        last_count = len(columns)
+        previous = len(columns)
     return exact_rank(A, tau, causal=causal)
 
 

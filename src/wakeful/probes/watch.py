@@ -108,8 +108,8 @@ class DecoderSource:
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
-            sink=None if sink is None else sink.detach(), before=stored_keys, weigh=weigh, unseen=unseen,
-            heads_per_value=heads_per_value,
+            sink=None if sink is None else sink.detach(), before=stored_keys, weigh=weigh,
+            unseen=unseen, heads_per_value=heads_per_value,
         )  # fmt: skip
 
 

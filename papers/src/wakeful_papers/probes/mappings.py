@@ -61,7 +61,7 @@ def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outpu
     keep = attended.keep
     if keep is None:
         keep = exact.causal(attended.length, attended.window, attended.q.device)
-    keep_both = torch.cat([keep, keep], 1)
+    both_keep = torch.cat([keep, keep], 1)
     repeats = attended.num_heads // attended.k.shape[0]
     parts: dict[str, list[Tensor]] = {"cross_layer": [], "current_attention": [], "identity": []}
 
@@ -78,7 +78,7 @@ def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outpu
             widened(x[group]) for x in (attended.k, attended.v, previous.k, previous.v)
         )
         values = torch.cat([v, v_m])
-        parts["cross_layer"] += weights(head, torch.cat([k, k_m]), keep_both) @ values
-        parts["current_attention"] += weights(head, torch.cat([k, k]), keep_both) @ values
+        parts["cross_layer"] += weights(head, torch.cat([k, k_m]), both_keep) @ values
+        parts["current_attention"] += weights(head, torch.cat([k, k]), both_keep) @ values
         parts["identity"] += weights(head, k, keep) @ v + v_m
     return {name: torch.cat(heads, -1) for name, heads in parts.items()}
