@@ -214,7 +214,7 @@ class _CureTrials:
             return None
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
         losses = surgery.losses_after_opening(cured, self.windows)
-        return self._cured(("--sinks",), "put a learned sink into every head", cured, losses)
+        return self._try_cured(("--sinks",), "put a learned sink into every head", cured, losses)
 
     def _try_cured(
         self, options: tuple[str, ...], cure: str, decoder: Decoder, losses: Sequence[float]

@@ -81,6 +81,8 @@ def diagnose_model(
     """Run a model over sequences and measure the metrics of docs/metrics.md.
 
     The rows of the probes in `more` are added, but not of a class of probe that runs anyway.
+
+    The rows of the probes in `more` are added, but not of a class of probe that runs anyway.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(

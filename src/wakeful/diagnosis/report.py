@@ -112,7 +112,7 @@ def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _curve(
+def _draw_curve(
     diagnoses: Sequence[ModelDiagnosis],
     metric: str,
     variant: str,
@@ -121,6 +121,8 @@ def _curve(
     axis: str,
 ) -> charts.Drawing:
     """Draw a metric over layers, a line for each model with its 95% confidence band.
+
+    `title` names the metric in tooltips, `axis` on the y axis.
 
     `title` names the metric in tooltips, `axis` on the y axis.
     """
@@ -217,8 +219,8 @@ def _describe_problems(diagnosis: ModelDiagnosis) -> str:
 
 
 def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[NextStep]:
-    """Return what to do about what was found; what is healthy is quantized together, unless it is
-    quantized already.
+    """Return the commands to run next: a cure for each sick model, or one `wakeful quantize` for
+    all healthy ones.
     """
     cures = [
         _suggest_cure(diagnosis, source)
@@ -234,7 +236,8 @@ def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> l
     return steps
 
 
-def _cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
+def _suggest_cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
+    """Return the advised cure, or else to inherit without lazy layers; None if neither applies."""
     levels = {finding.title: finding.level for finding in findings(diagnosis)}
     model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
     if advice is not None:
@@ -255,15 +258,15 @@ def after_cure(
     advice: Advice | None = None,
     reading: str = "",
 ) -> list[NextStep]:
-    """Return what to do with a cured model in a folder and the model that it was made of.
+    """Return the commands to run after a cure of the model `source` was saved to `folder`.
 
     `schemes` are the quantization schemes the model was cured for; `reading` the options by which
     the cure read its text. Where the cure did not help, `advice` has the one to run instead.
     """
     if advice is not None and advice.arguments:
         return [NextStep(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
-    before, after = shlex.quote(source), shlex.quote(str(folder))
-    both, scheme_flags = f"{before} {after}", shlex.join(["--scheme", *schemes]) if schemes else ""
+    uncured, cured = shlex.quote(source), shlex.quote(str(folder))
+    both, scheme_flags = f"{uncured} {cured}", shlex.join(["--scheme", *schemes]) if schemes else ""
     evaluate, quantize = (
         " ".join(filter(None, [verb, both, options, reading]))
         for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", scheme_flags))
@@ -329,7 +332,7 @@ def diagnosis_report(
         Section("Details", [
             Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
             Fold("More maps of layers and heads", [some(False)]),
-            *(fold for model in diagnoses for fold in _details(model)),
+            *(fold for model in diagnoses for fold in _detail_folds(model)),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
                  "residual_peak", "kurtosis"),
@@ -347,8 +350,8 @@ def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
             yield f"{diagnosis.advice.words}."
 
 
-def _compared_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
-    models = [(diagnosis_summary(diagnosis), _reaches(diagnosis)) for diagnosis in diagnoses]
+def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
+    models = [(diagnosis_summary(diagnosis), _half_intervals(diagnosis)) for diagnosis in diagnoses]
     rows = [
         [Cell(label, explained(key)),
          *_comparison_cells(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
@@ -456,6 +459,9 @@ def _outlier_channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
 
 def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
     """Return half the width of each figure's 95% confidence interval over sequences.
+
+    For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
+    moved together.
 
     For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
     moved together.

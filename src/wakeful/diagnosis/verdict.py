@@ -84,7 +84,7 @@ def suggested_depth(diagnosis: ModelDiagnosis) -> int:
 
 
 def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
-    """Return the verdict on sinks, lazy layers, drained values and outliers."""
+    """Return a graded finding on sinks, lazy layers, drained values and outliers each."""
     figures, layers = diagnosis_summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     even = float(exact.even_shares(diagnosis.length)[0])

@@ -72,7 +72,7 @@ class AttentionEvent:
 
     @cached_property
     def sequences(self) -> list[AttentionInputs]:
-        """Each sequence on its own, padding removed: L differs between them."""
+        """The sequences of the batch one by one, without padding, L tokens each."""
         if self.unseen:
             raise WakefulError(self.unseen)
         return [self._sequence(b) for b in range(self.q.shape[0])]
@@ -193,7 +193,10 @@ class Means:
         self._bounds: set[RowKey] = set()
 
     def add(self, key: RowKey, value: float, *, bound: bool = False) -> None:
-        """Add one sequence's value; one bound among the values makes the mean a bound."""
+        """Add one sequence's value of `key`.
+
+        A single value that is a bound makes the mean a bound.
+        """
         count, total, squares = self._state.get(key, (0, 0.0, 0.0))
         if count:
             difference = value - total / count

@@ -65,7 +65,7 @@ class Ranks(MeanProbe):
             self.spent += time.perf_counter() - started
 
     def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
-        """Return what is known of every head's rank."""
+        """Return bounds of every head's rank, equal where it is known."""
         all_bounds = column_bounds(
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
         )
@@ -130,6 +130,9 @@ class Ranks(MeanProbe):
 
 def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
     """Return `do` of each head, in order.
+
+    On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
+    second thread; elsewhere one by one.
 
     On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
     second thread; elsewhere one by one.

@@ -223,6 +223,8 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
 
     Other calls of the same layer are added, each times its share.
 
+    Other calls of the same layer are added, each times its share.
+
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
     if not heads.other_calls:
@@ -300,7 +302,13 @@ def _visible_keys(heads: AttentionInputs, start: int, stop: int) -> tuple[int, i
 
 
 def _mask_logits(
-    logits: Tensor, heads: AttentionInputs, start: int, stop: int, first: int, last: int, late: Tensor
+    logits: Tensor,
+    heads: AttentionInputs,
+    start: int,
+    stop: int,
+    first: int,
+    last: int,
+    late: Tensor,
 ) -> None:
     """Set the logits of keys that a query does not see to -inf; `late` is the strict triangle."""
     if heads.keep is not None:
