@@ -608,13 +608,11 @@ def export(
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     gguf: Literal["auto", "f32", "f16", "q8_0", "q4_0"] = "auto",
     step: int = 0,
-    layers: Iterable[str] | str = (),
 ) -> str:
     """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
 
         wakeful.export("runs/first", "first-for-everybody")
         wakeful.export("smollm2", "smollm2.gguf", gguf="q8_0")
-        wakeful.export("openai/gpt-oss-20b", "smaller", layers=["0-11", "20-23"])
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
@@ -627,8 +625,6 @@ def export(
         gguf: Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types
             of it.
         step: Checkpoint of the run to write, by its step. 0 means the newest.
-        layers: Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers,
-            experts too.
 
     Raises:
         WakefulError: the model cannot be read, or the folder exists or cannot be written.

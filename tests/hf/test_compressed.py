@@ -32,7 +32,6 @@ from helpers import tiny_decoder
 from quantization.test_experts import model_of
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import whole_model
-from wakeful.hf.dropping import drop_layers
 from wakeful.hf.transforms import attach
 from wakeful.hf.weights_in import decoder_of
 from wakeful.probes.running import logits_of
@@ -265,8 +264,6 @@ def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Pat
         AutoModelForCausalLM.from_pretrained(folder)
     theirs = whole_model(folder, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
-    with pytest.raises(WakefulError, match="which has a transform_config, cannot be left out"):
-        drop_layers(folder, [0], tmp_path / "shorter")
 
 
 def test_a_rotated_layer_with_a_bias_is_refused() -> None:

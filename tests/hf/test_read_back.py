@@ -4,7 +4,6 @@ import importlib
 import json
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import wakeful
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError, WakefulWarning
-from wakeful.hf import dropping, gguf_out, weights_out
+from wakeful.hf import gguf_out, weights_out
 
 loading = importlib.import_module("wakeful.loading.load")  # whose name a function has, too
 reading = importlib.import_module("wakeful.hf.read_back")
@@ -79,7 +78,6 @@ Writer = Callable[[Any, Path, str], Any]
 VERBS: dict[str, Writer] = {
     "export": lambda model, out, text: wakeful.export(model, out),
     "export gguf": lambda model, out, text: wakeful.export(model, out.with_suffix(".gguf")),
-    "export layers": lambda model, out, text: wakeful.export(model.path, out, layers=["0", "2"]),
     "cure": lambda model, out, text: wakeful.cure(
         model, rotate="hadamard", text=text, num_sequences=2, length=32, out=str(out)
     ),
@@ -93,7 +91,7 @@ VERBS: dict[str, Writer] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [each for each in VERBS if each != "export layers"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_what_cannot_be_read_back_is_not_left(
     verb: str, tokenizer: Tokenizer, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,29 +109,6 @@ def test_what_cannot_be_read_back_is_not_left(
     monkeypatch.undo()
     VERBS[verb](model, tmp_path / "out", text)
     assert len(sorted(tmp_path.iterdir())) == len(before) + 1
-
-
-def test_a_copied_folder_is_read_back(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, out = saved(llama(270), tokenizer, tmp_path / "model"), tmp_path / "out"
-    write, lost = dropping.write_tensors, "model.layers.1.mlp.up_proj.weight"
-
-    def damaged(tensors: dict[str, Tensor], *rest: Any) -> None:
-        write({name: each for name, each in tensors.items() if name != lost}, *rest)
-
-    monkeypatch.setattr(dropping, "write_tensors", damaged)
-    with pytest.raises(WakefulError, match=f"reading it back failed: .* no tensor {lost}"):
-        wakeful.export(folder, out, layers=["0", "2"])
-    assert not out.exists()
-
-    def unread(*_: object) -> None:
-        raise ImportError("no kernel for these weights here")
-
-    monkeypatch.setattr(reading, "_by_transformers", unread)
-    with pytest.warns(WakefulWarning, match=r"cannot be read, nor what is copied .* no kernel"):
-        wakeful.export(folder, out, layers=["0", "2"])  # it may be read elsewhere
-    assert out.is_dir()
 
 
 def test_another_model_is_refused_and_a_difference_is_said(
@@ -207,8 +182,7 @@ def test_a_pad_token_beyond_the_embedding_is_said_and_not_written(
             VERBS[verb](model, out, text)
         return
     said = r"pad_token_id = 270 is not written: .* 270 tokens"
-    warned = verb != "export layers"  # whose configuration is the folder's, which says none
-    with pytest.warns(WakefulWarning, match=said) if warned else nullcontext():
+    with pytest.warns(WakefulWarning, match=said):
         VERBS[verb](model, out, text)
     if verb == "quantize":
         assert wakeful.load(out).logits(TOKENS).isfinite().all()

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, PreTrai
 import wakeful
 from helpers import some_tokens
 from hf.softmax1_models import build
-from hf.test_dropping import model_of
+from probes.architectures import build as tiny_llama
 from verbs.test_diagnose import save_tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import attention_of, read_config
@@ -30,9 +30,9 @@ def table_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a Llama of six layers that was saved with softmax-1, and its tokenizer."""
+    """Give a Llama that was saved with softmax-1, and its tokenizer."""
     path = tmp_path_factory.mktemp("softmax1") / "llama"
-    model = model_of("Llama")
+    model = tiny_llama("Llama", vocab_size=320)
     model.set_attn_implementation(SOFTMAX1)
     model.save_pretrained(path)
     save_tokenizer(path)
@@ -130,12 +130,6 @@ def test_wakeful_loads_and_exports_it(folder: Path, tmp_path: Path) -> None:
     assert wakeful.export(folder, tmp_path / "out") == "granite_swa"
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     torch.testing.assert_close(read(tokens).logits, wanted, rtol=0, atol=1e-4)
-
-
-def test_layers_left_out_keep_it(folder: Path, tmp_path: Path) -> None:
-    wakeful.export(folder, tmp_path / "out", layers=["0", "2-3", "5"])
-    assert table_of(tmp_path / "out")[FIELD] == SOFTMAX1
-    assert "import wakeful.hf" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_a_folder_of_compressed_tensors_has_no_place_for_it(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import wakeful
 from helpers import since
 from hf.gguf_models import GEMMA2, TEXTS, decoder
 from test_cli import fails
-from training.runs import text, tiny
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
@@ -21,9 +20,6 @@ from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.quantization import quantize_module
-from wakeful.training.loop import train_run
-
-__all__ = ["text"]
 
 
 @pytest.fixture(scope="module")
@@ -87,42 +83,37 @@ def test_a_file_is_written_below_folders_that_are_not_there_yet(
 
 
 def test_a_step_of_what_is_no_run_is_refused(folder: Path, tmp_path: Path) -> None:
-    for layers in ([], ["0"]):
-        with pytest.raises(WakefulError, match="step = 5: llama is not a run directory"):
-            wakeful.export(folder, tmp_path / "out", step=5, layers=layers)
+    with pytest.raises(WakefulError, match="step = 5: llama is not a run directory"):
+        wakeful.export(folder, tmp_path / "out", step=5)
     # Nothing is fetched first.
     with pytest.raises(WakefulError, match="step = 5: some/model is not a run directory"):
-        wakeful.export("some/model", tmp_path / "out", step=5, layers=["0"])
+        wakeful.export("some/model", tmp_path / "out", step=5)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("layers", [[], ["0"]])
-def test_settings_that_transformers_warns_of_go_along(
-    layers: list[str], folder: Path, tmp_path: Path
-) -> None:
+def test_settings_that_transformers_warns_of_go_along(folder: Path, tmp_path: Path) -> None:
     """As Vicuna's: a temperature is named, and sampling is not turned on."""
     said = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [0, 7]}
     (folder / "generation_config.json").write_text(json.dumps(said))
-    wakeful.export(folder, tmp_path / "out", layers=layers)
+    wakeful.export(folder, tmp_path / "out")
     table = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert {name: table.get(name) for name in said} == said
     (folder / "generation_config.json").write_text('{"max_new_tokens": -1}')
     with pytest.raises(
         WakefulError, match=r"^generation_config\.json is damaged: .*max_new_tokens"
     ):
-        wakeful.export(folder, tmp_path / "next", layers=layers)
+        wakeful.export(folder, tmp_path / "next")
     assert not (tmp_path / "next").exists()
 
 
 @pytest.mark.parametrize("ends", [[0, 7], 7])
-@pytest.mark.parametrize("layers", [[], ["0"]])
 def test_the_ends_of_a_configuration_alone_go_along(
-    layers: list[str], ends: int | list[int], folder: Path, tmp_path: Path
+    ends: int | list[int], folder: Path, tmp_path: Path
 ) -> None:
     table = json.loads((folder / "config.json").read_text()) | {"eos_token_id": ends}
     (folder / "config.json").write_text(json.dumps(table))
     (folder / "generation_config.json").unlink()
-    wakeful.export(folder, tmp_path / "out", layers=layers)
+    wakeful.export(folder, tmp_path / "out")
     wakeful.export(wakeful.load(folder), tmp_path / "loaded")  # by Transformers' tokenizer
     for name in ("out", "loaded"):
         stock = AutoModelForCausalLM.from_pretrained(tmp_path / name)
@@ -144,18 +135,6 @@ def test_settings_go_along_with_a_tokenizer_that_is_in_older_files(tmp_path: Pat
     wakeful.export(tmp_path / "gpt2", tmp_path / "out")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert stock.generation_config.eos_token_id == [256, 9]
-
-
-@pytest.mark.parametrize("layers", [["1", "0", "0"], ["0", "0"], ["1", "0"]])
-def test_layers_are_named_in_their_order_once(
-    layers: list[str], folder: Path, text: Path, model: Model, tmp_path: Path
-) -> None:
-    run = train_run(tiny(text), tmp_path / "run").path
-    for source in (run, folder, model):
-        for out in ("out", "out.gguf"):
-            with pytest.raises(WakefulError, match="in their order, each once, got"):
-                wakeful.export(source, tmp_path / out, layers=layers)
-            assert not (tmp_path / out).exists()
 
 
 @pytest.mark.parametrize(
@@ -180,9 +159,9 @@ def test_whole_numbers_are_exported_as_what_their_fields_hold(
 def test_a_quantized_model_in_memory_is_refused(scheme: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=270)
     small = quantize_module(decoder(tokenizer.vocab_size), scheme)
-    for out, more in (("out", {}), ("out.gguf", {}), ("cut", {"layers": ["0-1"]})):
+    for out in ("out", "out.gguf"):
         with pytest.raises(WakefulError, match="is quantized: export the model it was made from"):
-            wakeful.export(small, tmp_path / out, **more)
+            wakeful.export(small, tmp_path / out)
     with pytest.raises(WakefulError, match="is quantized: cure the model it was made from"):
         wakeful.cure(small, rotate="hadamard", tokenizer=tokenizer)
     assert not list(tmp_path.iterdir())

@@ -53,11 +53,6 @@ def exported(folder: Path, out: Path) -> Path:
     return out
 
 
-def of_some_layers(folder: Path, out: Path) -> Path:
-    wakeful.export(folder, out, layers=["0", "2"])
-    return out
-
-
 def rotated(folder: Path, out: Path) -> Path:
     cure(folder, out, rotate="hadamard")
     return out
@@ -79,8 +74,7 @@ def quantized(folder: Path, out: Path) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path, Path], Path]] = {
-    "export": exported, "layers": of_some_layers, "rotate": rotated, "prefix": with_a_prefix,
-    "quantize": quantized,
+    "export": exported, "rotate": rotated, "prefix": with_a_prefix, "quantize": quantized,
 }  # fmt: skip
 
 
@@ -171,8 +165,6 @@ def test_a_tokenizer_that_is_given_is_the_one_that_is_written(tmp_path: Path) ->
     assert found.model.encode("ab") == [*given.encode("")[:2], *found.model.plain("ab")]
     kept = AutoTokenizer.from_pretrained(tmp_path / "heirs" / REFERENCE)
     assert kept("ab <sop> a").input_ids == expected
-    with pytest.raises(WakefulError, match="a tokenizer is given, and what stays of a folder"):
-        wakeful.export(folder, tmp_path / "no", tokenizer=given, layers=["0"])
 
 
 def test_a_template_that_spells_bos_is_refused_unless_it_marks_turns(tmp_path: Path) -> None:

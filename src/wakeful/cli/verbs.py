@@ -560,8 +560,6 @@ VERBS: dict[str, Verb] = {
              "Write a folder for AutoModelForCausalLM.from_pretrained."),
             ("wakeful export runs/first first.gguf --gguf q8_0",
              "Write one file for llama.cpp, with matrices of 8 bits."),
-            ("wakeful export openai/gpt-oss-20b shorter --layers 0-14 19-23",
-             "Leave layers out of any Transformers model."),
         ),
     ),
     "presets": Verb(

@@ -15,7 +15,7 @@ LLAMA_CPP = Hint(
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Format, layers and precision of an exported model."""
+    """Format and precision of an exported model."""
 
     dtype: How[StoredDtype] = "auto"
     """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""
@@ -23,13 +23,9 @@ class ExportOptions:
     """Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types of it."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
-    layers: What[tuple[str, ...]] = ()
-    """Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers, experts too."""
 
 
 FILE_RULES = (Forbids("dtype", "it is for a folder; --gguf says what a file stores"),)
 """Of a file NAME.gguf."""
 FOLDER_RULES = (Forbids("gguf", "it is for a file, and a file's name ends in .gguf"),)
-COPIED_RULES = (Forbids("dtype", "the layers that stay are copied as they are stored"),)
-"""Of a folder of Transformers' whose layers are left out."""
 MEMORY_RULES = (Forbids("step", "it is for a run, and this model is in memory"),)

@@ -52,7 +52,7 @@ _UNPACKED = 4
 
 def read_back(
     folder: Path,
-    expected: nn.Module | None,
+    expected: nn.Module,
     *,
     load: Callable[[Path], nn.Module | None] | None = None,
     tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
@@ -63,7 +63,7 @@ def read_back(
 
     Args:
         folder: what was written; a GGUF file is one, too.
-        expected: the model it was made of; None where there is none in memory.
+        expected: the model it was made of.
         load: what loads it, or returns None where that does not fit memory; by default
             Transformers, which runs no code of the folder.
         tokenizer: the one that was written, where there is one.
@@ -89,8 +89,6 @@ def read_back(
         raise Unreadable(str(error)) from None
     except Exception as error:  # Transformers raises nothing narrower
         raise Unreadable(f"{type(error).__name__}: {first_line(error)}") from None
-    if expected is None:
-        return
     logits = _logits(expected, tokens)
     largest_difference, largest_logit = (
         float((read_logits - logits).abs().max()),
@@ -140,7 +138,6 @@ class Unreadable(WakefulError):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"what was written is removed, as reading it back failed: {why}")
-        self.why = why
 
 
 def _kind_of_path(path: Path) -> str:
@@ -181,9 +178,9 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBas
         raise WakefulError("its tokenizer gives other tokens to a text than the model's own")
 
 
-def _tokens(read: nn.Module, expected: nn.Module | None) -> Int[Tensor, "B L"]:
+def _tokens(read: nn.Module, expected: nn.Module) -> Int[Tensor, "B L"]:
     """Return random tokens that both models have, reaching past a window that is near."""
-    models = [read] if expected is None else [read, expected]
+    models = [read, expected]
     rows = min(embedding_rows(model) for model in models)
     context = min(_limit(model, "max_position_embeddings", "context") for model in models)
     window = min(_limit(model, "sliding_window", "window") for model in models)

@@ -94,7 +94,7 @@ def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, Mo
     kind = config.model_type
     if kind not in FAMILIES:
         why = CANNOT.get(kind, f"it can be {', '.join(sorted(FAMILIES))}")
-        as_it_is = "diagnose, quantize and export --layers take it as it is"
+        as_it_is = "diagnose and quantize take it as it is"
         if is_hybrid(config):
             why = f"it has layers of linear attention (layer_types); {as_it_is}"
         elif any(getattr(config, name, None) for name in _EXPERTS):

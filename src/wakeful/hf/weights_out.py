@@ -16,15 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
-from wakeful.data.tokenizer import (
-    BESIDE,
-    CONFIG,
-    GENERATION,
-    TEMPLATES,
-    Tokenizer,
-    special_ids_around,
-    token_ids,
-)
+from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer, special_ids_around, token_ids
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
 from wakeful.hf.checkpoint_reader import (
@@ -49,12 +41,6 @@ from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
 """Largest file of weights, which is held in memory while it is written."""
-_ALONG = (
-    *BESIDE, "tokenizer.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "preprocessor_config.json", "processor_config.json", "chat_template.json",
-    "video_preprocessor_config.json",
-)  # fmt: skip
-"""Files that make tokens of text, and what goes in of more than text."""
 _IDS = ("bos_token_id", "eos_token_id", PAD)
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 Ids = dict[str, int | list[int] | None]
@@ -299,19 +285,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     if pad is None and generation.pop(PAD, None) is not None:
         (folder / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", "utf-8")
     return {name: token for name, token in ids.items() if token is not None}
-
-
-def copy_tokenizer(source: Path, folder: Path) -> Ids:
-    """Copy the tokenizer's and processors' files from a Transformers folder whose architecture
-    stays; return the ids of special tokens that its configuration names.
-    """
-    for name in _ALONG:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    if (source / TEMPLATES).is_dir():
-        shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
-    table = json.loads((source / "config.json").read_text("utf-8"))
-    return {name: table.get(name) for name in _IDS}
 
 
 def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:

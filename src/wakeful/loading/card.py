@@ -93,16 +93,6 @@ def quantized_card(
     return _card(name, ["quantized", "compressed-tensors"], source, about, sections, [command])
 
 
-def shortened_card(
-    name: str, source: str, command: str, kind: str, layers: Sequence[int], *, softmax1: bool
-) -> str:
-    """Return the card of a model of Transformers' `kind` with only these layers of `source`."""
-    kept_layers = f"its layers {format_layers(layers)} (from 0), as they were stored"
-    lineage = _format_origin(source, [kept_layers, "nothing was trained"])
-    about = f"{len(layers)} layers; the stock architecture {markdown(kind)}."
-    return _card(name, [kind], source, about, lineage, [command], softmax1=softmax1)
-
-
 def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
     commands: Sequence[str], *, trusted: bool = False, softmax1: bool = False,
