@@ -29,7 +29,6 @@ from wakeful.inheritance.layers import LayerMap, diagnose_layers
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate_tokens
-from wakeful.model.lora import adapt
 from wakeful.quantization import measure as measuring
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.measure import measure_damage
@@ -202,7 +201,7 @@ def values_of(loaded: Model) -> list[float]:
 
 def test_teachers() -> None:
     def do(model: Decoder) -> list[float]:
-        student = adapt(copy.deepcopy(model), 2, alpha=4.0)
+        student = copy.deepcopy(model)
         inputs, targets = here(model)[:, :-1], here(model)[:, 1:]
         lesson = DistillConfig(teacher="x")
         loss = Distillation(student, model, lesson).loss(inputs, targets)
@@ -227,8 +226,8 @@ def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 RUNS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": {"name": name}} for name in ("adamw", "muon")},
     "eigenbasis": {"optimizer": {"name": "orthoadam", "rotation": "eigenbasis"}},
-    "adapters": {
-        "train": {"lora": {"rank": 2}, "micro_batch_size": 2, "diagnose": {"every": 4}},
+    "micro-batches": {
+        "train": {"micro_batch_size": 2, "diagnose": {"every": 4}},
         "data": {"cross_documents": False},
     },
 }  # fmt: skip

@@ -246,7 +246,7 @@ def test_every_field_of_the_configuration_is_an_option(
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
              "train.distill.over": "mean", "train.distill.rest": "renormalize",
-             "train.lora.modules": "mlp", "train.parallel": "ddp",
+             "train.parallel": "ddp",
              "data.tokenizer": "", "optimizer.rotation": "haar",
              "optimizer.name": "muon"}  # fmt: skip
     words |= {f"model.{field}": NAMES[folder][1]

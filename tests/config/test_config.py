@@ -113,7 +113,10 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         ({"optimizer": {"lr": -1.0}}, r"optimizer\.lr must not be negative, got -1\.0"),
         ({"optimizer": {"eps": 0.0}}, r"optimizer\.eps must be above 0"),
         ({"model": {"norm_eps": float("nan")}}, r"model\.norm_eps must be finite"),
-        ({"train": {"lora": {"alpha": math.inf}}}, r"train\.lora\.alpha must be finite, got inf"),
+        (
+            {"train": {"distill": {"alpha": math.inf}}},
+            r"train\.distill\.alpha must be finite, got inf",
+        ),
         ({"model": {"relaxed_prefix": 300}}, "relaxed_prefix = 300 is longer than train.length"),
         ({"train": {"seed": -1}}, r"train\.seed must be in \[0, 2\*\*63\), got -1"),
         ({"sample": {"seed": 2**63}}, r"sample\.seed must be in"),
@@ -243,7 +246,6 @@ CHOICES: dict[str, object] = {
     "train.eval_batch_size": 4,
     "train.distill.over": "mean",
     "train.distill.rest": "renormalize",
-    "train.lora.modules": "mlp",
 }
 
 

@@ -7,7 +7,6 @@ from torch.testing import assert_close
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
-from wakeful.model.lora import adapt
 from wakeful.quantization import quantize_module, quantized_layers
 
 TOKENS = some_tokens(2, 11)
@@ -42,7 +41,6 @@ def test_other_projections_into_heads_do_the_same() -> None:
     decoder = tiny_decoder(**WHOLE).eval()
     wanted = decoder(TOKENS)
     assert_close(as_transformers(decoder)(TOKENS).logits, wanted)
-    assert_close(adapt(tiny_decoder(**WHOLE), 2, alpha=4.0)(TOKENS), wanted)
     narrow = tiny_decoder(**WHOLE, dtype=torch.float32).eval()
     small = quantize_module(narrow, EIGHT_BITS)
     assert_close(small(TOKENS), with_eight_bits(narrow, quantized_layers(small))(TOKENS))

@@ -26,7 +26,6 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import check_likelihoods as likelihood_check
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
-from wakeful.model.lora import adapt
 from wakeful.probes.running import logits_of
 from wakeful.quantization import SCHEMES, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization.linear import quantized
@@ -191,12 +190,6 @@ def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None
     small = quantized_layers(quantize_module(model, "fine"))
     assert "model.decoder.blocks.0.attention.query.q_proj" in small
     assert not any("embedding" in name for name in small)
-
-
-def test_adapters_are_never_left_out_silently() -> None:
-    decoder = adapt(tiny_decoder(dtype=torch.float32), 2, alpha=4.0).eval()
-    with pytest.raises(WakefulError, match=r"blocks\.0\.attention\.query"):
-        quantize_module(decoder, "fine", skip=["*mlp*", "*out*"])
 
 
 @pytest.mark.parametrize("method", ["smooth(norms=True)", "gptq(sequential=True)"])

@@ -25,7 +25,6 @@ from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 from wakeful.training.distillation import distillation_loss
-from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train_run
 from wakeful.training.setup import autocast, check_run, make_decoder
 from wakeful.training.validation import mean_loss, window_losses
@@ -261,35 +260,3 @@ def test_a_teacher_of_as_many_other_tokens_is_refused(
         ):
             begin()
     assert not (tmp_path / "student").exists()
-
-
-@pytest.mark.slow
-def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
-    text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = heir(reference)
-    start = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
-    quantize = {"schemes": ["fine", "w4"], "num_sequences": 2}
-    lora = {"rank": 2, "alpha": 4.0, "modules": "mlp"}
-    config = config_for(text, decoder, lora=lora, quantize=quantize)
-    uninterrupted = train_run(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
-    read = read_decoder(uninterrupted.path, dtype="auto").decoder()
-    tokens = torch.arange(12).view(1, 12)
-    torch.testing.assert_close(read(tokens), decoder.eval()(tokens))
-    changed = {name for name, tensor in read.state_dict().items()
-               if not torch.equal(tensor, start[name])}  # fmt: skip
-    assert changed
-    summary = uninterrupted.read_json("summary.json")
-    assert summary["parameters"] == read.num_parameters()
-    windows = load_data(config.data).windows(config)
-    assert summary["quantization"] == quantization_damage(config, read, windows)
-    assert all(".mlp." in name and name.endswith(".weight") for name in changed)
-    assert uninterrupted.header.status == "done"
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        with pytest.raises(Interrupted):
-            train_run(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
-    cut = train_run(config, tmp_path / "cut", resume=True)
-    assert weights(uninterrupted).keys() == weights(cut).keys()
-    for name, tensor in weights(uninterrupted).items():
-        assert torch.equal(tensor, weights(cut)[name]), name

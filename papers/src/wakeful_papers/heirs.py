@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from wakeful.config.schema import DistillConfig, LoraConfig
+from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError, nearest
 from wakeful.inheritance.blocks import at_random, inherit_blocks
@@ -318,7 +318,7 @@ def stages(
     start = partial(baseline.start, setting)
     then = baseline.second
     if then is None:
-        yield make(name=name, steps=steps, start=start, lesson=(distill, LoraConfig()))
+        yield make(name=name, steps=steps, start=start, lesson=distill)
         return
     half = half_way(steps, recipe.train.eval_every)
     yield make(name=f"{name}-1", steps=half, start=start)

@@ -8,7 +8,6 @@ from wakeful.config.schema import (
     DiagnoseConfig,
     DistillConfig,
     HealConfig,
-    LoraConfig,
     OptimizerConfig,
     QuantizeConfig,
     SampleConfig,
@@ -22,7 +21,7 @@ from wakeful.config.tables import preset_names, read_table
 __all__ = [
     "BridgeConfig", "Config", "DataConfig", "DiagnoseConfig",
     "DistillConfig", "HealConfig",
-    "LoraConfig", "ModelConfig", "OptimizerConfig",
+    "ModelConfig", "OptimizerConfig",
     "QuantizeConfig", "SampleConfig",
     "TrainConfig", "config_from_table", "config_to_table",
     "config_to_toml", "preset_names", "read_table",

@@ -157,18 +157,6 @@ class DistillConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Low-rank adapters: a block's matrices are frozen, and differences B A are trained."""
-
-    rank: int = 0
-    """Rank of every difference. 0: no adapters, all weights are trained."""
-    alpha: float = 32.0
-    """Scale of the differences: alpha / rank."""
-    modules: Literal["all", "attention", "mlp"] = "all"
-    """Linear layers that get an adapter: all, the attention's, or the feed-forward network's."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BridgeConfig:
     """Closed-form map that replaces dropped layers (ReplaceMe, arXiv 2505.02819)."""
 
@@ -197,13 +185,11 @@ class HealConfig(RuleChecked):
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0
     """Temperature of both models' logits in the KL divergence."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
 
     SECTION = "heal"
     RULES = (
         Within("alpha", "[0, 1]"),
         Within("temperature", "(0, inf)"),
-        AtLeast("lora.rank", 0),
     )
 
 
@@ -252,7 +238,6 @@ class TrainConfig:
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,9 +276,8 @@ class Config(RuleChecked):
         AtLeast(
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
             "train.diagnose.every train.diagnose.attention "
-            "train.lora.rank optimizer.lr optimizer.final_lr "
-            "optimizer.initial_lr optimizer.eps optimizer.weight_decay optimizer.clip "
-            "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,
+            "optimizer.lr optimizer.final_lr optimizer.initial_lr optimizer.eps "
+            "optimizer.weight_decay optimizer.clip optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,
         ),
         Within("train.distill.alpha", "[0, 1]"),
         Within("train.distill.temperature", "(0, inf)"),

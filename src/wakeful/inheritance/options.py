@@ -187,13 +187,10 @@ class InheritOptions(FigureOptions):
         Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
                  "there is no bridge"),
         Needs("rounds until grow_from", "grow", "it is for growing"),
-        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds "
-                 "heal.lora.rank", "nothing is trained"),
+        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds",
+                 "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature",
                  "the reference's predictions are not learned from"),
-        Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
-        Excludes("heal.lora.rank", "copy",
-                 "adapters cannot train the parts of a block that start at random"),
         Excludes("seeds", "train.seed", "both name the seed"),
         Excludes("bos=off", "data.bos", "they contradict each other"),
         Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
@@ -203,8 +200,6 @@ class InheritOptions(FigureOptions):
         Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
         Forbids("train.distill.alpha train.distill.temperature train.distill.over",
                 why="an heir learns as --heal says"),
-        Forbids("train.lora.rank train.lora.alpha train.lora.modules",
-                why="--heal.lora.rank is the heir's"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -14,7 +14,6 @@ from wakeful.config.schema import (
     DataConfig,
     DistillConfig,
     HealConfig,
-    LoraConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
@@ -25,8 +24,8 @@ from wakeful.inheritance.layers import LayerMap, from_order
 from wakeful.inheritance.options import BaselineName, Copy, GrowFrom, Until
 from wakeful.model.decoder import Decoder
 
-FROM_TEXT = DistillConfig(), LoraConfig()
-"""Cross-entropy alone, of all weights."""
+FROM_TEXT = DistillConfig()
+"""Cross-entropy alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +95,12 @@ class Recipe:
         ]
 
     @property
-    def healing(self) -> tuple[DistillConfig, LoraConfig]:
-        """The heirs' loss and adapters."""
+    def healing(self) -> DistillConfig:
+        """The heirs' loss."""
         heal = self.heal
-        distill = DistillConfig()
-        if heal.by == "reference":
-            distill = DistillConfig(
-                teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature
-            )
-        return distill, heal.lora
+        if heal.by != "reference":
+            return FROM_TEXT
+        return DistillConfig(teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature)
 
     def layer_map(self, number: int) -> LayerMap:
         """Return the layers of round `number`, from 0."""
@@ -122,19 +118,18 @@ class Recipe:
         name: str,
         decoder: Decoder,
         steps: int,
-        lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT,
+        lesson: DistillConfig = FROM_TEXT,
         *,
         offset: int = 0,
     ) -> Config:
         """Return the configuration of `steps` steps of a model, after `offset` of its batches."""
-        distill, lora = lesson
         warmup = min(self.optimizer.warmup_steps, steps) or round(self.warmup * steps)
         return Config(
             name=name,
             model=decoder.config,
             data=dataclasses.replace(self.data, first_batch=offset),
             optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
-            train=dataclasses.replace(self.train, steps=steps, distill=distill, lora=lora),
+            train=dataclasses.replace(self.train, steps=steps, distill=lesson),
             sample=self.sample,
         )
 

@@ -20,7 +20,7 @@ from wakeful.inheritance.outcome import (
 )
 from wakeful.layer_ranges import format_layers
 from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
-from wakeful.reports.lineage import adapters, describe_bridge, objective
+from wakeful.reports.lineage import describe_bridge, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
     Cell,
@@ -144,11 +144,10 @@ def _healing_text(summary: InheritanceSummary) -> str:
     """Return the heirs' loss, in words."""
     heal = summary.recipe.heal
     if heal.by == "text":
-        return f"heirs learn from the text alone, by cross-entropy{adapters(heal.lora)}"
+        return "heirs learn from the text alone, by cross-entropy"
     return (
         f"heirs learn from the reference's predictions, "
-        f"{objective(heal, 'reference', 'heir')}{adapters(heal.lora)}; "
-        "baselines by cross-entropy"
+        f"{objective(heal, 'reference', 'heir')}; baselines by cross-entropy"
     )
 
 

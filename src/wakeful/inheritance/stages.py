@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wakeful.config.schema import DistillConfig, LoraConfig
+from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import from_table
 from wakeful.inheritance.recipe import FROM_TEXT
 from wakeful.model.decoder import Decoder
@@ -29,8 +29,8 @@ class TrainingStage:
     start: Callable[[], Decoder]
     layers: tuple[int, ...] = ()
     """The reference's layers that an heir has."""
-    lesson: tuple[DistillConfig, LoraConfig] = FROM_TEXT
-    """The loss and the adapters it learns by."""
+    lesson: DistillConfig = FROM_TEXT
+    """The loss it learns by."""
     bridge: Callable[[Decoder, OnProgress], list[BridgeGap]] | None = None
     """Bridges the layers that an heir drops, in place, after its start."""
     origin: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.reports.lineage import adapters, describe_bridge, objective
+from wakeful.reports.lineage import describe_bridge, objective
 from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import markdown, visible
@@ -151,17 +151,17 @@ def _on_hub(name: str) -> bool:
 
 def _lineage_lines(run: Run) -> list[str]:
     initial, train = run.header.initial, run.config.train
-    teacher, alone = train.distill, adapters(train.lora)
+    teacher = train.distill
     lines = [f"Trained from random weights, seed {train.seed}.\n"]
     if initial is not None:
         lines = [f"{line}\n" for line in _inheritance_lines(run, initial)]
     if teacher.teacher:
         lines.append(
             f"Trained on {markdown(teacher.teacher)}'s predictions: "
-            f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
+            f"{objective(teacher, 'teacher', 'student')}.\n"
         )
-    elif initial is not None or alone:
-        lines.append(f"Trained on text by cross-entropy{alone}.\n")
+    elif initial is not None:
+        lines.append("Trained on text by cross-entropy.\n")
     return lines
 
 

@@ -1,6 +1,6 @@
 """Sentences about an heir's layers and training, for its page and its model card."""
 
-from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
+from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig
 from wakeful.layer_ranges import format_layers
 from wakeful.runs.records import BridgeGap
 
@@ -30,14 +30,3 @@ def objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) ->
     mean = isinstance(lesson, DistillConfig) and lesson.over == "mean"
     over = " averaged over the vocabulary" if mean else ""
     return f"{share}{squared}KL({teacher} ‖ {student}){over}{heat}"
-
-
-def adapters(lora: LoraConfig) -> str:
-    """Say what alone learned where adapters did; nothing where all weights learned."""
-    if not lora.rank:
-        return ""
-    where = {
-        "attention": " beside the attention's matrices",
-        "mlp": " beside the feed-forward networks' matrices",
-    }.get(lora.modules, "")
-    return f", in LoRA adapters of rank {lora.rank} alone{where}"

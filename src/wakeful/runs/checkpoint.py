@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,6 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.tables import to_table
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError, first_line
-from wakeful.model import lora
 from wakeful.model.initialize import build_on_meta, check_shapes
 from wakeful.optim.saved import (
     BUILT,
@@ -225,33 +224,15 @@ def newest(folder: Path) -> Path:
 
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
-    """Fill a model, or this process's part of it, after verifying the checkpoint's files.
-
-    Adapters that the checkpoint has and the model lacks are merged into its matrices.
-    """
+    """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
     verify(path, world)
     world.gather("the files are whole")
     own = unique_state(model)
     stored = shards.StoredTensors(path, "model", read_state(path).cut)
-    _check_shapes(own, stored, path)
+    check_shapes(own, stored.shapes, path)
     with torch.no_grad():
         for name, tensor in own.items():
-            stored_weight = stored.read(name, shards.cut_of(tensor))
-            layer = name.removesuffix(".weight")
-            if layer + lora.A in stored.shapes and layer + lora.A not in own:
-                a, b, scale = (stored.read(layer + end) for end in (lora.A, lora.B, lora.SCALE))
-                stored_weight = lora.merged_weight(stored_weight, a, b, scale)
-            shards.local(tensor).copy_(stored_weight)
-
-
-def _check_shapes(own: Mapping[str, Tensor], stored: shards.StoredTensors, path: Path) -> None:
-    """Compare shapes without those of adapters that a model lacks."""
-    ends = (lora.A, lora.B, lora.SCALE)
-    shapes = {
-        name: shape for name, shape in stored.shapes.items()
-        if name in own or not name.endswith(ends)
-    }  # fmt: skip
-    check_shapes(own, shapes, path)
+            shards.local(tensor).copy_(stored.read(name, shards.cut_of(tensor)))
 
 
 def check_description(path: Path, config: ModelConfig) -> None:
@@ -263,7 +244,7 @@ def check_description(path: Path, config: ModelConfig) -> None:
     try:
         stored = shards.StoredTensors(path, "model", read_state(path).cut)
         own = unique_state(build_on_meta(config, len(stored.shapes), path))
-        _check_shapes(own, stored, path)
+        check_shapes(own, stored.shapes, path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation
         raise

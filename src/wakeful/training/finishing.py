@@ -131,11 +131,8 @@ def finish_run(training: Training) -> None:
 
 
 def _whole_model(training: Training) -> Decoder:
-    """Return the unsharded model with its adapters merged, as it is saved.
-
-    A sharded model, or one with adapters, is read from the last step's checkpoint.
-    """
-    if not (training.parallel.is_sharded or training.config.train.lora.rank):
+    """Return the unsharded model; a sharded one is read from the last step's checkpoint."""
+    if not training.parallel.is_sharded:
         return training.decoder
     decoder = Decoder(training.config.model)
     weight = training.decoder.head.weight

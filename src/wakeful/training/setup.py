@@ -14,7 +14,6 @@ from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
-from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import check_step, configure_optimizer, optimizer_of
 from wakeful.paged import load_weights
@@ -62,13 +61,8 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     wanted_packages(config)
     _check_schemes(config)
     check_shares(config, world)
-    if config.train.lora.rank and world.size > 1:
-        raise WakefulError(
-            f"adapters (lora.rank = {config.train.lora.rank}) are for one process, and here are "
-            f"{world.size}: leave them out, or train without torchrun"
-        )
     with _memory_errors(), torch.device("meta"):
-        make_optimizer(config, with_adapters(config, Decoder(config.model)))
+        make_optimizer(config, Decoder(config.model))
     check_step(config.optimizer)
 
 
@@ -200,15 +194,7 @@ def make_decoder(config: Config, device: torch.device, initial: Decoder | None =
             load_weights(initial)
             decoder = initial.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
-        return with_adapters(config, decoder.to(device=device, dtype=dtype))
-
-
-def with_adapters(config: Config, decoder: Decoder) -> Decoder:
-    """Add the configured adapters to a decoder, in place; return it."""
-    lora = config.train.lora
-    if not lora.rank:
-        return decoder
-    return adapt(decoder, lora.rank, alpha=lora.alpha, modules=lora.modules, seed=config.train.seed)
+        return decoder.to(device=device, dtype=dtype)
 
 
 @contextlib.contextmanager
