@@ -18,7 +18,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data
 from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful.inheritance.layers import first, last
+from wakeful.inheritance.layers import first
 from wakeful.inheritance.options import InheritOptions
 from wakeful.model.decoder import Decoder
 from wakeful.training.size import operations_of, parameters_of, run_size
@@ -41,7 +41,7 @@ from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 from wakeful_papers.exhibits.total import CARDS, total_of
 from wakeful_papers.exhibits.tuning import Tuning
-from wakeful_papers.heirs import Setting, baseline_of
+from wakeful_papers.heirs import Setting, baseline_of, last
 from wakeful_papers.reports.charts import DRAWINGS
 
 SCALES = ("tiny", "small", "paper")

@@ -12,17 +12,22 @@ from inheritance.references import reference, text, trained
 from inheritance.test_heirs_recipe import quietly
 from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import inherit_blocks
-from wakeful.inheritance.layers import first, last
+from wakeful.inheritance.layers import first
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.runs.run import Run
 from wakeful_papers.heirs import (
     BASELINES,
     Setting,
+    alternate,
     baseline_of,
     half_way,
     half_width,
     inherit_with_baselines,
+    last,
+    laziest,
+    middle,
+    twice,
 )
 
 __all__ = ["reference", "text", "trained"]
@@ -34,6 +39,22 @@ def setting(reference: Decoder, depth: int = 3, **options: Any) -> Setting:
     return Setting(
         reference, layers, seed=5, lazy=last(depth, of=reference.config.num_layers), **options
     )
+
+
+def test_the_papers_layers() -> None:
+    # Table 4: layers 1-4, 5-8 and 9-12 of 12, counted from 1.
+    assert [m(4, of=12).sources for m in (first, middle, last)] == [
+        (0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11),
+    ]  # fmt: skip
+    # Appendix B: the DistilBERT-style student of 16 of 24, and stacking 9 layers to 18.
+    assert alternate(16, of=24).sources == (*range(0, 24, 2), 18, 19, 20, 21)
+    assert alternate(3, of=12).sources == (0, 4, 8)
+    assert alternate(4, of=4).sources == (0, 2, 0, 1)
+    assert alternate(3, of=5).sources == (0, 2, 4)
+    assert twice(18, of=9).sources == (*range(9), *range(9))
+    assert twice(15, of=30).sources == (*range(8), *range(7))
+    assert laziest([5.0, 9.0, 1.0, 2.0, 7.0], 2).sources == (2, 3)
+    assert laziest([5.0, 9.0, 1.0, 2.0, 7.0], 3).sources == (2, 3, 4)
 
 
 @pytest.mark.parametrize("name", BASELINES)

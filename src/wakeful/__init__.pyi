@@ -445,7 +445,7 @@ def inherit(
     resume: str | PathLike[str] = "",
     layers: int = 0,
     keep: float = 0.0,
-    choose: Literal["first", "middle", "last", "alternate", "stacked", "rank", "mass", "influence", "angle", "bridge", "lazy"] = "angle",
+    choose: Literal["angle", "first"] = "angle",
     gaps: int = 1,
     blocks: Iterable[int] | int = (),
     pinned: int = 1,
@@ -458,7 +458,6 @@ def inherit(
     grow: int = 0,
     until: Literal["parity", "budget"] = "parity",
     rounds: int = 0,
-    grow_from: Literal["reference", "student"] = "reference",
     baseline: Iterable[Literal["random", "reference"]] | Literal["random", "reference"] = (),
     seeds: Iterable[int] | int = (),
     recipe: Literal["wakeful", "inheritune"] = "wakeful",
@@ -496,8 +495,7 @@ def inherit(
         layers: Layers of the heir. 0: as many as keep says, or half of the reference's.
         keep: Share of the reference's layers to keep, instead of layers.
         choose: Rule for the layers: all but the neighbors over which the stream turns least
-            (angle), or without which, bridged, the loss is least (bridge); those with the
-            highest rank, mass or influence; or a range: first is the paper's.
+            (angle), or the first, as the paper has them.
         gaps: Runs of neighbors that angle may drop.
         blocks: The layers themselves, counted from 0, instead of layers, keep and choose.
         pinned: First layers that stay whatever their figures.
@@ -513,8 +511,6 @@ def inherit(
         grow: Layers that each round adds, 2 in the paper; the last may add fewer. 0: one round.
         until: Grow until the reference's loss is reached, or through all rounds.
         rounds: Maximum rounds. 0: until the heir is as deep as the reference.
-        grow_from: A round begins from the reference's blocks, or keeps the student's and adds
-            to them.
         baseline: Models to train beside the heir for as many steps on the text: its shape from
             random weights, or the whole reference.
         seeds: Train everything with each of these seeds, for errors over seeds. Empty: with

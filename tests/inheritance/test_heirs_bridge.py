@@ -9,8 +9,8 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.inheritance.blocks import grow, inherit_blocks
-from wakeful.inheritance.bridge import bridge, gaps, rebridge, remaining_bridges
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.bridge import bridge, gaps, solve
 from wakeful.inheritance.equations import whole_products
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.stream import TextStream
@@ -180,13 +180,22 @@ def test_layers_that_do_nothing_are_left_out_without_a_trace() -> None:
             for name in ("attention.out", "mlp.down"):
                 for parameter in reference.blocks[layer].get_submodule(name).parameters():
                     parameter.zero_()
-    for solve in ("output", "down"):
+    for map_ in ("output", "down"):
         heir = inherit_blocks(reference, LAYERS)
-        options = BridgeConfig(map=solve, ridge=0.0, first="in")
+        options = BridgeConfig(map=map_, ridge=0.0, first="in")
         (actual,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
         assert actual.plain == pytest.approx(0, abs=1e-12)
         assert actual.error == pytest.approx(0, abs=1e-12)
         torch.testing.assert_close(heir(TOKENS), reference(TOKENS), rtol=1e-8, atol=1e-8)
+
+
+@torch.no_grad()
+def alone(heir: Decoder, reference: Decoder, gap: Gap, options: BridgeConfig) -> BridgeGap:
+    """Bridge one gap on the heir's stream as it is now."""
+    streams = TextStream(heir, TOKENS), TextStream(reference, TOKENS)
+    for stream, layer in zip(streams, (gap.after, gap.last + 1), strict=True):
+        stream.through(layer)
+    return solve(*streams, gap, options)
 
 
 @pytest.mark.parametrize("first", ["apart", "out"])
@@ -201,62 +210,14 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     assert [(b.after, b.first, b.last) for b in actual] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
     steps = inherit_blocks(reference, layers)
     for gap, one in zip(gaps(layers, 6), actual, strict=True):
-        assert bridge(steps, reference, layers, TOKENS, options, only=[gap]) == [one]
+        assert alone(steps, reference, gap, options) == one
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, steps.get_parameter(name)), name
     # In another order the last is solved on a stream that it does not have later.
     wrong = inherit_blocks(reference, layers)
     for gap in reversed(gaps(layers, 6)):
-        bridge(wrong, reference, layers, TOKENS, options, only=[gap])
+        alone(wrong, reference, gap, options)
     assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
-
-
-def test_a_layer_taken_back_replaces_its_bridge() -> None:
-    reference = tiny_decoder(num_layers=8, bias=True)
-    before = LayerMap((0, 3, 7), "angle")  # gaps 1–2 and 4–6
-    student = inherit_blocks(reference, before)
-    bridge(student, reference, before, TOKENS)
-    with torch.no_grad():  # and some training
-        for parameter in student.parameters():
-            parameter.add_(0.01)
-
-    def matrix(heir: Decoder, layer: int) -> Tensor:
-        return heir.get_parameter(f"blocks.{layer}.mlp.down.weight")
-
-    # Both gaps shrink at their beginning: layers 1 and 4 carry what is left of them.
-    later = LayerMap((0, 1, 3, 4, 7), "angle")
-    heir = grow(student, before, reference, later)
-    actual = rebridge(heir, reference, later, before, TOKENS)
-    assert [(b.after, b.first, b.last) for b in actual] == [(1, 2, 2), (3, 5, 6)]
-    assert torch.equal(matrix(heir, 0), matrix(reference, 0))
-    assert torch.equal(matrix(heir, 2), matrix(reference, 3))
-    assert not torch.equal(matrix(heir, 1), matrix(reference, 1))
-    # One gap closes and the other stays: nothing is solved anew, and training is kept.
-    closed = LayerMap((0, 1, 2, 3, 7), "angle")
-    heir = grow(student, before, reference, closed)
-    assert rebridge(heir, reference, closed, before, TOKENS) == []
-    assert torch.equal(matrix(heir, 0), matrix(reference, 0))
-    assert torch.equal(matrix(heir, 3), matrix(student, 1))
-    # One gap shrinks at its end: its matrix is solved anew for the layer that now follows.
-    shrunk = LayerMap((0, 3, 6, 7), "angle")
-    heir, other = (grow(student, before, reference, shrunk) for _ in range(2))
-    (one,) = rebridge(heir, reference, shrunk, before, TOKENS)
-    assert (one.after, one.first, one.last) == (1, 4, 5)
-    other.blocks[1].get_submodule("mlp.down").load_state_dict(
-        reference.blocks[3].get_submodule("mlp.down").state_dict()
-    )
-    bridge(other, reference, shrunk, TOKENS, only=[Gap(1, 4, 5)])
-    for name, parameter in heir.named_parameters():
-        assert torch.equal(parameter, other.get_parameter(name)), name
-    none = BridgeConfig(map="none")
-    assert rebridge(heir, reference, shrunk, before, TOKENS, none) == []
-
-
-def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -> None:
-    one, two = BridgeGap(0, 1, 2, plain=0.5, error=0.1), BridgeGap(1, 4, 6, plain=0.6, error=0.2)
-    layers = [LayerMap(kept, "angle") for kept in ((0, 1, 2, 3, 7), (0, 7), (0, 3, 6, 7))]
-    actual = [remaining_bridges([one, two], each, 8) for each in layers]
-    assert actual == [[BridgeGap(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +244,6 @@ def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
     with torch.no_grad():
         torch.testing.assert_close(one(alone), other(alone), rtol=1e-6, atol=1e-6)
         assert not torch.allclose(one(alone), crossed(alone), rtol=1e-3, atol=1e-3)
-    before, now = LayerMap((0,), "named"), LayerMap((0, 2), "named")
-    again = [inherit_blocks(reference, now) for _ in range(2)]
-    rebridge(again[0], reference, now, before, alone, options)
-    rebridge(again[1], reference, now, before, together, options, documents=numbers)
-    with torch.no_grad():
-        torch.testing.assert_close(again[0](alone), again[1](alone), rtol=1e-6, atol=1e-6)
 
 
 def test_no_bridge_changes_nothing() -> None:

@@ -1,7 +1,6 @@
 """Inheriting blocks: known answers, moved blocks, variants switched on, and what is refused."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
@@ -9,15 +8,13 @@ from torch import Tensor
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.inheritance.blocks import departures, grow, inherit_blocks, target_config
-from wakeful.inheritance.layers import LayerMap, first, last, named_layers, stacked
+from wakeful.inheritance.blocks import departures, inherit_blocks, target_config
+from wakeful.inheritance.layers import LayerMap, first, named_layers
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import store_prefix
 
 TOKENS = some_tokens(2, 13)
-UNGROWN = ('resformer(mode="plus")', 'on_layers([3], resformer(mode="learnable"))')
-"""What divides one total among the layers there are, and what is on a layer that a student lacks.
-"""
+TWICE, LAST = LayerMap((0, 1, 0, 1), "named"), LayerMap((2, 3), "named")
 
 
 def own_parameter(name: str) -> bool:
@@ -213,7 +210,7 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
         heir.get_parameter(sinks.format(1)), reference.get_parameter(sinks.format(2))
     )
     # A block that was first in the reference has no row; it starts plain.
-    twice = inherit_blocks(reference, stacked(4, of=4))
+    twice = inherit_blocks(reference, TWICE)
     assert twice.route.get_parameter("weights")[1].tolist() == [0.0, 1.0]
     gone = departures(reference, first(2, of=4), route="own", normalizer="softmax")
     assert len(gone) == 2
@@ -256,7 +253,7 @@ def test_plus_keeps_every_kept_layers_weight() -> None:
     total, share = (heir.route.get_parameter(name) for name in ("total", "share"))
     torch.testing.assert_close(total * share.softmax(0), weights[[0, 2]])
     with pytest.raises(WakefulError, match="no share in the reference"):
-        inherit_blocks(reference, stacked(4, of=4))
+        inherit_blocks(reference, TWICE)
 
 
 def test_dense_and_denseformer_weights_follow_their_layers() -> None:
@@ -265,14 +262,14 @@ def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     expected = dense.route.get_parameter("weights.3")
     assert torch.equal(heir.route.get_parameter("weights.2"), expected[[0, 2, 3]])
     with pytest.raises(WakefulError, match="in their order and once each"):
-        inherit_blocks(dense, stacked(4, of=4))
+        inherit_blocks(dense, TWICE)
     former = tiny_decoder(depth="denseformer")
     kept = inherit_blocks(former, first(2, of=4))
     assert torch.equal(
         kept.depth.get_parameter("weights.2"), former.depth.get_parameter("weights.2")
     )
     with pytest.raises(WakefulError, match="only the first layers"):
-        inherit_blocks(former, last(2, of=4))
+        inherit_blocks(former, LAST)
 
 
 def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
@@ -320,72 +317,27 @@ def test_what_each_layer_has_of_a_variant_comes_from_its_source(
         assert torch.equal(tensor, expected[kind, places[number], rest]), (kind, number, rest)
 
 
-@pytest.mark.parametrize(
-    ("folder", "expression"),
-    [each for each in EXAMPLES if each[1] not in UNGROWN],
-    ids=[e for _, e in EXAMPLES if e not in UNGROWN],
-)
-def test_a_student_grown_back_untrained_is_its_reference(folder: str, expression: str) -> None:
-    reference = tiny_decoder(**{FIELD[folder]: expression})
-    # Two layers, but for routes that name the third.
-    layers, every = first(3 if re.search(r"2\]|range", expression) else 2, of=4), first(4, of=4)
-    student = inherit_blocks(reference, layers)
-    grown = grow(student, layers, reference, every)
-    for name, parameter in grown.named_parameters():
-        # After its last block the student's MUDD has one way instead of four.
-        assert torch.equal(parameter, reference.get_parameter(name)), name
-
-
-def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() -> None:
-    reference, layers = tiny_decoder(depth="x0_lambdas"), named_layers([0, 3], of=4)
-    student = inherit_blocks(reference, layers)
-    with torch.no_grad():
-        student.depth.get_parameter("stream").add_(1)
-    grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).depth
-    for name in ("stream", "embedded"):
-        first_one, last_one = student.depth.get_parameter(name).tolist()
-        learned = reference.depth.get_parameter(name)[2].item()
-        assert grown.get_parameter(name).tolist() == [first_one, learned, last_one]
-
-
-def test_a_layer_that_is_new_to_a_student_starts_plain_in_a_route_of_the_students_own() -> None:
-    reference, layers = tiny_decoder(), named_layers([0, 3], of=4)
-    student = inherit_blocks(reference, layers, route="output_gate")
-    with torch.no_grad():
-        student.route.gates["1"].bias.fill_(0.5)
-    grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).route
-    assert [grown.gates[str(layer)].bias[0].item() for layer in range(3)] == [8.0, 8.0, 0.5]
-
-
 def test_mudd_keeps_what_sums_as_many_blocks() -> None:
     reference = tiny_decoder(depth="mudd")
-    layers = first(2, of=4)
-    heir = inherit_blocks(reference, layers)
-    grown = grow(heir, layers, reference, first(3, of=4))
-    for made in (heir, grown):
-        for part in ("into.1.weight", "out.1", "fixed.1"):
-            name = f"depth.{part}"
-            assert torch.equal(made.get_parameter(name), reference.get_parameter(name))
-    # Where the student had one way, after its last block, the reference's four are back.
-    for part in ("into.2.weight", "out.2", "fixed.2"):
+    heir = inherit_blocks(reference, first(2, of=4))
+    for part in ("into.1.weight", "out.1", "fixed.1"):
         name = f"depth.{part}"
-        assert torch.equal(grown.get_parameter(name), reference.get_parameter(name))
+        assert torch.equal(heir.get_parameter(name), reference.get_parameter(name))
     # After a last block there is one way instead of four: its weights start anew.
-    for made, block, ways in ((heir, 2, 1), (grown, 3, 1)):
-        one_hot = torch.zeros(ways, block + 1, dtype=torch.float64)
-        one_hot[:, block] = 1.0
-        assert torch.equal(made.get_parameter(f"depth.fixed.{block}"), one_hot)
-        out = made.get_parameter(f"depth.out.{block}")
-        assert out.shape == (ways * (block + 1),) * 2
-        assert not out.any()
-    for others in (last(2, of=4), named_layers([0, 2, 3], of=4)):
+    one_hot = torch.zeros(1, 3, dtype=torch.float64)
+    one_hot[:, 2] = 1.0
+    assert torch.equal(heir.get_parameter("depth.fixed.2"), one_hot)
+    out = heir.get_parameter("depth.out.2")
+    assert out.shape == (3, 3)
+    assert not out.any()
+    for others in (LAST, named_layers([0, 2, 3], of=4)):
         with pytest.raises(WakefulError, match="only the first layers"):
             inherit_blocks(reference, others)
 
 
 def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
     reference = tiny_decoder(route="svformer")
-    heir = inherit_blocks(reference, last(2, of=4))
+    heir = inherit_blocks(reference, LAST)
     value = "blocks.0.attention.value.weight"
     assert torch.equal(heir.get_parameter(value), reference.get_parameter(value))
 
@@ -419,55 +371,6 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
         assert torch.equal(heir.get_parameter(random_part), again.get_parameter(random_part))
         assert not torch.equal(heir.get_parameter(random_part), other.get_parameter(random_part))
         assert not torch.equal(heir.get_parameter(random_part), fresh.get_parameter(random_part))
-
-
-def test_growing_keeps_what_was_trained() -> None:
-    reference = tiny_decoder(route='resformer(mode="learnable")')
-    layers = named_layers([0, 2], of=4)
-    student = inherit_blocks(reference, layers)
-    with torch.no_grad():
-        for parameter in student.parameters():
-            parameter.add_(1.0)
-    grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4))
-    for name, tensor in grown.named_parameters():
-        if name.startswith("blocks.1."):
-            donor = reference.get_parameter(name)
-        elif name.startswith("blocks.2."):
-            donor = student.get_parameter(name.replace("blocks.2.", "blocks.1."))
-        elif name == "route.weights":
-            continue
-        else:
-            donor = student.get_parameter(name)
-        assert torch.equal(tensor, donor), name
-    rows = grown.route.get_parameter("weights")
-    assert torch.equal(rows[0], reference.route.get_parameter("weights")[0])
-    assert torch.equal(rows[1], student.route.get_parameter("weights")[0])
-    with pytest.raises(WakefulError, match="cannot grow"):
-        grow(student, layers, reference, named_layers([0, 1, 3], of=4))
-    with pytest.raises(WakefulError, match="wants layer 4"):
-        grow(student, layers, reference, LayerMap((0, 2, 4), "named"))
-
-
-def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
-    reference, layers = tiny_decoder(), named_layers([0, 2], of=4)
-    student = inherit_blocks(reference, layers, copy="blocks", seed=3)
-    for copy in ("mlp", "blocks"):
-        grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4), copy=copy)
-        for name, tensor in student.named_parameters():
-            path = name.replace("blocks.1.", "blocks.2.")
-            assert torch.equal(grown.get_parameter(path), tensor), name
-        new, expected = (part.blocks[1].attention.out.weight for part in (grown, reference))
-        assert torch.equal(new, expected) == (copy == "blocks")
-
-
-def test_growing_compensates_moved_blocks() -> None:
-    reference = tiny_decoder(scale_logits_by_layer=True)
-    layers = named_layers([0, 2], of=4)
-    grown = grow(
-        inherit_blocks(reference, layers), layers, reference, named_layers([0, 1, 2], of=4)
-    )
-    direct = inherit_blocks(reference, named_layers([0, 1, 2], of=4))
-    torch.testing.assert_close(grown(TOKENS), direct(TOKENS), rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_refused() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -28,7 +27,6 @@ from wakeful.data.order import Batches
 from wakeful.data.preparing import prepare_data
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.inheritance import reading
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.layers import LayerMap
@@ -131,7 +129,7 @@ def test_it_grows_until_parity_and_no_further(
 
 
 @pytest.mark.slow
-def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
+def test_a_round_restarts_from_the_reference(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
@@ -140,18 +138,10 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
     start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.up.weight"
     assert torch.equal(start[name], known.decoder().get_parameter(name))
-    assert again.rounds[1].stage.offset == 0
-    student = dataclasses.replace(keep, grow_from="student")
-    on = carry_out(student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
-    start = load_file(on.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
-    assert torch.equal(start[name], weights(on.rounds[0].run)[name])
-    new = "blocks.2.mlp.up.weight"
-    assert torch.equal(start[new], known.decoder().get_parameter(new))
-    assert on.rounds[1].stage.offset == 4
-    assert [arm for arm, _ in arms(on)] == ["heir"]
-    points = curve(on.rounds)
-    assert [point.step for point in points] == [0, 2, 4, 4, 6, 8]
-    assert [point.tokens for point in points] == [0, 64, 128, 128, 192, 256]
+    assert [arm for arm, _ in arms(again)] == ["heir-2", "heir-3"]
+    points = curve(again.rounds[1:])
+    assert [point.step for point in points] == [0, 2, 4]
+    assert [point.tokens for point in points] == [0, 64, 128]
 
 
 @pytest.mark.slow
@@ -214,13 +204,11 @@ class Killed(BaseException):
 def uncut(
     trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Recipe, FinishedStages]:
-    """Give 16 steps: two rounds of a growing student and, after 8, random weights."""
+    """Give 12 steps: two rounds of growth and, after 8, random weights."""
     text, reference = trained
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(text.parent / "cache"))
-        recipe = recipe_for(
-            reference, text, grow=1, rounds=2, grow_from="student", baselines=("random",)
-        )
+        recipe = recipe_for(reference, text, grow=1, rounds=2, baselines=("random",))
         decoder, out = read_decoder(reference.path).decoder(), tmp_path_factory.mktemp("uncut")
         return recipe, carry_out(recipe, decoder, loss=IMPOSSIBLE, out=out / "a", display=quietly)
 
@@ -257,7 +245,7 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
 def test_a_recipe_cut_between_its_rounds_goes_on(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
-    recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
+    recipe = recipe_for(reference, text, grow=1, rounds=2)
     whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
     one = dataclasses.replace(recipe, rounds=1)
     carry_out(one, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
@@ -351,33 +339,6 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     assert "20 are the fewest" in actual
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(999, (16, 8)), (32, (4, 8))])
-def test_runs_of_layers_are_tried_on_as_many_tokens_as_is_said_from_all_over_the_text(
-    reference: Run, text: Path, known: Model, tokens: int, rows: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(reading, "SOLVED_ON", 128)
-    monkeypatch.setattr(reading, "MEASURED_ON", 64)
-    monkeypatch.setattr(reading, "TRIED_LENGTH", 8)
-    tried = Mock(return_value={1: 1.0})
-    monkeypatch.setattr(reading, "bridged_losses", tried)
-    options = InheritOptions(
-        choose="bridge", layers=2, bridge=BridgeConfig(tokens=tokens), diagnose_length=16,
-        diagnose_sequences=1, train=TrainConfig(length=16, device="cpu"),
-    )  # fmt: skip
-    data = PreparedData.open(recipe_for(reference, text).data.source)
-    reading.diagnosed_layers(options, known, data, Display())
-    measured = tried.call_args.kwargs["held_out"]
-    actual = tried.call_args.args[1]
-    assert (len(actual) - measured, measured) == rows
-    # Every so many of the text's windows; those to measure on lie all over it too.
-    starts = np.arange(sum(rows)) * (data.train.num_tokens // 8) // sum(rows) * 8
-    held = [number * sum(rows) // measured for number in range(measured)]
-    assert starts[held[-1]] > 0.7 * data.train.num_tokens
-    ours = [*np.delete(starts, held), *starts[held]]
-    assert actual.tolist() == [data.train.tokens[start : start + 8].tolist() for start in ours]
-
-
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
     again = read_decoder(reference.path).decoder()
     sizes = footprints(
@@ -428,39 +389,6 @@ def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str
             check_stages(odd, decoder)
 
 
-def bridges_of(outcome: FinishedStages) -> list[list[tuple[int, int, int]]]:
-    return [[(b.after, b.first, b.last) for b in each.bridges] for each in outcome.rounds]
-
-
-@pytest.mark.slow
-def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
-    reference: Run, text: Path, known: Model, tmp_path: Path
-) -> None:
-    recipe = recipe_for(
-        reference, text, layers=(0, 2), order=(0, 2, 1, 3), rule="rank", grow=1, rounds=2,
-        grow_from="student", bridge=BridgeConfig(tokens=64), heal=HealConfig(),
-    )  # fmt: skip
-    recipe = dataclasses.replace(
-        recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
-    )
-    outcome = carry_out(
-        recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
-    )
-    assert bridges_of(outcome) == [[(0, 1, 1), (1, 3, 3)], [(2, 3, 3)]]
-    before, after = (finished.bridges[-1] for finished in outcome.rounds)
-    assert (after.plain, after.error) == (before.plain, before.error)
-    # The new layer is the reference's, and so is again what stood in its place; the bridge that
-    # stayed has what it has learned.
-    healed = weights(outcome.rounds[0].run)
-    start = load_file(outcome.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
-    reference_has = known.decoder().get_parameter
-    for layer in (0, 1):
-        name = f"blocks.{layer}.mlp.down.weight"
-        assert torch.equal(start[name], reference_has(name))
-    assert torch.equal(start["blocks.2.mlp.down.weight"], healed["blocks.1.mlp.down.weight"])
-    assert torch.equal(start["blocks.0.mlp.up.weight"], healed["blocks.0.mlp.up.weight"])
-
-
 @pytest.mark.slow
 def test_growth_from_the_reference_costs_all_of_its_rounds(
     reference: Run, text: Path, known: Model, tmp_path: Path
@@ -485,13 +413,6 @@ def test_growth_from_the_reference_costs_all_of_its_rounds(
     }  # fmt: skip
     seconds = sum(finished.summary.seconds for finished in outcome.rounds)
     assert lines["heir-4"].all_seconds == pytest.approx(seconds)
-    # A student that grows goes through the rounds as one model, and has their steps anyway.
-    student = dataclasses.replace(recipe, grow_from="student", rounds=2, copy="all")
-    outcome = carry_out(
-        student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly
-    )
-    lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
-    assert {arm.all_steps for arm in lines.values()} == {arm.steps for arm in lines.values()} == {8}
 
 
 def _ended(arm: str, depth: int, loss: float) -> FinishedStage:

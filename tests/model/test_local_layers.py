@@ -11,7 +11,7 @@ from helpers import EXAMPLES, some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.errors import WakefulError
-from wakeful.inheritance.blocks import grow, inherit_blocks
+from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.layers import named_layers
 from wakeful.probes import AttentionEvent
 from wakeful.probes.streaming import head_weights
@@ -135,9 +135,6 @@ def test_heirs_keep_the_positions_of_the_layers_that_stay() -> None:
     assert heir.config.local_layers == (1,)
     assert inherit_blocks(reference, named_layers([0, 2], of=4)).config.local_layers == ()
     assert inherit_blocks(reference, named_layers([1, 3, 1], of=4)).config.local_layers == (0, 1, 2)
-    grown = grow(heir, named_layers([0, 3], of=4), reference, named_layers([0, 1, 3], of=4))
-    assert grown.config.local_layers == (1, 2)
-    assert_close(grown(TOKENS), inherit_blocks(reference, named_layers([0, 1, 3], of=4))(TOKENS))
 
 
 def test_descriptions_of_before_and_after() -> None:

@@ -10,26 +10,72 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import polars as pl
 import torch
 
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError, nearest
 from wakeful.inheritance.blocks import at_random, inherit_blocks
-from wakeful.inheritance.layers import LayerMap, alternate, first, last, laziest, middle, twice
+from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import Copy
 from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
-from wakeful.inheritance.reading import diagnosed_layers, prepared_text
+from wakeful.inheritance.reading import prepared_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.rounds import Seed
+from wakeful.inheritance.solving import spread_windows
 from wakeful.inheritance.stages import FinishedStages, TrainingStage
 from wakeful.inheritance.tool import InheritancePlan
 from wakeful.inheritance.tool import inherit as inherit_reference
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
+from wakeful.probes.rank import Ranks
+from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, is_done, read_record, read_windows
 from wakeful.terminal.display import DisplayFactory
+
+
+def middle(num_layers: int, *, of: int) -> LayerMap:
+    """Return n contiguous layers around the middle (table 4's 5–8 of 12)."""
+    start = (of - num_layers) // 2
+    return LayerMap(tuple(range(start, start + num_layers)), "middle")
+
+
+def last(num_layers: int, *, of: int) -> LayerMap:
+    """Return the last n layers (table 4's 9–12 of 12)."""
+    return LayerMap(tuple(range(of - num_layers, of)), "last")
+
+
+def alternate(num_layers: int, *, of: int) -> LayerMap:
+    """Return every second layer, as DistilBERT does (appendix B).
+
+    A target of less than half the layers takes them evenly spread. One of more than half takes all
+    even layers and then the r layers that are missing from a late run, N − 2 − r to N − 3: the
+    paper's 16 of 24 are 0, 2 … 22 and 18, 19, 20, 21.
+    """
+    even = range(0, of, 2)
+    if num_layers < len(even):
+        return LayerMap(tuple(i * of // num_layers for i in range(num_layers)), "alternate")
+    rest = num_layers - len(even)
+    start = max(0, of - 2 - rest)
+    return LayerMap((*even, *range(start, start + rest)), "alternate")
+
+
+def twice(num_layers: int, *, of: int) -> LayerMap:
+    """Return the first ⌈n/2⌉ layers and then the same again, cut to n (hybrid stacking)."""
+    half = -(-num_layers // 2)
+    if half > of:
+        raise WakefulError(f"{half} layers are more than the {of} that are there")
+    return LayerMap(tuple(i % half for i in range(num_layers)), "stacked")
+
+
+def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
+    """Return the contiguous run of layers with the lowest mean rank, a later one if they tie."""
+    starts = range(len(ranks) - num_layers + 1)
+    start = min(starts, key=lambda s: (sum(ranks[s : s + num_layers]), -s))
+    return LayerMap(tuple(range(start, start + num_layers)), "lazy")
 
 
 @dataclass(frozen=True)
@@ -292,13 +338,18 @@ def _trained_beside(
 
 
 def _laziest(folder: Path, reference: Model, num_layers: int, display: DisplayFactory) -> LayerMap:
-    plan = Run.open(folder).read(InheritancePlan, "plan.json")
-    options = dataclasses.replace(plan.wishes, choose="rank")
+    options = Run.open(folder).read(InheritancePlan, "plan.json").wishes
+    decoder = reference.decoder()
     with display("lazy") as show:
         data = prepared_text(options, reference, show)
-        diagnosed = diagnosed_layers(options, reference, data, show)
-    assert diagnosed is not None
-    return laziest(diagnosed.figures["rank"], num_layers)
+    tokens = spread_windows(data, options.diagnose_sequences, options.diagnose_length, options.data)
+    with evaluating(decoder), torch.inference_mode(), watch(decoder, Ranks()) as watcher:
+        for row in tokens:
+            decoder.hidden(row[None].to(decoder.head.weight.device))
+    ranks = watcher.frame.filter(
+        pl.col("head").is_null(), metric="rank", variant="paper", position="all"
+    ).sort("layer")
+    return laziest(ranks["value"].to_list(), num_layers)
 
 
 def stages(

@@ -277,7 +277,8 @@ class Config(RuleChecked):
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
             "train.diagnose.every train.diagnose.attention "
             "optimizer.lr optimizer.final_lr optimizer.initial_lr optimizer.eps "
-            "optimizer.weight_decay optimizer.clip optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k", 0,
+            "optimizer.weight_decay optimizer.clip optimizer.warmup_steps sample.num_tokens "
+            "sample.temperature sample.top_k", 0,
         ),
         Within("train.distill.alpha", "[0, 1]"),
         Within("train.distill.temperature", "(0, inf)"),

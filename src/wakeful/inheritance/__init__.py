@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from lazy_loader import attach
 
 if TYPE_CHECKING:
-    from wakeful.inheritance.blocks import grow, inherit_blocks
-    from wakeful.inheritance.layers import LayerMap, named_layers, parse_layers
+    from wakeful.inheritance.blocks import inherit_blocks
+    from wakeful.inheritance.layers import LayerMap, named_layers
     from wakeful.inheritance.options import InheritOptions
     from wakeful.inheritance.report import inheritance_report
     from wakeful.inheritance.result import Inheritance, with_heirs
@@ -16,20 +16,18 @@ __all__ = [
     "InheritOptions",
     "Inheritance",
     "LayerMap",
-    "grow",
     "inherit",
     "inherit_blocks",
     "inheritance_report",
     "named_layers",
-    "parse_layers",
     "with_heirs",
 ]
 
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "blocks": ["grow", "inherit_blocks"],
-        "layers": ["LayerMap", "named_layers", "parse_layers"],
+        "blocks": ["inherit_blocks"],
+        "layers": ["LayerMap", "named_layers"],
         "options": ["InheritOptions"],
         "report": ["inheritance_report"],
         "result": ["Inheritance", "with_heirs"],

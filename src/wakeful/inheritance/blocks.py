@@ -60,54 +60,7 @@ def inherit_blocks(
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     donors = [Donor(reference, source, copy) for source in layers.sources]
-    return _assembled(
-        config, reference, donors, ends=copy != "blocks", variants=[donors], seed=seed
-    )
-
-
-def grow(
-    student: Decoder,
-    student_layers: LayerMap,
-    reference: Decoder,
-    layers: LayerMap,
-    *,
-    copy: Copy = "all",
-    seed: int = 0,
-) -> Decoder:
-    """Return the student with more blocks: its own stay as trained, new ones are inherited.
-
-    `student_layers` are the reference's layers that the student's blocks came from; `layers` must
-    hold all of them. Embedding, positions, final norm and head are the student's. Where route or
-    depth mix are the reference's too, new blocks take over its parameters of them.
-
-    Raises:
-        WakefulError: `layers` drops a block of the student, or the reference lacks one.
-    """
-    layers.check(reference.config.num_layers)
-    lost = sorted(set(student_layers.sources) - set(layers.sources))
-    if lost or len(set(layers.sources)) < len(layers):
-        raise WakefulError(
-            f"a student of the layers {list(student_layers.sources)} cannot grow to "
-            f"{list(layers.sources)}: each must be there once"
-        )
-    config = dataclasses.replace(
-        student.config,
-        num_layers=len(layers),
-        local_layers=reference.config.with_layers(layers.sources).local_layers,
-    )
-    student_indices = {source: layer for layer, source in enumerate(student_layers.sources)}
-    donors = [
-        Donor(student, student_indices[source])
-        if source in student_indices
-        else Donor(reference, source, copy)
-        for source in layers.sources
-    ]
-    student_donors = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
-    # All layers are some of the reference's: its routes read earlier ones under its own numbers.
-    reference_donors = [Donor(reference, source) for source in layers.sources]
-    return _assembled(
-        config, student, donors, ends=True, variants=[reference_donors, student_donors], seed=seed
-    )
+    return _assembled(config, reference, donors, ends=copy != "blocks", seed=seed)
 
 
 def at_random(
@@ -181,13 +134,9 @@ def _assembled(
     donors: Sequence[Donor],
     *,
     ends: bool,
-    variants: Sequence[Sequence[Donor]],
     seed: int,
 ) -> Decoder:
-    """Return a decoder of the donors' blocks; with `ends`, embedding to head are `base`'s.
-
-    For `variants` see `_start_variants`.
-    """
+    """Return a decoder of the donors' blocks; with `ends`, embedding to head are `base`'s."""
     if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
         raise WakefulError(
             f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
@@ -198,7 +147,7 @@ def _assembled(
     for part in _ENDS if ends else ():
         if hasattr(target, part):
             _copy_part(target, part, getattr(base, part))
-    _start_variants(target, variants)
+    _start_variants(target, base, [donor.layer for donor in donors])
     for layer, donor in enumerate(donors):
         _copy_block(target, layer, donor)
     return fill(target, seed)
@@ -223,20 +172,16 @@ def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
     )
 
 
-def _start_variants(target: Decoder, variants: Sequence[Sequence[Donor]]) -> None:
-    """Start the route, depth mix and normalizers where they change nothing, or as their donors'.
-
-    Each of `variants` lists a donor for every layer, all of one decoder, with layer −1 where that
-    decoder lacks it; later lists overrule earlier ones.
+def _start_variants(target: Decoder, base: Decoder, sources: Sequence[int]) -> None:
+    """Start route, depth mix and normalizers where they change nothing, or as the base's layers
+    `sources` have them.
     """
     target.route.start_plain()
     target.depth.start_plain()
-    for donors in variants:
-        base, sources = donors[0].decoder, [donor.layer for donor in donors]
-        if target.config.route == base.config.route:
-            target.route.take_over(base.route, sources)
-        if target.config.depth == base.config.depth:
-            target.depth.take_over(base.depth, sources)
+    if target.config.route == base.config.route:
+        target.route.take_over(base.route, sources)
+    if target.config.depth == base.config.depth:
+        target.depth.take_over(base.depth, sources)
     for normalizer in _normalizers(target):
         normalizer.start_plain()
 

@@ -28,14 +28,11 @@ tokens more than it is worth. A first token that was long before the gap keeps i
 itself, and there the constraint would only cost (docs/archive/findings.md).
 """
 
-import dataclasses
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
@@ -68,32 +65,26 @@ def gaps(layers: LayerMap, total: int) -> list[Gap]:
     return [Gap(after, source + 1, stop - 1) for after, (source, stop) in runs if stop > source + 1]
 
 
-def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:
-    """Raise `WakefulError`, which names the remedy, where no matrix can carry a bridge."""
+def check_bridge(decoder: Decoder) -> None:
+    """Raise `WakefulError` where no matrix can carry a bridge."""
     if str(decoder.depth) != "residual":
         raise WakefulError(
             f"model.depth = {decoder.depth}: a bridge is folded into a matrix whose output is "
-            f"added to the stream, which residual alone does; {remedy}"
+            f"added to the stream, which residual alone does; give --bridge.map none"
         )
     for block in decoder.blocks:
         assert isinstance(block, Block)
         if isinstance(block, PostBlock):
             raise WakefulError(
                 f"model.placement = {decoder.placement}: a norm over the whole stream stands "
-                f"behind the matrix that would carry a bridge; {remedy}"
+                f"behind the matrix that would carry a bridge; give --bridge.map none"
             )
         norm = behind_mlp(block)
         if norm is not None and type(norm).take_scale is Norm.take_scale:
             raise WakefulError(
                 f"model.norm = {norm} behind the matrix that would carry a bridge does more than "
-                f"scale channels; {remedy}"
+                f"scale channels; give --bridge.map none"
             )
-
-
-def carriers(block: Block) -> list[nn.Module]:
-    """Return the parts of a block that a bridge changes."""
-    norm = behind_mlp(block)
-    return [block.mlp.down] if norm is None else [block.mlp.down, norm]
 
 
 @torch.no_grad()
@@ -105,7 +96,6 @@ def bridge(
     options: BridgeConfig | None = None,
     *,
     documents: Int[Tensor, "B L"] | None = None,
-    only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
 ) -> list[BridgeGap]:
@@ -124,7 +114,6 @@ def bridge(
         options: map, ridge, weights and first tokens; by default `BridgeConfig()`.
         documents: the number of each token's document, where none sees another; each then has a
             first token of its own.
-        only: the gaps to bridge; by default all.
         autocast: the context that both models run in.
         progress: called with every layer that the reference has gone through.
 
@@ -132,7 +121,7 @@ def bridge(
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
     """
     options = options or BridgeConfig()
-    selected = gaps(layers, reference.config.num_layers) if only is None else only
+    selected = gaps(layers, reference.config.num_layers)
     if options.map == "none" or not selected:
         return []
     check_bridge(heir)
@@ -150,69 +139,6 @@ def bridge(
             progress(layer + 1, last)
         bridges.append(solve(heir_stream, reference_stream, gap, options))
     return bridges
-
-
-@torch.no_grad()
-def rebridge(
-    heir: Decoder,
-    reference: Decoder,
-    layers: LayerMap,
-    old_layers: LayerMap,
-    tokens: Int[Tensor, "B L"],
-    options: BridgeConfig | None = None,
-    **kwargs: Any,
-) -> list[BridgeGap]:
-    """Bridge the gaps that an heir did not have when its layers were `old_layers`, in place.
-
-    A gap that has changed loses its bridge: if the layer that carried it is still there, its matrix
-    is the reference's again. Unchanged gaps keep their bridges as trained, and these are not
-    returned; see `remaining_bridges`. `kwargs` are further arguments of `bridge`, except `only`.
-
-    Raises:
-        WakefulError: see `bridge`.
-    """
-    options = options or BridgeConfig()
-    if options.map == "none":
-        return []
-
-    def gaps_by_layers(layers: LayerMap) -> dict[tuple[int, int, int], Gap]:
-        located = gaps(layers, reference.config.num_layers)
-        return {(layers.sources[gap.after], gap.first, gap.last): gap for gap in located}
-
-    old, new = gaps_by_layers(old_layers), gaps_by_layers(layers)
-    for source, _, _ in old.keys() - new.keys():
-        if source not in layers.sources:
-            continue
-        heir_block, reference_block = (
-            heir.blocks[layers.sources.index(source)],
-            reference.blocks[source],
-        )
-        assert isinstance(heir_block, Block)
-        assert isinstance(reference_block, Block)
-        for heir_part, reference_part in zip(
-            carriers(heir_block), carriers(reference_block), strict=True
-        ):
-            heir_part.load_state_dict(reference_part.state_dict())
-            if isinstance(heir_part, Norm) and isinstance(reference_part, Norm):
-                heir_part.take_over(reference_part)
-    only = [gap for key, gap in new.items() if key not in old]
-    return bridge(heir, reference, layers, tokens, options, only=only, **kwargs)
-
-
-def remaining_bridges(
-    bridges: Sequence[BridgeGap], layers: LayerMap, total: int
-) -> list[BridgeGap]:
-    """Return the earlier heir's bridges whose gaps these layers have too.
-
-    `after` is the layer that carries the bridge now; the errors are those of its solution.
-    `total` is the number of the reference's layers.
-    """
-    carrier_of = {(gap.first, gap.last): gap.after for gap in gaps(layers, total)}
-    return [
-        dataclasses.replace(bridged, after=carrier_of[bridged.first, bridged.last])
-        for bridged in bridges
-        if (bridged.first, bridged.last) in carrier_of
-    ]
 
 
 def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig) -> BridgeGap:

@@ -1,26 +1,15 @@
 """Maps from the blocks of a target to the blocks of a reference that they start from.
 
-N layers in the reference, n in the target, both counted from 0 as in code. A diagnosis chooses by
-
-| by | figure of a layer (docs/metrics.md) | kept |
-|---|---|---|
-| rank | largest rank of its heads, mean over sequences | the highest |
-| mass | columns that hold the attention's mass, mean over heads | the highest |
-| influence | 1 − cos(x_in, x_out), mean over tokens | the highest |
-| angle | arccos cos(x_l, x_{l+m}) / π at the last token | all but the runs with the least sum |
-| bridge | loss without a run of m layers, once it is bridged | all but the run with the least |
-| lazy | as rank | the run of n layers with the lowest mean: what not to inherit (fig. 3) |
-
-Layers keep their order. With `pinned` = p the first p layers stay whatever their figures say, and
-by angle and bridge the last layer too, which turns a state into a prediction.
+N layers in the reference, n in the target, both counted from 0 as in code. By `angle` all layers
+stay but the runs over which the last token's state turns least: arccos cos(x_l, x_{l+m}) / π over a
+run of m layers from l (Gromov et al. 2024). Layers keep their order. With `pinned` = p the first p
+layers stay whatever their angles say, and so does the last, which turns a state into a prediction.
 """
 
 import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import polars as pl
 import torch
@@ -32,8 +21,6 @@ from wakeful.layer_ranges import format_layers
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.probes.base import SCHEMA, Frame, HiddenEvent, Probe
-from wakeful.probes.hidden import BlockInfluence
-from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -78,48 +65,6 @@ def first(num_layers: int, *, of: int) -> LayerMap:
     return LayerMap(tuple(range(num_layers)), "first")
 
 
-def middle(num_layers: int, *, of: int) -> LayerMap:
-    """Return n contiguous layers around the middle (table 4's 5–8 of 12)."""
-    _check_depth(num_layers, of)
-    start = (of - num_layers) // 2
-    return LayerMap(tuple(range(start, start + num_layers)), "middle")
-
-
-def last(num_layers: int, *, of: int) -> LayerMap:
-    """Return the last n layers (table 4's 9–12 of 12)."""
-    _check_depth(num_layers, of)
-    return LayerMap(tuple(range(of - num_layers, of)), "last")
-
-
-def alternate(num_layers: int, *, of: int) -> LayerMap:
-    """Return every second layer, as DistilBERT does (appendix B).
-
-    A target of less than half the layers takes them evenly spread. One of more than half takes all
-    even layers and then the r layers that are missing from a late run, N − 2 − r to N − 3: the
-    paper's 16 of 24 are 0, 2 … 22 and 18, 19, 20, 21.
-    """
-    _check_depth(num_layers, of)
-    even = range(0, of, 2)
-    if num_layers < len(even):
-        return LayerMap(tuple(i * of // num_layers for i in range(num_layers)), "alternate")
-    rest = num_layers - len(even)
-    start = max(0, of - 2 - rest)
-    return LayerMap((*even, *range(start, start + rest)), "alternate")
-
-
-def stacked(num_layers: int, *, of: int) -> LayerMap:
-    """Return the first ⌈n/2⌉ layers and then the same again, cut to n (hybrid stacking)."""
-    _check_depth(num_layers, of)
-    return twice(num_layers, of=of)
-
-
-def twice(num_layers: int, *, of: int) -> LayerMap:
-    """Return `stacked` layers, of a model that may have no more than ⌈n/2⌉ layers."""
-    half = -(-num_layers // 2)
-    _check_depth(half, of)
-    return LayerMap(tuple(i % half for i in range(num_layers)), "stacked")
-
-
 def named_layers(layers: Sequence[int], *, of: int) -> LayerMap:
     """Return these layers, in this order."""
     layer_map = LayerMap(tuple(layers), "named")
@@ -127,54 +72,11 @@ def named_layers(layers: Sequence[int], *, of: int) -> LayerMap:
     return layer_map
 
 
-RANGES = {"first": first, "middle": middle, "last": last, "alternate": alternate,
-          "stacked": stacked}  # fmt: skip
-"""Layer maps that need no diagnosis, by name."""
-
-
-def parse_layers(texts: Sequence[str]) -> list[int]:
-    """Return the layers that texts such as "0-2" and "18" list: inverse of `format_layers`."""
-    layers: list[int] = []
-    for part in " ".join(texts).replace(",", " ").split():
-        match = re.fullmatch(r"(\d{1,6})(?:[-–](\d{1,6}))?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WakefulError(f"layers are written as 0-2 18-29, got {part!r}")
-        layers += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return layers
-
-
 def _check_depth(num_layers: int, of: int) -> None:
     if num_layers < 1:
         raise WakefulError(f"layers = {num_layers}: a target needs at least 1")
     if num_layers > of:
         raise WakefulError(f"layers = {num_layers} is more than the reference's {of}")
-
-
-By = Literal["rank", "mass", "influence", "angle", "bridge", "lazy"]
-_ROWS = {
-    "rank": ("rank", "all"),
-    "mass": ("mass_columns", "all"),
-    "influence": ("block_influence", "all"),
-    "angle": ("angular_distance", "last"),
-}
-"""Metric and position of the layer's figure in a diagnosis."""
-
-
-@dataclass(frozen=True)
-class LayerDiagnosis:
-    """Measurements of a reference's layers that layers are chosen by."""
-
-    figures: dict[str, list[float]]
-    """One figure per layer for each row of the module's table; `angle` is that of single blocks."""
-    angles: list[list[float]]
-    """`angles[l][k]`: angular distance between the inputs of layers l and k, k > l; where k is the
-    number of layers, to the last one's output."""
-    losses: Mapping[int, float] = field(default_factory=dict)
-    """Nats per token without the run that begins at each layer, for `bridge`."""
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.figures["rank"])
 
 
 class Angles(Probe):
@@ -207,54 +109,38 @@ class Angles(Probe):
 
 def diagnose_layers(
     decoder: Decoder, sequences: Sequence[Sequence[int]], progress: OnProgress = ignore_progress
-) -> LayerDiagnosis:
-    """Run a decoder over sequences of one length and measure every layer."""
+) -> list[list[float]]:
+    """Return the angular distance between the inputs of layers l and k > l, over sequences.
+
+    For k = N it is that to the last layer's output. The sequences have one length.
+    """
     progress(0, len(sequences))
     angles = Angles()
     device = decoder.head.weight.device
-    watched = watch(decoder, Ranks(), BlockInfluence(), angles)
-    with evaluating(decoder), torch.inference_mode(), watched as watcher:
+    watched = watch(decoder, angles)
+    with evaluating(decoder), torch.inference_mode(), watched:
         for done, sequence in enumerate(sequences, start=1):
             decoder.hidden(torch.tensor([list(sequence)], device=device))
             progress(done, len(sequences))
-    rows = watcher.frame
-    figures = {by: _column(rows, *row) for by, row in _ROWS.items()}
-    return LayerDiagnosis(figures, angles.matrix().tolist())
+    return angles.matrix().tolist()
 
 
 def growth_order(
-    diagnosed: LayerDiagnosis, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
+    angles: Sequence[Sequence[float]], num_layers: int, *, pinned: int = 1, gaps: int = 1
 ) -> list[int]:
-    """Return all layers in the order in which targets of growing depth take them.
+    """Return all layers in the order in which targets of growing depth take them, by angle.
 
     A target of `num_layers` layers has the first `num_layers` of the list; growth adds the next.
-    `gaps` is the number of runs of neighbors that `angle` may drop.
+    `gaps` is the number of runs of neighbors that may be dropped.
     """
-    total = diagnosed.num_layers
-    if by not in get_args(By):
-        raise WakefulError(f"choose must be one of {', '.join(get_args(By))}, got {by!r}")
+    total = len(angles) - 1
     if not 0 < num_layers <= total:
         raise WakefulError(f"layers = {num_layers}: must be between 1 and the reference's {total}")
     if not 0 <= pinned <= num_layers:
         raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
-    if by == "angle":
-        stop = total if num_layers <= pinned else total - 1  # the last, where one is left for it
-        layers = range(pinned, stop)
-        return _order_by_runs(
-            diagnosed.angles, _least_angle_runs(diagnosed.angles, layers, total - num_layers, gaps)
-        )
-    if by == "bridge":
-        losses = diagnosed.losses
-        starts = sorted(losses, key=lambda start: losses[start])[:1]  # none of a whole model
-        return _order_by_runs(
-            diagnosed.angles, [(start, start + total - num_layers) for start in starts]
-        )
-    if by == "lazy":
-        run = laziest(diagnosed.figures["rank"], num_layers).sources
-        return [*run, *(layer for layer in range(total) if layer not in run)]
-    figures = diagnosed.figures[by]
-    free = sorted(range(pinned, total), key=lambda layer: (-figures[layer], layer))
-    return [*range(pinned), *free]
+    stop = total if num_layers <= pinned else total - 1  # the last, where one is left for it
+    layers = range(pinned, stop)
+    return _order_by_runs(angles, _least_angle_runs(angles, layers, total - num_layers, gaps))
 
 
 def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
@@ -313,17 +199,3 @@ def _least_angle_runs(
             f"{dropped} of the layers {format_layers(layers)} cannot be left out in {gaps} runs"
         )
     return min(reached, key=lambda candidate: candidate[0])[1]
-
-
-def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
-    """Return the contiguous run of layers with the lowest mean rank, a later one if they tie."""
-    starts = range(len(ranks) - num_layers + 1)
-    start = min(starts, key=lambda s: (sum(ranks[s : s + num_layers]), -s))
-    return LayerMap(tuple(range(start, start + num_layers)), "lazy")
-
-
-def _column(rows: Frame, metric: str, position: str) -> list[float]:
-    selected = rows.filter(
-        pl.col("head").is_null(), metric=metric, variant="paper", position=position
-    )
-    return selected.sort("layer")["value"].to_list()

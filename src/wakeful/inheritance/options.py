@@ -18,10 +18,7 @@ from wakeful.config.schema import (
 from wakeful.config.tables import merged, nest_value, to_table
 from wakeful.errors import WakefulError
 
-Choose = Literal["first", "middle", "last", "alternate", "stacked",
-                 "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
-_FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
-"""Choices in which `pinned` has no meaning."""
+Choose = Literal["angle", "first"]
 Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
 """The inherited parts: everything; of the blocks the attention or the feed-forward network, each
 with the norm before it, or both without their norms (table 2); the blocks alone, without
@@ -35,7 +32,6 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Papers' algorithms as options: Inheritune is algorithm 1 of When Attention Collapses."""
-GrowFrom = Literal["reference", "student"]
 BaselineName = Literal["random", "reference"]
 
 
@@ -110,9 +106,8 @@ class InheritOptions(FigureOptions):
     keep: What[float] = 0.0
     """Share of the reference's layers to keep, instead of layers."""
     choose: How[Choose] = "angle"
-    """Rule for the layers: all but the neighbors over which the stream turns least (angle), or
-    without which, bridged, the loss is least (bridge); those with the highest rank, mass or
-    influence; or a range: first is the paper's."""
+    """Rule for the layers: all but the neighbors over which the stream turns least (angle), or the
+    first, as the paper has them."""
     gaps: int = 1
     """Runs of neighbors that angle may drop."""
     blocks: tuple[int, ...] = ()
@@ -137,8 +132,6 @@ class InheritOptions(FigureOptions):
     """Grow until the reference's loss is reached, or through all rounds."""
     rounds: int = 0
     """Maximum rounds. 0: until the heir is as deep as the reference."""
-    grow_from: GrowFrom = "reference"
-    """A round begins from the reference's blocks, or keeps the student's and adds to them."""
     baseline: What[tuple[BaselineName, ...]] = ()
     """Models to train beside the heir for as many steps on the text: its shape from random weights,
     or the whole reference."""
@@ -178,15 +171,13 @@ class InheritOptions(FigureOptions):
         Excludes("layers", "keep blocks", "both say which layers"),
         Excludes("keep", "blocks", "both say which layers"),
         Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
-        Excludes("pinned", " ".join(["blocks", *(f"choose={rule}" for rule in _FIXED)]),
-                 "that says which layers stay"),
+        Excludes("pinned", "blocks choose=first", "that says which layers stay"),
         Needs("gaps", "choose=angle", "it decides what is left out"),
-        Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),
         Needs("copy", "bridge.map=none",
               "parts of every block start at random, and a bridge is solved on what they compute"),
         Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
                  "there is no bridge"),
-        Needs("rounds until grow_from", "grow", "it is for growing"),
+        Needs("rounds until", "grow", "it is for growing"),
         Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds",
                  "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature",

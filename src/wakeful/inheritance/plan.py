@@ -4,7 +4,6 @@ import dataclasses
 import glob
 import math
 from pathlib import Path
-from typing import cast
 
 import polars as pl
 
@@ -13,23 +12,13 @@ from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
 from wakeful.data.sources import MIXTURE
 from wakeful.errors import WakefulError
-from wakeful.inheritance.layers import (
-    RANGES,
-    By,
-    LayerDiagnosis,
-    LayerMap,
-    from_order,
-    growth_order,
-    named_layers,
-)
+from wakeful.inheritance.layers import LayerMap, first, from_order, growth_order, named_layers
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.recipe import Recipe
 from wakeful.training import mean_loss
 
-_GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
-"""Choices that order all layers, so that heirs can grow."""
 _SHARED_FIELDS = (
-    "copy", "route", "normalizer", "grow", "until", "grow_from", "seeds", "bridge", "heal",
+    "copy", "route", "normalizer", "grow", "until", "seeds", "bridge", "heal",
     "optimizer", "sample",
 )  # fmt: skip
 """Fields of a recipe that are options too."""
@@ -45,16 +34,18 @@ _MOST_HELD_OUT = 0.5
 """Share of a text beyond which it is better to give more text than to hold out more of it."""
 
 
-def plan_layers(options: InheritOptions, total: int, diagnosed: LayerDiagnosis | None) -> LayerMap:
-    """Return the first heir's layers; without a diagnosis the first layers, as many."""
+Angles = list[list[float]]
+"""Angular distances between layers, as `diagnose_layers` returns them."""
+
+
+def plan_layers(options: InheritOptions, total: int, angles: Angles | None) -> LayerMap:
+    """Return the first heir's layers; without angles the first layers, as many."""
     if options.blocks:
         return named_layers(options.blocks, of=total)
     depth = depth_of(options, total)
-    if options.choose in RANGES:
-        return RANGES[options.choose](depth, of=total)
-    if diagnosed is None:
-        return RANGES["first"](depth, of=total)
-    return from_order(_ordered(diagnosed, options, depth), depth, options.choose)
+    if angles is None:
+        return first(depth, of=total)
+    return from_order(_ordered(angles, options, depth), depth, options.choose)
 
 
 def depth_of(options: InheritOptions, total: int) -> int:
@@ -63,19 +54,17 @@ def depth_of(options: InheritOptions, total: int) -> int:
 
 
 def make_recipe(
-    source: str, options: InheritOptions, total: int, data: Data, diagnosed: LayerDiagnosis | None
+    source: str, options: InheritOptions, total: int, data: Data, angles: Angles | None
 ) -> Recipe:
     """Return the recipe that the options describe for a reference of `total` layers.
 
     Raises:
         WakefulError: the heir is to grow and has all layers of the reference already.
     """
-    layers = plan_layers(options, total, diagnosed)
-    order: tuple[int, ...] = ()  # in which a growing heir takes over the reference's layers
-    if not options.blocks and options.choose in _GROWS:
-        order = tuple(range(total))
-        if diagnosed is not None and options.choose != "first":
-            order = tuple(_ordered(diagnosed, options, len(layers)))
+    layers = plan_layers(options, total, angles)
+    order: tuple[int, ...] = ()
+    if not options.blocks:
+        order = tuple(range(total) if angles is None else _ordered(angles, options, len(layers)))
     if options.grow and len(layers) == total:
         raise WakefulError(
             f"the heir has all {total} layers of the reference: leave out --grow, or begin with "
@@ -106,9 +95,8 @@ def make_recipe(
     )
 
 
-def _ordered(diagnosed: LayerDiagnosis, options: InheritOptions, num_layers: int) -> list[int]:
-    by = cast(By, options.choose)
-    return growth_order(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
+def _ordered(angles: Angles, options: InheritOptions, num_layers: int) -> list[int]:
+    return growth_order(angles, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
 def absolute_source(source: str) -> str:

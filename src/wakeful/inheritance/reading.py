@@ -1,34 +1,24 @@
 """An inheritance's text, and its reference's layers and losses, measured before planning."""
 
-import dataclasses
 from functools import partial
-from typing import get_args
 
 import polars as pl
-import torch
 
 from wakeful.config.schema import Config
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
-from wakeful.data.order import evenly
 from wakeful.data.overlap import NothingHeldOut
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.inheritance.choice import bridged_losses
-from wakeful.inheritance.layers import By, LayerDiagnosis, diagnose_layers
+from wakeful.inheritance.layers import diagnose_layers
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.plan import depth_of
-from wakeful.inheritance.solving import document_numbers, spread_windows
+from wakeful.inheritance.plan import Angles
+from wakeful.inheritance.solving import spread_windows
 from wakeful.loading.model import Model
 from wakeful.terminal.display import Display
 from wakeful.training import autocast, window_losses
-
-SOLVED_ON, MEASURED_ON = 12_288, 4_096
-"""Tokens that runs of layers are tried on."""
-TRIED_LENGTH = 256
-"""Longest of these sequences: many short ones are more varied than a few long ones."""
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
@@ -92,9 +82,9 @@ def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> Non
 
 def diagnosed_layers(
     options: InheritOptions, reference: Model, data: Data, show: Display
-) -> LayerDiagnosis | None:
+) -> Angles | None:
     """Measure the reference's layers if the choice depends on them; None otherwise."""
-    if options.blocks or options.choose not in get_args(By):
+    if options.blocks or options.choose == "first":
         return None
     length, count = options.diagnose_length, options.diagnose_sequences
     context = reference.decoder().config.context
@@ -109,32 +99,10 @@ def diagnosed_layers(
             f"the training text has {options.data.max_tokens or data.train.num_tokens}: lower "
             "--diagnose_length"
         )
-    diagnosis = diagnose_layers(
+    return diagnose_layers(
         reference.decoder(), tokens.tolist(),
         partial(show.count, f"diagnosing {reference.name}: sequences"),
     )  # fmt: skip
-    total = reference.decoder().config.num_layers
-    dropped = total - depth_of(options, total)
-    if options.choose != "bridge" or not dropped:
-        return diagnosis
-    length = min(options.train.length, TRIED_LENGTH)
-    rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)
-    measured = max(1, MEASURED_ON // length)
-    tokens = spread_windows(data, rows + measured, length, options.data)
-    held_out = max(1, len(tokens) * measured // (rows + measured))
-    measured_rows = torch.zeros(len(tokens), dtype=torch.bool)  # from all over the text too
-    measured_rows[evenly(held_out, len(tokens))] = True
-    tokens = torch.cat([tokens[~measured_rows], tokens[measured_rows]])
-    device = choose_device(options.train.device)
-    decoder = reference.decoder().to(device)
-    losses = bridged_losses(
-        decoder, tokens, dropped, options.bridge, pinned=options.pinned, held_out=held_out,
-        documents=document_numbers(tokens, data, options.data),
-        autocast=autocast(options.train, device),
-        progress=partial(show.count, f"runs of {dropped} layers tried:"),
-    )  # fmt: skip
-    decoder.to("cpu")
-    return dataclasses.replace(diagnosis, losses=losses)
 
 
 def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl.DataFrame:

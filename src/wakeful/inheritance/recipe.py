@@ -21,7 +21,7 @@ from wakeful.config.schema import (
 from wakeful.config.tables import from_table, read_table
 from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import LayerMap, from_order
-from wakeful.inheritance.options import BaselineName, Copy, GrowFrom, Until
+from wakeful.inheritance.options import BaselineName, Copy, Until
 from wakeful.model.decoder import Decoder
 
 FROM_TEXT = DistillConfig()
@@ -48,7 +48,6 @@ class Recipe:
     rounds: int = 1
     """Maximum rounds."""
     until: Until = "parity"
-    grow_from: GrowFrom = "reference"
     seeds: tuple[int, ...] = ()
     """Seeds that everything is trained with; empty: train.seed alone."""
     baselines: tuple[BaselineName, ...] = ()
@@ -76,8 +75,8 @@ class Recipe:
             raise WakefulError(f"rounds = {self.rounds} without growing: give --grow too")
         if self.rounds > 1 and not self.order:
             raise WakefulError(
-                f"layers chosen by {self.rule!r} have no order to grow in: use --choose "
-                "first, rank, mass, influence, angle or bridge"
+                f"layers chosen by {self.rule!r} have no order to grow in: use --choose angle or "
+                "first"
             )
         if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
             raise WakefulError(

@@ -19,7 +19,7 @@ from wakeful.inheritance.outcome import (
     read_inheritance,
 )
 from wakeful.layer_ranges import format_layers
-from wakeful.reports.charts import PALETTE, RANKS, Drawing, colors, encode_names, lines, tip, tips
+from wakeful.reports.charts import PALETTE, Drawing, colors, encode_names, lines, tip, tips
 from wakeful.reports.lineage import describe_bridge, objective
 from wakeful.reports.terms import explained
 from wakeful.reports.value import (
@@ -38,9 +38,6 @@ from wakeful.reports.value import (
 from wakeful.runs.run import Environment
 
 _FIGURES = {
-    "rank": "largest head rank",
-    "mass": "columns holding the mass",
-    "influence": "block influence",
     "angle": "angular distance (of π)",
 }
 """Figures that layers are chosen by, and their axis titles."""
@@ -125,17 +122,8 @@ def _choice_text(summary: InheritanceSummary) -> str:
     chosen, total = summary.choice, summary.reference.layers
     why = {
         "first": "the first layers, as the paper does",
-        "middle": "layers around the middle",
-        "last": "the last layers",
-        "alternate": "every second layer, as DistilBERT does",
-        "stacked": "the first layers, twice",
         "named": "the layers that were named",
-        "rank": "the layers whose heads have the highest rank",
-        "mass": "the layers whose attention is spread over the most columns",
-        "influence": "the layers that change the stream most, 1 − cos(x_in, x_out)",
         "angle": "all but the neighboring layers over which the stream turns least, ends kept",
-        "bridge": "all but the neighboring layers without which, bridged, the loss was least",
-        "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen.rule, chosen.rule)
     return f"{len(chosen.layers)} of {total} layers ({format_layers(chosen.layers)}): {why}."
 
@@ -443,12 +431,6 @@ def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
     x = alt.X("layer:O", title="layer", axis=axis)
     y = alt.Y("value:Q", title=title)
     chart = alt.Chart(frame).mark_bar(strokeWidth=1.5)
-    if title in (_FIGURES["rank"], _FIGURES["mass"]):
-        # Logarithmic, as in a diagnosis; a bar of rank 1 would have no length there.
-        longest = max(2.0, *values)
-        y = alt.Y("value:Q", title=title, axis=alt.Axis(values=[n for n in RANKS if n <= longest]),
-                  scale=alt.Scale(type="log", domain=(1, longest)))  # fmt: skip
-        chart = alt.Chart(frame).mark_point(size=70, strokeWidth=1.5, opacity=1)
     tooltip = tips(["layer:O", tip("value", ".4~g"), "layers:N"])
     chart = chart.encode(x=x, y=y, fill=fill, stroke=edge, tooltip=tooltip)
     return chart.properties(height=150, width="container")

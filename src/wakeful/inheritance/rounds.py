@@ -14,7 +14,7 @@ import torch
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.inheritance.blocks import at_random, grow, inherit_blocks
+from wakeful.inheritance.blocks import at_random, inherit_blocks
 from wakeful.inheritance.bridge import check_bridge, gaps
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import BaselineName
@@ -22,7 +22,6 @@ from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.solving import bridges
 from wakeful.inheritance.stages import FinishedStage, FinishedStages, TrainingStage
 from wakeful.layer_ranges import format_layers
-from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
@@ -103,46 +102,29 @@ class Seed:
 
     def first(self) -> TrainingStage:
         """Return the stage of the first heir."""
-        return self._heir_stage(0, None)
+        return self._heir_stage(0)
 
     def _rounds(self) -> Iterator[FinishedStage]:
-        before: FinishedStage | None = None
         for number in range(self.recipe.rounds):
-            before = self.finish(self._heir_stage(number, before))
-            yield before
-            if self.recipe.until == "parity" and before.loss <= self.loss:
+            finished = self.finish(self._heir_stage(number))
+            yield finished
+            if self.recipe.until == "parity" and finished.loss <= self.loss:
                 return
 
-    def _heir_stage(self, number: int, before: FinishedStage | None) -> TrainingStage:
-        """Return the stage of a round's heir; `grow_from` student begins with the one before."""
+    def _heir_stage(self, number: int) -> TrainingStage:
+        """Return the stage of a round's heir, which begins with the reference's blocks."""
         recipe, layers = self.recipe, self.recipe.layer_map(number)
-        grows_on = recipe.grow_from == "student" and recipe.rounds > 1
-        student = before if grows_on else None
-        old = (None, ()) if student is None else (self._layers(student), student.bridges)
+        name = f"heir-{len(layers)}"
         return TrainingStage(
-            name=f"heir-{len(layers)}",
-            arm="heir" if grows_on else f"heir-{len(layers)}",
+            name=name,
+            arm=name,
             summary=f"the reference's layers {format_layers(layers.sources)}",
             steps=recipe.train.steps,
-            offset=number * recipe.train.steps if grows_on else 0,
-            start=partial(self._heir, layers, student),
+            start=partial(_inherited, recipe, self.reference, layers),
             layers=layers.sources,
             lesson=recipe.healing,
-            bridge=partial(bridges, recipe, self.reference, layers, *old),
+            bridge=partial(bridges, recipe, self.reference, layers),
         )
-
-    def _layers(self, heir: FinishedStage) -> LayerMap:
-        return LayerMap(heir.stage.layers, self.recipe.rule)
-
-    def _heir(self, layers: LayerMap, student: FinishedStage | None) -> Decoder:
-        recipe, reference = self.recipe, self.reference
-        if student is None:
-            return _inherited(recipe, reference, layers)
-        trained = read_decoder(student.run.path, dtype="auto").decoder()
-        return grow(
-            trained, self._layers(student), reference, layers, copy=recipe.copy,
-            seed=recipe.train.seed,
-        )  # fmt: skip
 
     def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
         """Return a baseline's stage, with as many steps as the last heir's arm."""
@@ -154,7 +136,7 @@ class Seed:
                 normalizer=recipe.normalizer, seed=recipe.train.seed,
             )  # fmt: skip
         return TrainingStage(
-            name=name, arm=name, summary=BASELINES[name], steps=last.offset + last.steps,
+            name=name, arm=name, summary=BASELINES[name], steps=last.steps,
             start=start, origin={"baseline": BASELINES[name], "random": name == "random"},
         )  # fmt: skip
 

@@ -1,7 +1,5 @@
 """Bridges of heirs, solved on windows spread over the training text."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -11,20 +9,13 @@ from wakeful.data.base import Data
 from wakeful.data.order import documents_of
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
-from wakeful.inheritance.bridge import rebridge, remaining_bridges
-from wakeful.inheritance.layers import LayerMap, first
+from wakeful.inheritance.bridge import bridge
+from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.recipe import Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.runs.records import BridgeGap
 from wakeful.terminal.display import OnProgress
 from wakeful.training import autocast
-
-
-def document_numbers(
-    tokens: Int[Tensor, "B L"], data: Data, config: DataConfig
-) -> Int[Tensor, "B L"] | None:
-    """Return the number of each token's document; None where documents see each other."""
-    return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
 def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
@@ -43,34 +34,23 @@ def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> In
 
 
 def bridges(
-    recipe: Recipe,
-    reference: Decoder,
-    layers: LayerMap,
-    old_layers: LayerMap | None,
-    old_bridges: Sequence[BridgeGap],
-    heir: Decoder,
-    progress: OnProgress,
+    recipe: Recipe, reference: Decoder, layers: LayerMap, heir: Decoder, progress: OnProgress
 ) -> list[BridgeGap]:
-    """Bridge an heir's gaps on the training text, in place.
-
-    Of an heir that has grown from `old_layers` with `old_bridges`, only the gaps that are new.
-    Return all of its bridges, old and new, in order of depth.
-    """
+    """Bridge an heir's gaps on the training text, in place; return them in order of depth."""
     if recipe.bridge.map == "none":
         return []
     data, length = load_data(recipe.data), recipe.train.length
     tokens = spread_windows(data, max(1, recipe.bridge.tokens // length), length, recipe.data)
-    device, total = choose_device(recipe.train.device), reference.config.num_layers
+    device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
-    new_bridges = rebridge(
-        heir, reference, layers, old_layers or first(total, of=total), tokens, recipe.bridge,
-        documents=document_numbers(tokens, data, recipe.data),
+    numbers = None
+    if not recipe.data.cross_documents:
+        numbers = documents_of(tokens, data.train.end_of_text)
+    solved = bridge(
+        heir, reference, layers, tokens, recipe.bridge, documents=numbers,
         autocast=autocast(recipe.train, device), progress=progress,
     )  # fmt: skip
     reference.to("cpu")
     heir.to("cpu")
-    return sorted(
-        [*new_bridges, *remaining_bridges(old_bridges, layers, total)],
-        key=lambda bridge: bridge.first,
-    )
+    return solved

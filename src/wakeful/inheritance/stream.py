@@ -1,6 +1,5 @@
 """`TextStream`: a decoder's residual stream over a text, advanced layer by layer."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -52,12 +51,6 @@ class TextStream:
                 flow.memory.update(memory)
                 self.parts[number] = out, flow
             self.layer += 1
-
-    def copy(self) -> "TextStream":
-        """Return an independent stream at the same layer."""
-        stream = copy.copy(self)
-        stream.parts = list(self.parts)
-        return stream
 
     def states(self) -> Iterator[Float[Tensor, "B L D"]]:
         """Yield the stream, part by part."""

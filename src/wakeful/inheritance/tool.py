@@ -30,7 +30,7 @@ from wakeful.hf.weights_out import export_decoder, refuse_existing
 from wakeful.inheritance import outcome
 from wakeful.inheritance import plan as planning
 from wakeful.inheritance.blocks import departures
-from wakeful.inheritance.layers import LayerDiagnosis, LayerMap
+from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
@@ -240,7 +240,7 @@ class _Prepared:
     reference: Model
     options: InheritOptions
     data: Data
-    diagnosed: LayerDiagnosis | None
+    angles: planning.Angles | None
     recipe: Recipe
     config: Config
     """Configuration of a run that would train the whole reference."""
@@ -309,10 +309,10 @@ class _Request:
         planning.plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
         self._check(planning.make_recipe(source, options, total, data, None), reference)
-        diagnosed = diagnosed_layers(options, reference, data, show)
-        recipe = planning.make_recipe(source, options, total, data, diagnosed)
+        angles = diagnosed_layers(options, reference, data, show)
+        recipe = planning.make_recipe(source, options, total, data, angles)
         config = self._check(recipe, reference)
-        return _Prepared(reference, options, data, diagnosed, recipe, config)
+        return _Prepared(reference, options, data, angles, recipe, config)
 
     def _check(self, recipe: Recipe, reference: Model) -> Config:
         decoder = reference.decoder()
@@ -411,12 +411,14 @@ def _plan(prepared: _Prepared) -> InheritancePlan:
         for name in ("source", "validation_source")
     }
     wishes = dataclasses.replace(prepared.options, data=dataclasses.replace(text, **paths))
-    figures = prepared.diagnosed.figures if prepared.diagnosed else {}
+    angles, figures = prepared.angles, dict[str, tuple[float, ...]]()
+    if angles is not None:
+        figures["angle"] = tuple(angles[layer][layer + 1] for layer in range(len(angles) - 1))
     return InheritancePlan(
         command=command_of("inherit", wishes, prepared.recipe.reference),
         wishes=wishes,
         agreement=str(prepared.reference.agreement or ""),
-        figures={name: tuple(values) for name, values in figures.items()},
+        figures=figures,
     )  # fmt: skip
 
 

@@ -179,8 +179,6 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
         took = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{took}. Its license holds here too."
     recipe = {} if folder is None else read_table(folder / "recipe.toml")
-    if recipe and arm.startswith("heir") and initial.get("offset"):
-        yield f"It grew by {recipe['grow']} layers a round, with training in between."
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[BridgeGap, ...], initial.get("bridges", []), record="run.json")
     yield from (describe_bridge(entry, bridge if recipe else None) for entry in bridges)
