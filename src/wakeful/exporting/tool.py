@@ -66,19 +66,19 @@ def export(
             "save_model"
         )
     with (display or default_display)("export") as show:
-        loaded = original = convert_to_decoder(loaded, show)
+        loaded = convert_to_decoder(loaded, show)
     done: list[str] = []
     if loaded.agreement is not None:
         done.append(f"read as wakeful's decoder: {loaded.agreement}")
     if folder.suffix == ".gguf":
-        lineage, origin = file_lineage(loaded, source=original, done=done)
+        lineage, origin = file_lineage(loaded, done=done)
         return export_gguf(
             loaded.decoder(), folder, tokenizer=loaded.own_tokenizer,
             storage="f16" if options.gguf == "auto" else options.gguf, name=loaded.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
     kind = architecture_to_write(loaded.decoder().config, loaded.own_tokenizer)[0]
-    card = model_card(loaded, kind, command, source=original, done=done)
+    card = model_card(loaded, kind, command, done=done)
     dtype = loaded.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(
         loaded.decoder(), folder, tokenizer=loaded.own_tokenizer, dtype=dtype, card=card,

@@ -59,13 +59,11 @@ def model_card(
     )  # fmt: skip
 
 
-def file_lineage(
-    model: Model, *, source: Model | None = None, done: Iterable[str] = ()
-) -> tuple[str, str]:
+def file_lineage(model: Model, *, done: Iterable[str] = ()) -> tuple[str, str]:
     """Return a model's lineage for a file without a card: one line, and the name of the model that
     its weights come from (the hub's where it is there, else the bare name; "" for none).
     """
-    lines, origin = _lineage_of(model, source or model, done)
+    lines, origin = _lineage_of(model, model, done)
     return " ".join(" ".join(lines).split()), origin if _on_hub(origin) else Path(origin).name
 
 
