@@ -90,7 +90,7 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
     found = exhibit(name)
-    measured = set()
+    measured, every = set(), set()
     for scale in SCALES:
         plan = plan_of(found, scale)
         groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
@@ -117,6 +117,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             assert not {"tokenizer", "vocab_size"} & set(table["data"])
             options_from(InheritOptions, table)  # the options exist, and agree
         assert found.table.baseline in rows
+        every |= rows
         claims = found.claims_at(scale, plan.tasks)
         for claim in claims:
             check_figure(claim.figure)
@@ -147,7 +148,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
     for expression in found.draw:
         build_call("draw", DRAWINGS, expression, folder="routes")
     labels = {key.rpartition(".")[2] for key in found.table.labels}
-    assert labels <= rows  # of the paper's scale, the last, which has them all
+    assert labels <= every
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])
@@ -204,6 +205,10 @@ def test_the_paper_scale_is_the_papers() -> None:
         if job.row == "vanilla"
     }
     assert millions == {"m82": 82, "m180": 180, "m468": 468}
+    # The tokenizer of the paper's scale gives the vocabulary that its preset has.
+    for exhibit_name, count in {"table2": 64, "table2-130m": 124, "table2-350m": 354}.items():
+        plan = plan_of(exhibit(f"activation/{exhibit_name}"), "paper")
+        assert {round(run_size(job.config).parameters / 1e6) for job in plan.jobs} == {count}
     rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
     assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
     assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
@@ -439,7 +444,7 @@ def test_the_whole_lazy_heir_is_judged_beside_plain_random(name: str) -> None:
 
 
 def test_an_heir_is_judged_beside_as_much_training() -> None:
-    """Below the paper's scale beside nothing else; at it as the paper does, too."""
+    """As the paper does, after equal steps of its own, and below its scale trained alike too."""
     judged = 0
     for name in RUNNABLE:
         found = exhibit(name)
@@ -454,7 +459,8 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
                 and not claim.than_group and claim.than_value is None
                 and not claim.figure.endswith("tokens")
             }  # fmt: skip
-            assert scale == "paper" or not beside & set(ALIKE), name
+            for theirs, alike in ALIKE.items():
+                assert alike not in beside or theirs in beside, name
             judged += len(beside & set(ALIKE.values()))
             for job in plan.jobs:
                 if job.row != ALIKE["random"]:
@@ -470,11 +476,11 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
                 assert plan.heirs_of(job) is None
     assert judged > 40
     fig5 = {claim.says: claim for claim in exhibit("lazy/fig5-medium").claims}
-    assert fig5["the heir is below random"].scales == ("paper",)
+    assert fig5["the heir is below random"].scales == ()
     alike = fig5["the heir is below random, trained for the steps of both"]
     assert (alike.than, alike.published, alike.direction) == ("random_total", None, "lower")
-    assert "the heir converges as fast as its reference" in fig5  # at the paper's scale alone
-    assert fig5["the heir converges as fast as its reference"].scales == ("paper",)
+    fast = [says for says in fig5 if says.startswith("the heir converges as fast as its reference")]
+    assert fast == ["the heir converges as fast as its reference"]  # of equal starts alone
     # Nobody knows the steps of a published reference.
     assert ALIKE["reference"] not in {
         claim.than for claim in exhibit("lazy/table6").claims_at("paper", ("mmlu@5",))
@@ -628,14 +634,20 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
         check_figure("layersx(metric='rank')")
 
 
-def test_the_headline_has_at_most_forty_claims_and_says_how_its_rates_are_chosen() -> None:
+def test_the_headline_has_at_most_sixty_five_claims_and_says_how_its_rates_are_chosen() -> None:
     names = [name for name in exhibit_names() if name.startswith("headline/")]
     assert expanded(["headline"]) == tuple(names)
     assert expanded(["lazy/fig1-xl", "headline"]) == ("lazy/fig1-xl", *names)
     assert expanded(["fig6"]) == ("fig6",)
     plans = {name: plan_of(exhibit(name), "small") for name in names}
     claims = sum(len(plan.exhibit.claims_at("small", plan.tasks)) for plan in plans.values())
-    assert 30 <= claims <= 40
+    assert 30 <= claims <= 65
+    # At the paper's scale Table 2's own runs, and nothing to train beside them.
+    outliers = {name: plan_of(exhibit(name), "paper") for name in
+                ("headline/outliers", "activation/table2-130m")}  # fmt: skip
+    few, whole = ({job.folder for job in plan.jobs} for plan in outliers.values())
+    assert len(few) == 3
+    assert few < whole
     values = plans["headline/values"]
     assert len(values.jobs) == 16
     assert values.seeds == (0, 1, 2, 3, 4)

@@ -203,13 +203,14 @@ def test_figures_that_compare_metrics_and_positions() -> None:
     expected = {
         "between(metric='c', variant='eq3', than_variant='eq6')": 0.5,
         "between(metric='e@0.5', than_metric='e', variant='code')": -2.0,
-        "largest_ratio(metric='i', variant='code')": 6.0,
+        "first_over_rest(metric='i', variant='code')": 5.0,
+        "first_over_rest(metric='i', variant='code', largest=True)": 6.0,
         "layers_above(metric='c', variant='eq3')": 0.5,
     }
     for expression, value in expected.items():
         assert figure_of(found, "", "r", 0, expression) == pytest.approx(value)
     for absent in ("between(metric='c', variant='eq3', than_variant='eq9')",
-                   "largest_ratio(metric='c', variant='eq3')"):  # fmt: skip
+                   "first_over_rest(metric='c', variant='eq3')"):  # fmt: skip
         assert figure_of(found, "", "r", 0, absent) is None
 
 
@@ -242,7 +243,7 @@ def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
     assert (two.outcome, two.seeds, two.published) == ("confirmed", 3, -0.039)
     assert two.difference == pytest.approx(-0.041)
     assert two.size is True
-    assert found["λ = 1 is below vanilla"].outcome == "not resolved"
+    assert found["λ = 1 is below vanilla"].outcome == "not run"
     assert found["λ = 1 is below vanilla"].difference is None
 
 

@@ -17,6 +17,7 @@ def tool() -> Any:
 
 def verdict(says: str, **kwargs: Any) -> Verdict:
     usual = {"published": None, "difference": -0.03, "error": 0.01, "low": -0.05, "high": -0.01,
+             "beside": "vanilla",
              "seeds": 3, "outcome": "confirmed"}  # fmt: skip
     return Verdict(says=says, group="", figure="loss", direction="lower", **(usual | kwargs))
 
@@ -29,20 +30,31 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         verdict("beyond", published=-0.1, seeds=2),
         verdict("alone", published=-0.1, error=None, low=None, high=None, seeds=1),
         verdict("unpublished"),
-        verdict("missing", difference=None, error=None, low=None, high=None, seeds=0),
+        verdict(
+            "missing",
+            difference=None,
+            error=None,
+            low=None,
+            high=None,
+            seeds=0,
+            outcome="not run",
+            asked="a sink: share above 0.1 asked",
+        ),
     )
     judged = Judged(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
                     headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = [*tool.lines([tool.section(judged)], "2026-01-01")]
-    rows = [line for line in written if line.endswith("confirmed |")]
+    rows = [line for line in written if line.endswith((" confirmed |", " not run |"))]
     (kept,) = tool.read("\n".join(written))
     assert kept == tool.section(judged)
     assert rows == [
-        "| within | lower, −0.027, inside | −0.030 ± 0.010 | confirmed |",
-        "| beyond | lower, −0.1, outside | −0.030 ± 0.010, 2 of 3 seeds | confirmed |",
-        "| alone | lower, −0.1 | −0.0300, one seed | confirmed |",
-        "| unpublished | lower | −0.030 ± 0.010 | confirmed |",
-        "| missing | lower | not measured | confirmed |",
+        "| within | vanilla | `loss` | lower, −0.027, inside | −0.030 ± 0.010 | confirmed |",
+        "| beyond | vanilla | `loss` | lower, −0.1, outside | −0.030 ± 0.010, 2 of 3 seeds "
+        "| confirmed |",
+        "| alone | vanilla | `loss` | lower, −0.1 | −0.0300, one seed | confirmed |",
+        "| unpublished | vanilla | `loss` | lower | −0.030 ± 0.010 | confirmed |",
+        "| missing | vanilla | `loss`; premise: a sink: share above 0.1 asked | lower "
+        "| not measured | not run |",
     ]
 
 
@@ -59,8 +71,8 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
                     headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = "\n".join(tool.lines([tool.section(judged)], "2026-01-01"))
     assert (
-        f"| lowers it | lower | −0.030 ± 0.010; {because}; the difference alone: confirmed "
-        "| not applicable |"
+        f"| lowers it | vanilla | `loss` | lower | −0.030 ± 0.010; {because}; the difference "
+        "alone: confirmed | not applicable |"
     ) in written
     assert (
         "Tiny scale, 1 exhibit, 2 claims: 1 confirmed and 1 not applicable. Counted apart: 1 claim "

@@ -109,7 +109,7 @@ GROUPS = (
     Group(
         "The headline claims",
         "The headline table's rows at the papers' own sizes and rates; most are trained by then.",
-        _names("headline", "sinks values outliers heirs"),
+        _names("headline", "sinks values depth outliers heirs"),
     ),
 )  # fmt: skip
 """In the order in which the most is learned for the least."""

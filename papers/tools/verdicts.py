@@ -19,7 +19,7 @@ from wakeful_papers.reports.reproduction import BASES, found_of, told_apart
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
-COLUMNS = "| claim | the paper | here | verdict |"
+COLUMNS = "| claim | beside | statistic and premise | the paper | here | verdict |"
 FIRST = exhibit("headline/values").paper
 """The paper whose exhibits come first."""
 HEAD = """\
@@ -37,14 +37,17 @@ Differences are paired over seeds, ± one standard error. A verdict holds for it
   or on the other; "same" is confirmed where it lies within the equivalence margin, a difference so
   small that it counts as none.
 - **not resolved**: the interval holds zero, or there is one seed.
+- **not run**: no run has measured the claim's rows yet.
 - **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss to
   quantization) is in none of the rows, or the baseline passes the number too. A reversal stays one
   unless the whole interval of every row shows nothing.
 
-After a published size, "inside" says that it lies in our interval, "outside" that it does not. What
-the paper does not say or measure so is counted apart: directions read off a table's cells, the loss
-where it has accuracies, other models in place of its own. A figure that rests on fewer seeds than
-others of its exhibit says how many.
+Each row names what it is compared with, its statistic and its premise; each heading the length of
+the sequences. After a published size, "inside" says that it lies in our interval, "outside" that it
+does not. Counted apart: what holds by construction, because a setting was chosen until it did or by
+arithmetic; and what the paper does not say or measure so, directions read off a table's cells, the
+loss where it has accuracies, other models in place of its own. A figure that rests on fewer seeds
+than others of its exhibit says how many.
 """
 APPENDIX = """\
 ## Appendix: every exhibit
@@ -168,11 +171,19 @@ def section(judged: Judged) -> Section:
         where = f" ({verdict.group})" if verdict.group else ""
         here = _here(verdict, seeds)
         basis = f" *({verdict.basis})*" if verdict.basis else ""
-        cells = (f"{verdict.says}{where}{basis}", _published(verdict), here, verdict.outcome)
+        cells = (
+            f"{verdict.says}{where}{basis}", verdict.beside, _statistic(verdict),
+            _published(verdict), here, verdict.outcome,
+        )  # fmt: skip
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     heading = f"**{judged.exhibit}** — {judged.headline}"
-    head = (heading, "", COLUMNS, "|---|---|---|---|")
+    head = (heading, "", COLUMNS, "|---|---|---|---|---|---|")
     return Section(judged.paper, judged.exhibit, judged.scale, (*head, *rows, ""))
+
+
+def _statistic(verdict: Verdict) -> str:
+    """Return what is measured, and what must be there for the claim to say anything."""
+    return f"`{verdict.figure}`" + (f"; premise: {verdict.asked}" if verdict.asked else "")
 
 
 def _published(verdict: Verdict) -> str:
@@ -187,7 +198,8 @@ def _here(verdict: Verdict, seeds: int) -> str:
     told = _difference(verdict, seeds)
     if verdict.outcome != "not applicable":
         return told
-    return f"{told}; {verdict.because}; the difference alone: {verdict.direct}"
+    alone = f"; the difference alone: {verdict.direct}" if verdict.direct else ""
+    return f"{told}; {verdict.because}{alone}"
 
 
 def _difference(verdict: Verdict, seeds: int) -> str:

@@ -14,7 +14,7 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import TomlTable, flatten_table, merged, nest_value
+from wakeful.config.tables import TomlTable, flatten_table
 from wakeful.errors import WakefulError
 
 
@@ -93,7 +93,11 @@ def rescaled(
                         f"{name}): name the row that is to change, as --variants.NAME.{key}"
                     )
                 value = row_values[key] if ratio is None else _times(value, ratio)
-            table = merged(table, nest_value(key, value))
+            *sections, last = key.split(".")
+            section = table
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[last] = value
         variants[name] = config_from_table(table)
     return variants
 

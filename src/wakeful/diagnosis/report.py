@@ -64,7 +64,7 @@ _COMPARED = (
     ("entropy", "entropy (nats)"),
     ("median_head_rank", "median head rank"),
     ("heads_near_rank_1", "heads near rank 1"),
-    ("value_drain_lowest", "lowest value drain"),
+    ("value_drain", "value drain, first"),
     ("kurtosis_first", "kurtosis, first"),
     ("kurtosis_rest", "kurtosis, rest"),
     ("max_activation_first", "mean max |x|, first"),
@@ -471,14 +471,13 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         rows = layer_values(diagnosis, metric, **where).with_columns(value=pl.col("standard_error"))
         return mean_over_layers(rows.drop_nulls("value"))
 
-    drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
     first_token_keys = [
         key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))
     ]
     errors = {
         "loss": finite(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),
-        "value_drain_lowest": next(iter(drain["standard_error"].to_list()), None),
+        "value_drain": mean("value_drain", position="first"),
         **{key: mean(key) for key in first_token_keys},
         **{
             f"{metric}_{position}": mean(metric, position=position)

@@ -51,6 +51,7 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "stored_prefix_mass": mean("stored_prefix_mass"),
         "later_sinks": [dataclasses.asdict(sink) for sink in diagnosis.later_sinks],
         "entropy": mean("entropy", variant="code"),
+        "value_drain": mean("value_drain", position="first"),
         "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
         "lazy_layers": lazy_layers(diagnosis),
         "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),

@@ -467,17 +467,25 @@ def between(
     return None if one is None or other is None else one - other
 
 
-def largest_ratio(at: At, *, metric: str, variant: str = "paper") -> float | None:
-    """Return the largest over layers of a metric at the first token over that at the rest."""
+def first_over_rest(
+    at: At, *, metric: str, variant: str = "paper", largest: bool = False
+) -> float | None:
+    """Return the mean over layers of a metric at the first token over that at the rest.
+
+    With `largest` it is that of the layer where it is largest.
+    """
     found = _beside(at, f"{metric}/{variant}/first", f"{metric}/{variant}/rest")
-    return float((found[0] / found[1]).max()) if found else None
+    if found is None:
+        return None
+    ratios = found[0] / found[1]
+    return float(ratios.max() if largest else ratios.mean())
 
 
 _MEASURES: tuple[Measure, ...] = (
     train_loss, crossing, overtaken, ahead, over_baseline, exponent, mean_domain_loss,
     data_saving, parameter_saving, loss_over_training, loss_after, gains, layers, deepening,
     lazy_layers, layers_above, extreme, where_least, swings, between, ratio, correlation,
-    mean_of, tasks_kept, largest_ratio,
+    mean_of, tasks_kept, first_over_rest,
 )  # fmt: skip
 DERIVED = {measure.__name__: measure for measure in _MEASURES}
 """By the name that exhibits write."""

@@ -36,6 +36,10 @@ _SHARED = "paper.toml"
 ALIKE = {"reference": "reference_on", "random": "random_total"}
 """The rows that heirs are judged beside, by those that the paper has: their training is an heir's,
 its reference's steps and its own. The one is the reference trained on, the other random for all."""
+ALIKE_LABELS = {
+    "reference_on": "reference, trained on",
+    "random_total": "random, for the steps of reference and heir",
+}
 _INHERITED = ("heir", "middle", "attention", "mlp")
 """Rows that are said to be better for what they inherit."""
 _SPEED = ("loss_over_training", "loss_after")
@@ -92,8 +96,10 @@ class Claim:
     published: float | None = None
     """The paper's difference, where it prints one."""
     same: float = 0.05
-    """For the directions "same" and "not higher": the share of the other figure that is no
-    difference."""
+    """For the directions "same", "not higher" and "not lower": the share of the other figure that
+    is no difference."""
+    within: float | None = None
+    """The difference that is none, in the figure's own unit, in place of that share."""
     scales: tuple[Scale, ...] = ()
     """Where it is judged. Empty: everywhere, and of tasks where they are asked."""
     premise: Premise | None = None
@@ -102,6 +108,8 @@ class Claim:
     """Of a number: whether the baseline may pass too, because no cure is claimed."""
     read_off: bool = False
     """Whether its direction is read off two cells of a table, and no sentence says it."""
+    by_construction: bool = False
+    """Whether the setting makes it so: chosen until it held, or arithmetic."""
 
     @property
     def of_tasks(self) -> bool:
@@ -207,7 +215,8 @@ class Exhibit(_Contents):
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
     every group; `looks`, in place of the exhibit's; `tune`, how learning rates are chosen
     (`Tuning`); `elsewhere`, a text besides its own on which a trained model's layers are looked at;
-    and `tasks`, lm-eval's, that the models are asked, whose data comes from the hub."""
+    `without`, rows that are not trained; and `tasks`, lm-eval's, that the models are asked, whose
+    data comes from the hub."""
     claims: tuple[Claim, ...]
 
     @property
@@ -345,12 +354,13 @@ def _claims(table: PublishedTable) -> Iterator[Claim]:
 
 
 def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
-    """Yield an exhibit's own claims, those about an heir with as much training on both sides.
+    """Yield an exhibit's own claims, and those about an heir with as much training on both sides.
 
     The paper sets an heir beside a reference and a random start that have had as many steps as it
-    alone; that is judged at the paper's scale, where its figures are.
+    alone. Below the paper's scale both comparisons are judged.
     """
     for claim in spec.claims:
+        yield claim
         than = claim.than or spec.baseline
         grown = spec.inherit is not None and spec.inherit.grow and than == "random"
         if (
@@ -358,11 +368,8 @@ def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Cla
             or claim.direction == "same" or claim.figure.endswith("tokens")
             or claim.than_value is not None or claim.than_group
         ):  # fmt: skip
-            yield claim
             continue
         judged = claim.scales or SCALES
-        if "paper" in judged:
-            yield dataclasses.replace(claim, scales=("paper",))
         here = tuple(scale for scale in judged if "references" not in scales[scale])
         if claim.figure.startswith(_SPEED) or not here:
             continue

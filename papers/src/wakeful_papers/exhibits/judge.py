@@ -1,6 +1,7 @@
 """Verdicts: a published direction against the 95% interval of a paired difference over seeds.
 
-One that presupposes what is not there, or that the baseline passes too, is not applicable.
+One that presupposes what is not there, or that the baseline passes too, is not applicable; one
+whose rows no run has measured is not run.
 """
 
 import math
@@ -10,13 +11,15 @@ from typing import Literal
 
 from wakeful.estimates import mean_and_error, reach, with_error
 from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
-from wakeful_papers.exhibits.exhibit import Claim, Exhibit, Premise, Scale
+from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, Claim, Exhibit, Premise, Scale
 from wakeful_papers.exhibits.outcomes import Claimed, Outcome, outcome_of
 
-Fate = Literal[Outcome, "not applicable"]
+Fate = Literal[Outcome, "not applicable", "not run"]
 """What becomes of a claim."""
-Grounds = Literal["", "read off a table's cells", "loss in place of accuracy", "a stand-in's"]
-"""On what a verdict rests that the paper did not say or measure so; empty where it did."""
+Grounds = Literal[
+    "", "by construction", "read off a table's cells", "loss in place of accuracy", "a stand-in's"
+]
+"""What a verdict rests on besides what the paper says and measures; empty where on that alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,10 @@ class Verdict:
     high: float | None
     seeds: int
     outcome: Fate
+    beside: str = ""
+    """What it is compared with: a row's label, or a number."""
+    asked: str = ""
+    """What its premise asks for; empty where it has none."""
     basis: Grounds = ""
     because: str = ""
     """What its premise's figure came to where it has one; why it is not applicable."""
@@ -87,6 +94,8 @@ def verdicts(
         for group in groups:
             pair = _Pair(exhibit, claim, group, results)
             basis: Grounds = "read off a table's cells" if claim.read_off else ""
+            if claim.by_construction:
+                basis = "by construction"
             if exhibit.tasks and not tasks:
                 basis = "loss in place of accuracy"
             if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:
@@ -115,6 +124,7 @@ class _Pair:
         """Judge it."""
         claim, pairs = self.claim, self._pairs(self.claim.row)
         mean = error = low = high = None
+        premise = claim.premise
         if pairs:
             mean, spread = mean_and_error([a - b for a, b in pairs])
             if not math.isnan(spread):
@@ -133,9 +143,19 @@ class _Pair:
             low=low,
             high=high,
             seeds=len(pairs),
-            outcome=self._outcome(pairs),
+            outcome=self._outcome(pairs) if pairs else "not run",
+            beside=self._beside(),
+            asked=f"{premise.says}: {premise.figure} {premise.bar}" if premise else "",
         )
         return self._held_to_premise(self._held_to_baseline(told))
+
+    def _beside(self) -> str:
+        if self.claim.than_value is not None:
+            return f"{self.claim.than_value:g}"
+        group, row = self.other
+        label = (ALIKE_LABELS | dict(self.exhibit.table.labels)).get(row, row)
+        groups = self.exhibit.groups
+        return f"{label} ({groups[group].label})" if self.claim.than_group else label
 
     def _pairs(self, row: str) -> list[tuple[float, float]]:
         """Return the figure of a row and what it is compared with, of each seed that has both."""
@@ -152,7 +172,9 @@ class _Pair:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def _outcome(self, pairs: Sequence[tuple[float, float]]) -> Outcome:
-        margin = self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
+        margin = self.claim.within
+        if margin is None:
+            margin = self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
         difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
         return outcome_of(self.claim.direction, difference, len(pairs), margin)
 
@@ -192,7 +214,7 @@ class _Pair:
             rows.insert(0, (self.group, premise.row))
         seen = {row: list(self._figures(premise.figure, *row).values()) for row in rows}
         measured = {row: values for row, values in seen.items() if values}
-        if not measured:
+        if not measured or (told.outcome == "not run" and rows[0] not in measured):
             return replace(told, because=f"whether there is {premise.says} was not measured")
         (_, row), values = next(iter(measured.items()))
         mean = mean_and_error(values)
@@ -209,7 +231,7 @@ class _Pair:
 
 
 def _not_applicable(told: Verdict, because: str) -> Verdict:
-    direct = told.outcome
+    direct = None if told.outcome == "not run" else told.outcome
     assert direct != "not applicable"
     return replace(told, outcome="not applicable", direct=direct, because=because)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from wakeful.estimates import Estimate, reach
 
 Direction = Literal["lower", "higher", "same"]
-Claimed = Literal["lower", "higher", "same", "not higher"]
+Claimed = Literal["lower", "higher", "same", "not higher", "not lower"]
 Outcome = Literal["confirmed", "reversed", "not resolved"]
 
 
@@ -17,8 +17,8 @@ def outcome_of(
     With t, the 97.5% quantile of Student's t: `lower` and `higher` are confirmed where d ± t e
     leaves out zero on that side and reversed where it does on the other. `same` is confirmed where
     d ± t e lies within ± `margin`, and reversed where it lies wholly outside; `not higher` where it
-    lies below `margin`, and reversed where it lies above. All else, and a single seed, is not
-    resolved.
+    lies below `margin`, and reversed where it lies above; `not lower` is its mirror, at −`margin`.
+    All else, and a single seed, is not resolved.
     """
     if difference is None:
         return "not resolved"
@@ -27,6 +27,7 @@ def outcome_of(
     confirmed, reverse = {
         "same": (-margin <= low and high <= margin, low > margin or high < -margin),
         "not higher": (high < margin, low > margin),
+        "not lower": (low > -margin, high < -margin),
         "lower": (high < 0, low > 0),
         "higher": (low > 0, high < 0),
     }[direction]

@@ -33,7 +33,15 @@ from wakeful.config.tables import (
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
-from wakeful_papers.exhibits.exhibit import ALIKE, SCALES, Exhibit, Existing, Heirs, Scale
+from wakeful_papers.exhibits.exhibit import (
+    ALIKE,
+    ALIKE_LABELS,
+    SCALES,
+    Exhibit,
+    Existing,
+    Heirs,
+    Scale,
+)
 from wakeful_papers.exhibits.tuning import Tuning
 from wakeful_papers.heirs import baseline_of
 
@@ -257,9 +265,7 @@ class Plan:
     def shown(self) -> Exhibit:
         """The exhibit with the words of this plan's rows: one of another model names that too."""
         table = self.exhibit.table
-        labels = {ALIKE["reference"]: "reference, trained on",
-                  ALIKE["random"]: "random, for the steps of reference and heir"}  # fmt: skip
-        labels |= {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
+        labels = ALIKE_LABELS | {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
                    for row, source in self._others.items()}  # fmt: skip
         table = dataclasses.replace(table, labels={**table.labels, **labels})
         return dataclasses.replace(self.exhibit, table=table)
@@ -326,6 +332,7 @@ def plan_of(
     if models:
         existing, references = _instead(exhibit, models, existing, references)
     elsewhere = settings.pop("elsewhere", "")
+    without = settings.pop("without", ())
     rule = settings.pop("tune", None)
     tuning = None if rule is None else from_table(Tuning, rule)
     exhibit = dataclasses.replace(exhibit, looks=settings.pop("looks", exhibit.looks))
@@ -356,7 +363,9 @@ def plan_of(
             heirs[group] = from_table(Heirs, merged(to_table(exhibit.inherit), own_heirs))
         rows = variants_of("reference", {**merged(table, fields), **variants})
         # A group's own fields are laid over the scale's, those of its rows over both.
-        configs = {name: config_from_table(entry) for name, entry in rows.items()}
+        configs = {
+            name: config_from_table(entry) for name, entry in rows.items() if name not in without
+        }
         for name, config in rescaled(configs, native, to).items():
             over = merged(by_group.get(group, {}), by_row.get(name, {}))
             whole = config

@@ -74,9 +74,21 @@ def headline(plan: Plan, facts: RunFacts, results: Results) -> str:
     parameters = plan.parameters or max(named, default=0.0)
     tokens = plan.tokens or plan.stretch
     stand_ins = "".join(f"; {words}" for words in plan.stand_ins)
+    lengths = sorted({job.config.train.length for job in plan.jobs})
+    length = f", {' and '.join(f'{each:,}' for each in lengths)} tokens long" if lengths else ""
     return (
         f"{plan.scale} scale: {parameters / 1e6:,.2f}M parameters, {tokens:,} tokens of "
-        f"{facts.text}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}{stand_ins}"
+        f"{facts.text}{length}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+        f"{_rotated(plan)}{stand_ins}"
+    )
+
+
+def _rotated(plan: Plan) -> str:
+    """Return which rotations stand in OrthoAdam for the papers', which are Haar's."""
+    optimizers = (job.config.optimizer for job in plan.jobs)
+    names = {each.rotation for each in optimizers if each.name == "orthoadam"} - {"haar"}
+    return (
+        f"; OrthoAdam rotates by {', '.join(sorted(names))}, in the paper by Haar" if names else ""
     )
 
 
