@@ -11,7 +11,6 @@ from pages.test_pages_structure import (
     test_a_page_begins_with_a_verdict_and_says_what_to_do_next,
     test_every_part_is_in_the_contents,
     test_no_hyphen_stands_for_a_minus,
-    test_pictures_stand_in_for_scripts,
 )
 from test_claims import written
 
@@ -20,7 +19,6 @@ __all__ = [
     "test_a_page_begins_with_a_verdict_and_says_what_to_do_next",
     "test_every_part_is_in_the_contents",
     "test_no_hyphen_stands_for_a_minus",
-    "test_pictures_stand_in_for_scripts",
 ]
 
 
