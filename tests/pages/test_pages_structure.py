@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 import pytest
 
+import wakeful.reports.html as html_pages
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
@@ -28,7 +29,7 @@ from wakeful.quantization.report import quantization_report
 from wakeful.reporting.tool import report
 from wakeful.reports.charts import slug, specification
 from wakeful.reports.html import write
-from wakeful.reports.value import listed, rough
+from wakeful.reports.value import Part, listed, rough
 from wakeful.scores import Score
 from wakeful.training.charts import followed_charts, relative_loss_chart
 from wakeful.training.compared import read_comparison
@@ -191,6 +192,12 @@ def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
         folder = make_comparison(tmp_path / f"{other}", {"a": 0.0, "b": other}, [0, 1, 2])
         words = f"The validation loss of b is {said} that of a."
         assert comparison_headline(read_comparison(folder)) == words
+
+
+def test_the_template_draws_every_kind_of_part() -> None:
+    template = Path(html_pages.__file__).with_name("templates") / "part.html.j2"
+    drawn = re.findall(r'kind == "(\w+)"', template.read_text("utf-8"))
+    assert {part.__name__ for part in get_args(Part)} == {*drawn} - {"shapes"}
 
 
 def test_names_are_listed_as_english_does() -> None:
