@@ -34,7 +34,7 @@ class Spool:
         self._starts = array("q")
         self._lengths = array("q")
         self._digests = bytearray()
-        self._alike = bytearray()
+        self._normalized_digests = bytearray()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -49,7 +49,7 @@ class Spool:
         """Return 128 bits for each text: equal where two are, but for line ends, Unicode form and
         outer white space.
         """
-        return np.frombuffer(bytes(self._alike), DIGEST)
+        return np.frombuffer(bytes(self._normalized_digests), DIGEST)
 
     @property
     def digests(self) -> np.ndarray:
@@ -79,8 +79,8 @@ class Spool:
     def _add(self, document: Document, max_bytes: int | None) -> bool:
         """Take one document, and say whether `max_bytes` are there now.
 
-        The digest is that of the whole text even where it is cut: its beginning must not be
-        trained on either where the whole is for validation.
+        The digest is of the whole text even if it is cut. So a cut text goes to the same side as
+        the whole one: else it could be trained on and validated on.
         """
         text = document.text.encode("utf-8")
         name = document.name.encode("utf-8", "surrogateescape")
@@ -96,7 +96,9 @@ class Spool:
         # Both parts are of known length: no two different corpora feed the same bytes.
         self._corpus.update(len(name).to_bytes(8, "little") + name + digest)
         self._digests += digest[: DIGEST.itemsize]
-        self._alike += hashlib.sha256(_core(document.text)).digest()[: DIGEST.itemsize]
+        self._normalized_digests += hashlib.sha256(_normalize(document.text)).digest()[
+            : DIGEST.itemsize
+        ]
         line = json.dumps([document.name, text.decode()], ensure_ascii=False)
         self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
         self.num_bytes += len(text)
@@ -114,7 +116,7 @@ class Spool:
         return next(self.read(np.arange(len(self)) == number)).name
 
 
-def _core(text: str) -> bytes:
+def _normalize(text: str) -> bytes:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").strip()
     return unicodedata.normalize("NFC", lines).encode("utf-8")
 

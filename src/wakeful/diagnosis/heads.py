@@ -307,9 +307,6 @@ def _draw_cells(
 
     Values are stored as one list for each row, in integer multiples of `unit`: its field's name and
     how many of it are 1. `more` goes to `heatmap`.
-
-    Values are stored as one list for each row, in integer multiples of `unit`: its field's name and
-    how many of it are 1. `more` goes to `heatmap`.
     """
     name, size = unit
     rows: list[dict[str, Any]] = []
@@ -346,9 +343,6 @@ def _number_entries(
 
 def parse_cells(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
     """Return cells as `row`, `column`, `value` and the columns of `more`.
-
-    A row's `position`, such as "3,5", holds the two numbers; `row` and `column` are the columns'
-    names.
 
     A row's `position`, such as "3,5", holds the two numbers; `row` and `column` are the columns'
     names.

@@ -80,9 +80,7 @@ def diagnose_model(
 ) -> ModelDiagnosis:
     """Run a model over sequences and measure the metrics of docs/metrics.md.
 
-    The rows of the probes in `more` are added, but not of a class of probe that runs anyway.
-
-    The rows of the probes in `more` are added, but not of a class of probe that runs anyway.
+    The rows of `extra_probes` are added, but not of a class of probe that runs anyway.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(

@@ -123,8 +123,6 @@ def _draw_curve(
     """Draw a metric over layers, a line for each model with its 95% confidence band.
 
     `title` names the metric in tooltips, `axis` on the y axis.
-
-    `title` names the metric in tooltips, `axis` on the y axis.
     """
     value = pl.col("value")
 
@@ -459,9 +457,6 @@ def _outlier_channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
 
 def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
     """Return half the width of each figure's 95% confidence interval over sequences.
-
-    For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
-    moved together.
 
     For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
     moved together.

@@ -106,7 +106,9 @@ def _better(by_model: Found) -> str:
 
 
 def _value(score: Score) -> str:
-    """Return a score with its interval; a cost has the error of its rounds."""
+    """Format a score: a cost with its standard error over rounds of timing, any other score with
+    its 95% interval over examples.
+    """
     if score.is_cost:
         return with_error(score.figure, score.error)
     if score.exponential:

@@ -26,7 +26,7 @@ from wakeful.model.finite import check_logits
 from wakeful.model.positions import Rotary
 from wakeful.probes.huggingface import decoder_blocks
 
-_SHORT = (torch.float16, torch.bfloat16)
+_SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _TOKENS = (2, 32)
 """Sequences that both read, and tokens of each."""
 _PAST = 16
@@ -80,7 +80,7 @@ def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     if rounded:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
-    short = any(tensor.dtype in _SHORT for tensor in hf_model.state_dict().values())
+    short = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
     with evaluating(hf_model), change_attributes(rounded), InFloat32() if short else nullcontext():
         try:
             expected = last_logits(hf_model, tokens)
@@ -121,7 +121,7 @@ def rounded_frequencies(model: nn.Module) -> list[_Change]:
     changes: list[_Change] = []
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
-            if buffer.dtype not in _SHORT:
+            if buffer.dtype not in _SIXTEEN_BIT:
                 continue
             if isinstance(part, Rotary):
                 exact = part.table()[name == "sin"]
@@ -203,12 +203,12 @@ class InFloat32(TorchFunctionMode):
     ) -> Any:
         if func == torch.Tensor.dtype.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             dtype = func(*args)
-            return torch.float32 if dtype in _SHORT else dtype
-        if getattr(func, "__name__", "") == "__get__":
+            return torch.float32 if dtype in _SIXTEEN_BIT else dtype
+        if getattr(func, "__name__", "") == "__get__":  # another attribute: its shape, its device
             return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(Tensor, _in_float64, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, _in_float32, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _in_float64(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _SHORT else tensor
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _SIXTEEN_BIT else tensor

@@ -195,7 +195,7 @@ def to_file_type(
 
 def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
-    if as_stored(tensor).dtype == dtype:
+    if as_stored(tensor).dtype == dtype:  # a paged tensor, which shows its numbers in a wider type
         return tensor.to(dtype)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:

@@ -202,8 +202,9 @@ def _space_prefix(table: dict[str, Any]) -> bool:
     cuts = _steps(table.get("pre_tokenizer"), "pretokenizers")
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     put = {"type": "Prepend", "prepend": _SPACE}
-    none_left = [cut for cut in cuts if cut.get("pattern") != {"String": " "}]
-    if not none_left and normal in ([put, replaced], [replaced]):
+    # The normalizer leaves no " ", so that a cut at one does nothing.
+    other_cuts = [cut for cut in cuts if cut.get("pattern") != {"String": " "}]
+    if not other_cuts and normal in ([put, replaced], [replaced]):
         return normal[0] == put
     (cut,) = cuts if len(cuts) == 1 else ({},)
     keeps_spaces = cut.get("type") == "Metaspace" and not cut.get("split", True)

@@ -141,7 +141,7 @@ def load(
         source, device, dtype_called(dtype), step, max_length, own_tokenizer,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    _ = model.tokenizer  # which it must have
+    _ = model.tokenizer  # raises where there is none
     _check_finite(model)
     return model
 

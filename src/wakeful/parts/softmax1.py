@@ -121,13 +121,13 @@ class SinkAttention(torch.autograd.Function):
             blind = ~keep.any(-1).unsqueeze(1)
             lse = lse.masked_fill(blind, -math.inf)
             out = out.masked_fill(blind.unsqueeze(-1), 0.0)
-        total = torch.logaddexp(lse, sink)
-        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse'}, where lse' is not rounded
+        lse_with_sink = torch.logaddexp(lse, sink)
+        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse_with_sink}, unrounded
         if keep is not None:
-            empty = total == -math.inf  # then the output and all e^{x − lse'} are zero
+            empty = lse_with_sink == -math.inf  # then output and weights are zero
             remainder = remainder.masked_fill(empty, 0.0)
-            total = total.masked_fill(empty, math.inf)
-        return (out * remainder.unsqueeze(-1).to(out.dtype)).transpose(1, 2), total
+            lse_with_sink = lse_with_sink.masked_fill(empty, math.inf)
+        return (out * remainder.unsqueeze(-1).to(out.dtype)).transpose(1, 2), lse_with_sink
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -144,6 +144,7 @@ class Importance(MeanProbe):
         """Add the importance of the first token, of the rest, and of the largest."""
         for statistics in event.statistics:
             importance = statistics.importance
+            # "code": the papers' official code averages over heads first.
             for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
                 values = [("importance", "first", a[..., 0])]
                 if a.shape[-1] > 1:
@@ -167,6 +168,7 @@ class Leading(MeanProbe):
     def see_attention(self, event: AttentionEvent) -> None:
         for statistics in event.statistics:
             importance = statistics.importance
+            # "code": the papers' official code averages over heads first.
             for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
                 largest, position = a.max(-1)
                 self.put(event.layer, "leading_key", position.double(), variant=variant)

@@ -156,11 +156,11 @@ def top_columns_bounds(
     G: Tensor | None = None
     for tile in tiles(heads, range(head, head + 1)):
         low, high = torch.searchsorted(
-            columns, columns.new_tensor([tile.first, tile.last])
+            columns, columns.new_tensor([tile.first_key, tile.end_key])
         ).tolist()
         if G is None:
             G = tile.weights.new_zeros(len(columns), len(columns))
-        part = tile.weights[0].index_select(1, columns[low:high] - tile.first)
+        part = tile.weights[0].index_select(1, columns[low:high] - tile.first_key)
         G[low:high, low:high].addmm_(part.T, part)
     assert G is not None
     energy = float(column_energy.sum())

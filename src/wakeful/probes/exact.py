@@ -79,9 +79,6 @@ def first_key_share(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> F
 
     A tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone, so it always
     counts.
-
-    A tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone, so it always
-    counts.
     """
     A = A if with_row_0 else A[..., 1:, :]
     dominated = A[..., 0] > F.pad(A[..., 1:], (1, 0)).amax(-1)  # a zero in the place of key 0

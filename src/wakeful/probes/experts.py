@@ -66,9 +66,6 @@ def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Mod
 
     It shares all weights with `model`, which is unchanged, and is `model` if it has no such
     experts.
-
-    It shares all weights with `model`, which is unchanged, and is `model` if it has no such
-    experts.
     """
     fused = {
         id(module): Experts(module)

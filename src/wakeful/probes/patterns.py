@@ -95,8 +95,8 @@ def attention_picture(heads: AttentionInputs, head: int, size: int) -> Float[Ten
     for tile in tiles(heads, range(head, head + 1)):
         weights = tile.weights[0].double()
         by_key = weights.new_zeros(len(weights), size)
-        by_key.index_add_(1, bins[tile.first : tile.last], weights)
-        picture.index_add_(0, bins[tile.start : tile.stop], by_key)
+        by_key.index_add_(1, bins[tile.first_key : tile.end_key], weights)
+        picture.index_add_(0, bins[tile.first_query : tile.end_query], by_key)
     return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
 
 

@@ -133,9 +133,6 @@ def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.devic
 
     On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
     second thread; elsewhere one by one.
-
-    On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
-    second thread; elsewhere one by one.
     """
     heads, threads = list(heads), torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1 or len(heads) < 2:

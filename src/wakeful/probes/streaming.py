@@ -96,12 +96,12 @@ def check_length(length: int) -> None:
 
 @dataclass(frozen=True)
 class Tile:
-    """Weights of the queries [start, stop) of some heads on the keys [first, last)."""
+    """Weights of some heads' queries [first_query, end_query) on keys [first_key, end_key)."""
 
-    start: int
-    stop: int
-    first: int
-    last: int
+    first_query: int
+    end_query: int
+    first_key: int
+    end_key: int
     weights: Float[Tensor, "R r n"]
     stored: Float[Tensor, "R r P"] | None = None
     """Weights of the same queries on a stored prefix's keys."""
@@ -157,15 +157,15 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
             p = tile.weights
             highest, key = p.max(-1)
             leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
-            leading[group_heads].scatter_add_(1, tile.first + key, leads.double())
-            if tile.first == 0:
+            leading[group_heads].scatter_add_(1, tile.first_key + key, leads.double())
+            if tile.first_key == 0:
                 rivals = [p[..., 1:]] if tile.stored is None else [p[..., 1:], tile.stored]
                 dominated = p[..., 0] > 0
                 for rival in rivals:
                     if rival.shape[-1]:
                         dominated &= p[..., 0] > rival.amax(-1)
                 first_key_rows[group_heads] += dominated.sum(-1)
-                if tile.start == 0:
+                if tile.first_query == 0:
                     row_0_mass[group_heads] = p[:, 0, 0].double()
                     row_0_dominated[group_heads] = dominated[:, 0].double()
             if not sums_to_1:
@@ -174,8 +174,8 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
                 )
             if tile.stored is not None:
                 stored[group_heads] += tile.stored.sum((1, 2))
-            c1[group_heads, tile.first : tile.last] += p.sum(1)
-            c2[group_heads, tile.first : tile.last] += p.square_().sum(1)
+            c1[group_heads, tile.first_key : tile.end_key] += p.sum(1)
+            c2[group_heads, tile.first_key : tile.end_key] += p.square_().sum(1)
     if sums_to_1:
         largest_row_sum.fill_(1.0)
     return TileStatistics(
@@ -200,9 +200,14 @@ def head_weights(
     dtype = torch.promote_types(heads.q.dtype, torch.float32)
     A = torch.zeros(size, size, dtype=dtype, device=heads.q.device)
     for tile in tiles(heads, range(head, head + 1)):
-        rows, keys = min(tile.stop, size) - tile.start, min(tile.last, size) - tile.first
-        A[tile.start : tile.stop, tile.first : tile.last] = tile.weights[0, :rows, :keys]
-        if tile.stop >= size:
+        rows, keys = (
+            min(tile.end_query, size) - tile.first_query,
+            min(tile.end_key, size) - tile.first_key,
+        )
+        A[tile.first_query : tile.end_query, tile.first_key : tile.end_key] = tile.weights[
+            0, :rows, :keys
+        ]
+        if tile.end_query >= size:
             break
     return A
 
@@ -213,15 +218,15 @@ def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
     column = torch.zeros(heads.num_heads, heads.length, dtype=torch.float64, device=heads.q.device)
     for start in range(0, heads.num_heads, repeats):
         for tile in tiles(heads, range(start, start + repeats)):
-            if tile.first == 0:
-                column[start : start + repeats, tile.start : tile.stop] = tile.weights[..., 0]
+            if tile.first_key == 0:
+                column[start : start + repeats, tile.first_query : tile.end_query] = tile.weights[
+                    ..., 0
+                ]
     return column
 
 
 def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     """Yield the weights of consecutive query heads that share one key head, tile by tile.
-
-    Other calls of the same layer are added, each times its share.
 
     Other calls of the same layer are added, each times its share.
 

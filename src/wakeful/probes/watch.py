@@ -87,8 +87,6 @@ class DecoderSource:
         """Return the event of one call of a layer's attention.
 
         `unseen` says why probes of attention do not apply, "" where they do.
-
-        `unseen` says why probes of attention do not apply, "" where they do.
         """
         dot = attention.dot
         heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)

@@ -284,29 +284,28 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
 
 
 def chart_csv(spec: dict[str, Any]) -> str:
-    """Return the rows that a specification draws as CSV, each once.
+    """Return the rows that a specification draws as CSV, without duplicates.
 
-    A table of one column is a line of reference, and left out beside others. Text that a
+    A table of one column draws a reference line, and is left out beside others. Text that a
     spreadsheet would take for a formula gets an apostrophe before it, as on the page.
     """
     tables = [rows for rows in spec["datasets"].values() if rows]
     wide = [row for rows in tables if len(rows[0]) > 1 for row in rows]
     rows = wide or [row for rows in tables for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = {
-        tuple(map(_cell, line)): line for line in ([row.get(n) for n in names] for row in rows)
-    }
-    return csv_text([names, *lines.values()])
+    table = [[row.get(name) for name in names] for row in rows]
+    unique = {tuple(map(_cell_text, cells)): cells for cells in table}
+    return csv_text([names, *unique.values()])
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """Return rows as CSV, in which no text is a spreadsheet's formula."""
     written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(map(_cell, row) for row in rows)
+    csv.writer(written, lineterminator="\n").writerows(map(_cell_text, row) for row in rows)
     return written.getvalue()
 
 
-def _cell(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
@@ -459,10 +458,10 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
 
 
 def drawable(text: str) -> str:
-    """Return a name as charts have it: one that its user chose may be anything.
+    """Return a name that charts can draw, whatever a user chose.
 
-    A character that XML forbids ends vl-convert's process; JavaScript's own name of a property, and
-    its other line ends, are no name to Vega.
+    Characters that XML forbids end vl-convert's process. Vega cannot draw names of JavaScript's
+    built-in properties ("constructor"), nor U+2028 and U+2029.
     """
     text = _UNDRAWABLE.sub(
         lambda odd: chr(0x2400 + ord(odd[0])) if odd[0] < " " else "\ufffd", text

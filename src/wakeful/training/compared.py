@@ -322,10 +322,10 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
 
 
 def _trajectories(run: Run) -> pl.DataFrame:
-    """Return the followed figures of layers and heads: step, figure, layer, head, value."""
+    """Return what training logged of layers and heads: step, figure, layer, head, value."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
     variant, of_head = pl.col("variant"), pl.col("head").is_not_null()
-    # The paper's value drain joins a layer's heads; each head's own is a variant beside it.
+    # The paper's value drain is one number for all heads of a layer; "per_head" is one a head.
     selected = block_outputs(run.trajectories()).filter(
         (variant == "paper") | ((variant == "per_head") & of_head)
     )

@@ -143,7 +143,7 @@ def _train(
                     run.remove(name)  # files of its old end
             progress = checkpoint.RunProgress()
             if resume and checkpoint.steps(run.checkpoints):
-                progress = _continued(training)
+                progress = _resume_checkpoint(training)
             first = progress.step
             run.keep_metrics(first or -1, end=config.train.steps)
             check_rows(run, done=first == config.train.steps)
@@ -232,13 +232,13 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
     return tokenizer if written or not tokenizer.adds_bos else tokenizer.without_bos()
 
 
-def _continued(training: Training) -> checkpoint.RunProgress:
-    """Load the newest checkpoint; return its progress."""
+def _resume_checkpoint(training: Training) -> checkpoint.RunProgress:
+    """Load the newest checkpoint and return its progress; delete those that are not kept."""
     world, folder = training.world, training.run.checkpoints
     newest = checkpoint.newest(folder)
     checkpoint.load_model(newest, training.decoder, world)
     progress = checkpoint.load_optimizer(newest, training.optimizer)
-    world.gather("loaded")
+    world.gather("loaded")  # all processes have read it
     if world.first:
         checkpoint.prune(folder, keep=training.config.train.keep_checkpoints)
     return progress

@@ -284,7 +284,7 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
         *_over_steps(comparison),
         _at_the_end(comparison),
         *_domains(comparison),
-        *_followed(comparison),
+        *_heads_over_steps(comparison),
         *(section for addition in additions for section in addition.last),
         _details(comparison),
         _method(comparison, dict(entry for addition in additions for entry in addition.method)),
@@ -369,31 +369,33 @@ def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
     return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
 
 
-def _followed(comparison: ComparedRuns) -> Iterator[Section]:
-    followed = charts.followed_charts(comparison)
-    if not followed:
+def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
+    curves = charts.followed_charts(comparison)
+    if not curves:
         return
-    over = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
+    bands_note = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
     rows = [
         [growth.variant, with_interval(*growth.before, growth.seeds),
          with_interval(*growth.after, growth.seeds),
          with_interval(*growth.change, growth.seeds, "+"), growth.outcome]
         for growth in tables.sink_growth(comparison)
     ]  # fmt: skip
-    which = _which_curves(comparison)
-    mean = "Means over seeds; one" if len(comparison.seeds) > 1 else "One"
+    curves_note = _which_curves(comparison)
+    scale_note = "One scale for all variants."
+    if len(comparison.seeds) > 1:
+        scale_note = f"Means over seeds. {scale_note}"
     yield Section("Heads over training steps", [
-        Text(f"Means over layers and heads{over}. A head that parks on BOS where it has nothing to "
-             "do is a sink; one with an emptied value and a large residual norm is a drain and a "
+        Text(f"Means over layers and heads{bands_note}. A head that parks on BOS where it has "
+             "nothing to do is a sink; one with an emptied value and a large residual norm is a drain and a "
              "peak.", "note"),
         Table(["variant", "attention on BOS, before", "after", "change", "outcome"], rows,
               "Attention on BOS before and after training"),
         Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
              "of the change over seeds leaves out zero.", "note"),
-        *([Text(which, "note")] if which else []),
-        SideBySide(followed, wide=True),
+        *([Text(curves_note, "note")] if curves_note else []),
+        SideBySide(curves, wide=True),
         *(Fold(f"Each layer and head: {title}", [
-            Text(f"{mean} scale for all variants.", "note"), SideBySide(heatmaps)])
+            Text(scale_note, "note"), SideBySide(heatmaps)])
           for title, heatmaps in charts.head_charts(comparison)),
     ], brief=True)  # fmt: skip
 

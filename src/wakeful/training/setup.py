@@ -191,7 +191,7 @@ def make_decoder(config: Config, device: torch.device, initial: Decoder | None =
         if initial is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            load_weights(initial)
+            load_weights(initial)  # those that are still in their files
             decoder = initial.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return decoder.to(device=device, dtype=dtype)
