@@ -386,8 +386,8 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
         scale_note = f"Means over seeds. {scale_note}"
     yield Section("Heads over training steps", [
         Text(f"Means over layers and heads{bands_note}. A head that parks on BOS where it has "
-             "nothing to do is a sink; one with an emptied value and a large residual norm is a drain and a "
-             "peak.", "note"),
+             "nothing to do is a sink; one with an emptied value and a large residual norm is a "
+             "drain and a peak.", "note"),
         Table(["variant", "attention on BOS, before", "after", "change", "outcome"], rows,
               "Attention on BOS before and after training"),
         Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
