@@ -245,8 +245,7 @@ def test_every_field_of_the_configuration_is_an_option(
                "model.window": 99}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
-             "train.distill.over": "mean", "train.distill.rest": "renormalize",
-             "train.parallel": "ddp",
+             "train.distill.over": "mean", "train.parallel": "ddp",
              "data.tokenizer": "", "optimizer.rotation": "haar",
              "optimizer.name": "muon"}  # fmt: skip
     words |= {f"model.{field}": NAMES[folder][1]

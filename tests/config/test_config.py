@@ -229,7 +229,6 @@ NEEDS = {
 }
 """What a field is refused without, or takes away."""
 CHOICES: dict[str, object] = {
-    "train.distill.layers": [0, 2],
     "model.local_layers": [0, 2],
     "model.norm": "rmsnorm_single",
     "model.attention_bias": "qkv",
@@ -245,7 +244,6 @@ CHOICES: dict[str, object] = {
     "train.steps": 100,
     "train.eval_batch_size": 4,
     "train.distill.over": "mean",
-    "train.distill.rest": "renormalize",
 }
 
 

@@ -162,7 +162,7 @@ def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -
     assert main([*command, "--figures", "svg", "pdf"]) == 0
     for suffix, magic in (("svg", b"<svg"), ("pdf", b"%PDF")):
         files = list((out / "figures").glob(f"*.{suffix}"))
-        assert len(files) == 28
+        assert len(files) == 25
         assert all(file.read_bytes().startswith(magic) for file in files)
 
 
