@@ -21,16 +21,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
 HEAD = """\
 # The arena's table
 
-Every column of the arenas below, a table for each group; [arena](arena.md) says what the
-columns are, and the [archive](../../docs/archive/findings.md) what was surprising. Means over
-seeds ± one standard error.
-Losses are differences from the baseline, paired over seeds. Bold: the 95% interval (Student's t) of
-the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
-stand out by chance. Overall ranks have a 95% interval.
+All figures of the arenas, with one table for each group of columns. [The
+arena](arena.md#what-the-page-shows) explains the columns; the
+[archive](../../docs/archive/findings.md) discusses the results. Figures are means over seeds ± one
+standard error, and losses are paired differences from the baseline. A figure is bold if the 95%
+interval (Student's t) of its paired difference from the baseline excludes zero. Even if nothing
+differed, one figure in twenty would be bold. Overall ranks have a 95% interval.
 """
 ONE_SEED = """\
-One seed: nothing is bold, and the errors of differences are over the validation windows; they do
-not say how much another seed would differ."""
+One seed: nothing is bold. The errors of differences are over validation windows and do not show
+how much another seed would change them."""
 
 
 def main(folders: Iterable[Path], day: str) -> None:
