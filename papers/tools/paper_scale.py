@@ -31,9 +31,9 @@ def _names(paper: str, names: str) -> tuple[str, ...]:
 
 GROUPS = (
     Group(
-        "Published models and the smallest patient",
-        "Whether the layers of OpenLLaMA and Llama are as lazy as the papers draw them, and what "
-        "removes the sink of one head that has nothing to do.",
+        "Published models and the smallest model with a sink",
+        "Whether the layers of OpenLLaMA and Llama are as lazy as in the papers' figures, and what "
+        "removes the sink of a single head that has nothing to do.",
         (*_names("lazy", "fig9 fig11"), *_names("activation", "appendix-j appendix-k"),
          "value-residual/fig18", "active-dormant/backcopy", "active-dormant/backcopy-deep"),
     ),
@@ -108,7 +108,8 @@ GROUPS = (
     ),
     Group(
         "The headline claims",
-        "The headline table's rows at the papers' own sizes and rates; most are trained by then.",
+        "The headline table's rows at the papers' own sizes and rates; most of these runs are "
+        "already trained for the sections above.",
         _names("headline", "sinks values depth outliers heirs"),
     ),
 )  # fmt: skip
