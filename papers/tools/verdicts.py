@@ -25,46 +25,47 @@ FIRST = exhibit("headline/values").paper
 HEAD = """\
 # Verdicts
 
-The papers' headline claims come first: those of their abstracts, contributions and conclusions,
-each in a setting chosen to be past training's early phase and to have what a cure is to remove,
-with learning rates tuned by one rule, but for the outliers'
-([how](reproduce.md#the-headline-claims)). Every other claim of every figure and table is in the
-[appendix](#appendix-every-exhibit), whose budgets show less.
+The papers' headline claims come first: those of their abstracts, contributions and conclusions.
+Their runs are long enough to be past the early phase of training, and contain what the cures are to
+remove. Learning rates are tuned by the same rule, except for outliers
+([how](reproduce.md#the-headline-claims)). The claims of all other figures and tables are in the
+[appendix](#appendix-every-exhibit); their runs are shorter and show less.
 
 Differences are paired over seeds, ± one standard error. A verdict holds for its scale and text.
 
-- **confirmed** or **reversed**: the 95% interval (Student's t) leaves out zero on the paper's side
-  or on the other; "same" is confirmed where it lies within the equivalence margin, a difference so
-  small that it counts as none.
-- **not resolved**: the interval holds zero, or there is one seed.
-- **not run**: no run has measured the claim's rows yet.
-- **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss to
-  quantization) is in none of the rows, or the baseline passes the number too. A reversal stays one
-  unless the whole interval of every row shows nothing.
+- **confirmed** or **reversed**: the whole 95% interval (Student's t) is on the paper's side of zero
+  or on the other. A claim of "same" is confirmed if the interval lies within the equivalence
+  margin; so small a difference counts as none.
+- **not resolved**: the interval includes zero, or there is one seed.
+- **not run**: the claim's rows have not been trained yet.
+- **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss by
+  quantization) is in none of the rows, or the baseline passes the claim's number too. A reversed
+  claim becomes not applicable only if the whole intervals of all rows show nothing.
 
-Each row names what it is compared with, its statistic and its premise; each heading the length of
-the sequences. After a published size, "inside" says that it lies in our interval, "outside" that it
-does not. Counted apart: what holds by construction, because a setting was chosen until it did or by
-arithmetic; and what the paper does not say or measure so, directions read off a table's cells, the
-loss where it has accuracies, other models in place of its own. A figure that rests on fewer seeds
-than others of its exhibit says how many.
+Each line names what the claim's row is compared with, the statistic and the premise; each heading
+has the length of the sequences. After a published size, "inside" means that it lies in our
+interval, "outside" that it does not. If a figure rests on fewer seeds than others of its exhibit,
+it says how many.
+
+Two kinds of claims are counted apart. Claims by construction hold because the setting was chosen
+so, or by arithmetic. Other claims are not made by the paper itself: we read a direction from a
+table's cells, or judge by the loss instead of accuracy, or on other models.
 """
 APPENDIX = """\
 ## Appendix: every exhibit
 
 The tiny scale trains models of 0.1 to 1.3 million parameters for a few hundred steps, the small
 scale for a few thousand. **They can show** what a method does early in training, whether its
-direction is large against the noise of seeds, and that an exhibit runs. **They cannot show** where
-a method ends after 10,000 steps and more, the size of a gain at 82M parameters, outliers and lazy
-layers that so short a training does not grow, or accuracies on tasks. Learning rates are the
-scale's, equal for all rows. Three of the arena's claims at 100 steps (MUDD, attention residuals,
-hyper-connections) do not hold after 1,000.
+direction is clear despite the noise of seeds, and that an exhibit runs. **They cannot show** where
+a method ends after 10,000 steps and more, the size of a gain at 82M parameters, accuracies on
+tasks, or outliers and lazy layers, which do not grow in so short a training. All rows have the
+learning rate of the scale. Three of the arena's claims that hold at 100 steps (MUDD, attention
+residuals, hyper-connections) do not hold after 1,000.
 
-Each heading says how many seeds there are. Where all agree exactly, as shares of a few layers may,
-the interval has no width and any difference counts.
-Of this many claims one in twenty would stand out by chance. At the tiny scale the sizes of a paper
-are one model, so exhibits that differ only in size repeat each other, and runs that two share are
-trained once.
+Each heading has the number of seeds. If all seeds give exactly the same figure, as a share of a few
+layers may, the interval has no width and any difference counts. Of this many claims, one in twenty
+would stand out by chance. At the tiny scale all sizes of a paper are one model, so exhibits that
+differ only in size repeat each other, and runs that two exhibits share are trained once.
 """
 NO_HEADLINE = """\
 *The headline claims have not been run yet: `wakeful reproduce headline --scale small`.*
