@@ -19,7 +19,7 @@ from wakeful_papers.reports.reproduction import BASES, found_of, told_apart
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
-COLUMNS = "| claim | beside | statistic and premise | the paper | here | verdict |"
+COLUMNS = "| claim | compared with | statistic and premise | the paper | here | verdict |"
 FIRST = exhibit("headline/values").paper
 """The paper whose exhibits come first."""
 HEAD = """\
