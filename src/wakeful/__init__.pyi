@@ -273,13 +273,15 @@ def quantize(
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    arithmetic: Literal["reference", "integer", "torchao"] = "integer",
+    arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
     sensitivity: bool = False,
+    for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
@@ -309,7 +311,8 @@ def quantize(
         trust_remote_code: Run code that comes with the model. Leave it out for models you do
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
-            per="channel")). None: fine, moderate, coarse, w4.
+            per="channel")). None: fine, moderate, coarse, w4. Beside --bits: what each layer
+            may take, in place of the engine's formats.
         scales: Activation scales: of the current tensor, or calibrated once; with both, each
             that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
@@ -318,16 +321,19 @@ def quantize(
             for --text. None: the sequences that follow the measured ones.
         save: Folder to create with the quantized model, as compressed-tensors, which
             Transformers and vLLM load. Takes one scheme that the format has.
-        arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
-            rounding.
+        arithmetic: Dequantized numbers, or int8 products; the same to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
         others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
-        sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
-            one scheme.
+        sensitivity: Rank layers by the loss that each costs alone. Takes one scheme.
+        for_: Engine whose formats --bits, --bytes and --loss choose among. llama.cpp: Q4_0,
+            Q5_0, Q8_0 and F16, of embeddings and head too; --save NAME.gguf writes the file,
+            NAME.txt the flags of llama-quantize.
         bits: Choose a format for each layer, within so many bits per weight with their scales;
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
+        cache: Beside --bits, --bytes or --loss: hold keys and values in 8 bits too, with a
+            scale per tensor that calibration text gives. Empty: as they are.
         tune: Steps of training the scales of the chosen formats by KL from the model, each on
             about 1,024 further tokens of the calibration text; they stay untrained unless other
             text gets better.
@@ -364,13 +370,15 @@ def quantize(
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    arithmetic: Literal["reference", "integer", "torchao"] = "integer",
+    arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
     others: Iterable[str] | str = (),
     sensitivity: bool = False,
+    for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
@@ -400,7 +408,8 @@ def quantize(
         trust_remote_code: Run code that comes with the model. Leave it out for models you do
             not trust.
         scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
-            per="channel")). None: fine, moderate, coarse, w4.
+            per="channel")). None: fine, moderate, coarse, w4. Beside --bits: what each layer
+            may take, in place of the engine's formats.
         scales: Activation scales: of the current tensor, or calibrated once; with both, each
             that can be is measured.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
@@ -409,16 +418,19 @@ def quantize(
             for --text. None: the sequences that follow the measured ones.
         save: Folder to create with the quantized model, as compressed-tensors, which
             Transformers and vLLM load. Takes one scheme that the format has.
-        arithmetic: Dequantized numbers, int8 products, or torchao's kernels; the same to
-            rounding.
+        arithmetic: Dequantized numbers, or int8 products; the same to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
         others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
-        sensitivity: Rank layers by the loss that each costs, alone and beside all others. Takes
-            one scheme.
+        sensitivity: Rank layers by the loss that each costs alone. Takes one scheme.
+        for_: Engine whose formats --bits, --bytes and --loss choose among. llama.cpp: Q4_0,
+            Q5_0, Q8_0 and F16, of embeddings and head too; --save NAME.gguf writes the file,
+            NAME.txt the flags of llama-quantize.
         bits: Choose a format for each layer, within so many bits per weight with their scales;
             embeddings and the head are counted apart. 0: every layer takes the scheme.
         bytes: The same, within so many bytes of the whole file.
         loss: The same, with the fewest bytes that raise the loss by so many nats per token.
+        cache: Beside --bits, --bytes or --loss: hold keys and values in 8 bits too, with a
+            scale per tensor that calibration text gives. Empty: as they are.
         tune: Steps of training the scales of the chosen formats by KL from the model, each on
             about 1,024 further tokens of the calibration text; they stay untrained unless other
             text gets better.

@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "quantization.schemes": (
         "fine", "moderate", "coarse", "w4", "w4g128", "w4g128_gptq", "smoothquant", "w8a8",
-        "w4a16", "w4a8", "w4a4", "fp8", "mxfp4", "nvfp4", "nvfp4_4over6", "kv8", "kv4", "scheme",
+        "w4a16", "w4a8", "w4a4", "fp8", "mxfp4", "nvfp4", "kv8", "kv4", "scheme",
     ),
     "optim": ("adamw", "orthoadam", "muon"),
 }  # fmt: skip

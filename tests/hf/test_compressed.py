@@ -64,10 +64,14 @@ EXACT = [
     "fp8(method=smooth(norms=True))",
 ]
 """What both compute alike to rounding."""
+CACHES = [
+    "scheme(cache=e4m3(per='tensor'))", "scheme(cache=absmax(bits=8, per='tensor'))",
+    "scheme(weights=absmax(bits=4, per='channel', group=16), cache=e4m3(per='tensor'))",
+]  # fmt: skip
+"""Keys and values, whose scales are in the files."""
 FLOATS = [
     "scheme(weights=mx_e2m1(per='channel'))", "scheme(weights=nv_e2m1(per='tensor'))",
-    "nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')",
-    "mxfp4", "mxfp4(weights=mx_e2m1(per='channel', exponent='ceil'))", "nvfp4(scales='static')",
+    "mxfp4", "nvfp4(scales='static')",
 ]  # fmt: skip
 """4-bit floats, whose weights compressed-tensors unpacks to bfloat16."""
 CLOSE = [
@@ -130,6 +134,25 @@ def test_stock_transformers_reads_the_same_model(
     assert type(theirs) is type(model)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("scheme", CACHES)
+def test_scales_of_a_cache_are_written_and_read(scheme: str, ours: bool, tmp_path: Path) -> None:
+    model = decoder_of(llama()) if ours else llama()
+    quantized = small(model, scheme)
+    save_compressed(quantized, tmp_path / "small", lambda _: None)
+    expected = logits(quantized)
+    theirs = whole_model(tmp_path / "small", dtype="auto")
+    torch.testing.assert_close(logits(theirs), expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(model), expected, atol=1e-3)
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    names = [f"model.layers.{n}.self_attn.{part}_scale" for n in range(2) for part in "kv"]
+    assert [name for name in stored if name.endswith(("k_scale", "v_scale"))] == sorted(names)
+    assert all(stored[name].shape == (1,) for name in names)
+    cache = theirs.config.quantization_config.quantization_config.kv_cache_scheme  # pyright: ignore
+    assert (cache.num_bits, cache.strategy, cache.dynamic) == (8, "tensor", False)
 
 
 @pytest.mark.slow
@@ -408,12 +431,10 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     model = llama()
-    fails("stores only schemes of weights and inputs", model, "coarse")
-    fails("not of outputs or the KV cache; use --scheme w8a8 or w4a16, or", model, "kv8")
+    fails("stores only schemes of weights, inputs and the cache", model, "coarse")
+    fails("keys and values in 8 bits, a calibrated scale per tensor; use", model, "kv8")
     fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
     fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
-    fails("of a group is 6; use --scheme .nvfp4", model, "nvfp4_4over6(scales='static')")
-    fails("rule even", model, "mxfp4(inputs=mx_e2m1(per='token', exponent='floor'))")
     fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
     fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(

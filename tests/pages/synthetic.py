@@ -126,7 +126,6 @@ def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Dam
         for scheme in schemes
         for kind, position, metric, value in (
             *(("mlp", at, "relative_error", 0.1) for at in ("all", "first", "rest")),
-            *(("block", at, "block_error", 0.2) for at in ("first", "rest")),
         )
     ]
     rows = [

@@ -162,7 +162,7 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize_module(decoder, "fine", skip=["norm"])
     with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize_module(quantize_module(decoder, "fine"), "w4")
-    with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
+    with pytest.raises(WakefulError, match="one of reference, integer, got 'fast'"):
         quantize_module(decoder, "fine", arithmetic="fast")
     with pytest.raises(WakefulError, match="no linear layer"):
         quantize_module(nn.Sequential(nn.Embedding(3, 4)), "fine")

@@ -92,7 +92,6 @@ def test_a_model_that_is_no_different_is_not_damaged() -> None:
     found = measure_damage("tiny", model, {"same": model}, SEQUENCES)
     assert found.increase("same") == (0.0, 0.0)
     assert found.divergence("same") == (0.0, 0.0)
-    assert found.layers.filter(pl.col("metric") == "block_error")["value"].max() == 0
     assert "relative_error" not in set(found.layers["metric"])
 
 
@@ -112,7 +111,7 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
             model(tokens)
         handle.remove()
         weight = layer.weight if kind == "decoder" else layer.weight.T
-        errors, kurtosis, peaks = [], [], []
+        errors, kurtosis = [], []
         for x in inputs:
             y = x @ weight.T + (0 if layer.bias is None else layer.bias)
             s, t = x.abs().max() / 127, weight.abs().max() / 127
@@ -120,7 +119,6 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
             y_q = y_q + (0 if layer.bias is None else layer.bias)
             errors.append(((y_q - y)[1:].norm() / y[1:].norm()).item())
             kurtosis.append(exact.kurtosis(x[1:]).mean().item())
-            peaks.append((x[1:].abs().amax(1) / x[1:].abs().mean(1)).mean().item())
     mean = sum(errors) / 4
     assert value(
         found, module=inner, metric="relative_error", position="rest", scheme="moderate"
@@ -128,9 +126,6 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
     assert value(found, module=inner, metric="input_kurtosis", position="rest") == pytest.approx(
         sum(kurtosis) / 4, rel=1e-4
     )
-    assert value(
-        found, module=inner, metric="input_max_over_mean", position="rest"
-    ) == pytest.approx(sum(peaks) / 4, rel=1e-4)
     row = found.filter(pl.col("module") == inner).row(0, named=True)
     assert row["layer"] == (2 if kind == "decoder" else 1)
     assert row["kind"] == ("attention.value" if kind == "decoder" else "mlp.c_fc")

@@ -33,7 +33,6 @@ GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
     Zeropoint(bits=4, per="channel", group=5), Absmax(bits=4, per="channel", group=64),
     E4M3(per="channel"), MxE2M1(per="channel"), NvE2M1(per="tensor"),
-    NvE2M1(per="tensor", adaptive=True),
 ]  # fmt: skip
 
 
@@ -434,7 +433,7 @@ def decoder(**changes: Any) -> nn.Module:
 RANGES: list[Grid] = [
     Zeropoint(bits=3, per="channel"), Absmax(bits=3, per="tensor"),
     Zeropoint(bits=3, per="channel", group=5), Absmax(bits=3, per="channel", group=8),
-    MxE2M1(per="channel"), NvE2M1(per="tensor"), NvE2M1(per="tensor", adaptive=True),
+    MxE2M1(per="channel"), NvE2M1(per="tensor"),
 ]  # fmt: skip
 
 

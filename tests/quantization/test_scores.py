@@ -9,8 +9,9 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of
 from wakeful.quantization.convert import linear_layers
-from wakeful.quantization.formats import quantize_formats
-from wakeful.quantization.linear import matrix
+from wakeful.quantization.formats import quantize_layers
+from wakeful.quantization.gguf_file import tables_of
+from wakeful.quantization.linear import matrix, quantized
 from wakeful.quantization.schemes import parse_scheme
 from wakeful.quantization.scores import score_formats
 
@@ -61,7 +62,7 @@ def test_a_score_is_half_of_the_squared_error_times_the_curvature() -> None:
     model = llama().double()
     layers = linear_layers(model)
     grid = parse_scheme("scheme(weights=absmax(bits=4, per='channel', group=8))")
-    formats = quantize_formats(model, layers, {"four": grid}, ())
+    formats = quantize_layers(model, layers, {"four": grid}, ())
     inputs: list[Tensor] = []
     with hooked({LAYER: layers[LAYER]}, before=lambda _n, x: inputs.append(x[0][0].detach())):
         log_probabilities(model)
@@ -82,7 +83,7 @@ def test_scores_are_ordered_as_formats_are() -> None:
         )
         for bits, group in ((4, 16), (6, 16), (8, 0), (4, 64))
     }
-    formats = quantize_formats(model, layers, schemes, ())
+    formats = quantize_layers(model, layers, schemes, (), whole_groups=True)
     scores = score_formats(model, layers, formats, [some_tokens(4, 12)])
     four, six, eight, wide = (scores[scheme] for scheme in schemes)
     assert all(four[name] > six[name] > eight[name] > 0 for name in layers)
@@ -90,3 +91,24 @@ def test_scores_are_ordered_as_formats_are() -> None:
     again = score_formats(model, layers, formats, [some_tokens(4, 12)])
     assert again == scores
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_table_is_scored_by_its_rows_and_by_the_head_of_the_same_matrix() -> None:
+    """The score of a small change is the divergence, of a tied and of an untied model."""
+    for tied in (True, False):
+        torch.manual_seed(0)
+        model = tiny_decoder(dtype=torch.float64, tied=tied).eval()
+        table = tables_of(model)["embed"]
+        weight = table.embedding.weight
+        moved = 1e-4 * torch.randn_like(weight)
+        form = quantized(table.linear, parse_scheme("scheme(weights=ggml(bits=8))"), "integer")
+        form.dequantized = lambda weight=weight, moved=moved: (weight + moved).detach()
+        text = [some_tokens(4, 12, seed=n) for n in range(8)]
+        score = score_formats(model, {}, {"f": {"embed": form}}, text, tables={"embed": table})
+        with torch.no_grad():
+            before = [logits_of(model, tokens)[:, :-1].log_softmax(-1) for tokens in text]
+            weight += moved
+            after = [logits_of(model, tokens)[:, :-1].log_softmax(-1) for tokens in text]
+        kl = [(p.exp() * (p - q)).sum(-1).mean() for p, q in zip(before, after, strict=True)]
+        # The diagonal leaves the products of different channels and tokens out.
+        assert score["f"]["embed"] == pytest.approx(float(sum(kl)) / 8, rel=0.35)

@@ -1,4 +1,4 @@
-"""What layers cost, alone and together, by models that are quantized in them alone."""
+"""What layers cost, by models that are quantized in them alone."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def losses(model: torch.nn.Module) -> list[float]:
     lambda: tiny_decoder(dtype=torch.float32).eval(), llama,
     lambda: tiny_decoder(dtype=torch.float32, depth="mudd").eval(),  # its blocks read all before
 ])  # fmt: skip
-def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make) -> None:
+def test_costs_are_those_of_models_quantized_in_one_layer(make) -> None:
     model = make()
     small = quantize_module(model, W4)
     layers, before, whole = list(quantized_layers(small)), losses(model), losses(small)
@@ -37,13 +37,9 @@ def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make
     assert losses(small) == whole  # all is as it was
     for name in layers:
         one = losses(quantize_module(model, W4, skip=[each for each in layers if each != name]))
-        rest = losses(quantize_module(model, W4, skip=[name]))
         alone = mean_and_error([a - b for a, b in zip(one, before, strict=True)])
-        together = mean_and_error([a - b for a, b in zip(whole, rest, strict=True)])
         assert found[name].alone == pytest.approx(alone, abs=1e-5)
-        assert found[name].together == pytest.approx(together, abs=1e-5)
         assert found[name].kl[0] > 0
-        assert found[name].kurtosis >= 1
 
 
 @pytest.mark.slow

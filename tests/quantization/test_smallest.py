@@ -16,8 +16,9 @@ from wakeful.probes.running import logits_of
 from wakeful.quantization import quantized_layers
 from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.convert import linear_layers
-from wakeful.quantization.formats import VLLM, rounding_seconds
-from wakeful.quantization.smallest import FULL, Budget, SmallestSearch, split_text
+from wakeful.quantization.durations import rounding_seconds
+from wakeful.quantization.smallest import Budget, SmallestSearch, split_text
+from wakeful.quantization.targets import VLLM
 from wakeful.quantization.tuning import tune_scales
 
 
@@ -53,7 +54,7 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
     else:
         assert size <= budget["bytes"]
     layers = quantized_layers(found.module)
-    assert set(layers) == {name for name, chosen in found.formats.items() if chosen != FULL}
+    assert set(layers) == {name for name, chosen in found.formats.items() if chosen != VLLM.full}
     for block in range(2):
         place = f"model.layers.{block}"
         for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
@@ -68,13 +69,13 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
 
 def test_the_time_of_rounding_counts_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr("wakeful.quantization.formats.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("wakeful.quantization.durations.time.perf_counter", lambda: next(clock))
     layers = linear_layers(llama())  # of four shapes, each of which takes a second here
-    assert rounding_seconds(layers, VLLM) == len(layers)
-    monkeypatch.setattr("wakeful.quantization.formats._SECONDS_TO_MEASURE", 1.0)
+    assert rounding_seconds(layers, VLLM.schemes) == len(layers)
+    monkeypatch.setattr("wakeful.quantization.durations._SECONDS_TO_MEASURE", 1.0)
     smallest = 32 * 64**2
     sizes = [layer.weight.shape[0] * layer.weight.shape[1] ** 2 for layer in layers.values()]
-    assert rounding_seconds(layers, VLLM) == pytest.approx(sum(sizes) / smallest)
+    assert rounding_seconds(layers, VLLM.schemes) == pytest.approx(sum(sizes) / smallest)
 
 
 @pytest.mark.slow
@@ -88,12 +89,14 @@ def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
 
 @pytest.mark.slow
 def test_budgets_that_nothing_meets_are_refused() -> None:
-    with pytest.raises(WakefulError, match="bytes are too few"):
-        search(bits=3.0).find()
-    with pytest.raises(WakefulError, match="the model fits as it is"):
-        search(bits=40.0).find()
-    with pytest.raises(WakefulError, match="give 2 or more"):
-        split_text(TEXT[:1])
+    for budget, words in (
+        ({"bits": 3.0}, r"bits = 3 are too few: .* take 4\.2. bits per weight"),
+        ({"bytes": 9_000}, r"bytes = 9,000 are too few: the layers take .* all else 16,896"),
+        ({"bits": 40.0}, "the model fits as it is"),
+        ({"bytes": 2**30}, "the model fits as it is"),
+    ):
+        with pytest.raises(WakefulError, match=words):
+            search(**budget).check()
 
 
 @pytest.mark.slow
@@ -169,11 +172,28 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     capsys.readouterr()
     for wrong, words in (
         ({"bits": 4.4, "bytes": 9}, "each says how small"),
-        ({"bits": 4.4, "scheme": "fine"}, "they choose the formats"),
+        ({"bits": 4.4, "scales": "static"}, "they choose the formats"),
         ({"bits": -1.0}, "must not be negative"),
         ({"tune": 3}, "it trains the scales"),
+        ({"for_": "llama.cpp"}, "it is the engine whose formats are chosen"),
+        ({"bits": 4.4, "calibration_sequences": 1}, "and another one chooses formats"),
+        ({"bits": 4.4, "num_sequences": 1}, "the proof wants an interval"),
+        ({"bits": 3.0}, "bits = 3 are too few"),
+        ({"bits": 4.4, "scheme": "w4"}, "w4 cannot be saved"),
     ):
         with pytest.raises(WakefulError, match=words):
-            wakeful.quantize(str(folder), **wrong, **options)
+            wakeful.quantize(str(folder), **options | wrong)
+    listed = wakeful.quantize(
+        str(folder), bits=5.0, scheme=("w4a16(weights=absmax(bits=4, per='channel', group=32))",
+        "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8",
+        save=str(tmp_path / "floats"), **options,
+    )  # fmt: skip
+    assert listed.smallest is not None
+    assert len(listed.smallest.target.schemes) == 3
+    table = json.loads((tmp_path / "floats" / "config.json").read_text("utf-8"))
+    assert table["quantization_config"]["kv_cache_scheme"]["type"] == "float"
+    read = wakeful.load(tmp_path / "floats").logits(tokens)
+    expected = listed.model.logits(tokens)
+    assert (read - expected).norm() < 0.05 * expected.norm()  # 4-bit floats are read as bfloat16
     with pytest.raises(WakefulError, match="are of one model, and 2 are named"):
         wakeful.quantize([str(folder), str(folder)], bits=4.4, **options)

@@ -12,20 +12,22 @@ from quantization.test_smallest import llama
 from wakeful.errors import WakefulError
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.linear import quantized
-from wakeful.quantization.schemes import Absmax, Scheme
+from wakeful.quantization.schemes import Absmax, Grid, Scheme
+from wakeful.quantization.schemes.grids import Ggml
 from wakeful.quantization.tuning import _trained, sequences_per_step, tune_scales
 
-GRIDS = [
+GRIDS: list[Grid] = [
     Absmax(bits=4, per="channel", group=16, scale="bfloat16"),
     Absmax(bits=8, per="channel", scale="bfloat16"),
     Absmax(bits=8, per="tensor"),
-]
+    Ggml(bits=4), Ggml(bits=5),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_gradients_are_those_of_scaled_codes(grid: Absmax) -> None:
-    layer = quantized(nn.Linear(48, 5), Scheme(weights=grid), "integer")
-    first, x = layer.scale, torch.randn(2, 7, 48, requires_grad=True)
+def test_gradients_are_those_of_scaled_codes(grid: Grid) -> None:
+    layer = quantized(nn.Linear(64, 5), Scheme(weights=grid), "integer")
+    first, x = layer.scale, torch.randn(2, 7, 64, requires_grad=True)
     logarithm = (0.1 * torch.randn(first.shape)).requires_grad_()
     with _trained({"": layer}, {"": first}, {"": logarithm}):
         y = layer(x)

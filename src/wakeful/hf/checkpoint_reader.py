@@ -40,6 +40,7 @@ from transformers.utils import cached_file, logging
 
 from wakeful.errors import WakefulError, warn
 from wakeful.guard import guarded
+from wakeful.hf.cache_scales import attach_cache, cache_scheme_of
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.softmax1 import softmax1_choice
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
@@ -244,7 +245,7 @@ def whole_model(
     options: dict[str, Any] = {"use_safetensors": True}
     if Path(source).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(source))
-    groups: dict[str, Any] = {}
+    groups, cache = dict[str, Any](), dict[str, Any]()
     packed_by = ""
     if gguf:
         header = read_gguf_header(Path(source) / gguf)
@@ -262,6 +263,7 @@ def whole_model(
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = attention_of(config)
         groups, packed_by = transforms_of(config), quantization_method(config)
+        cache = cache_scheme_of(config)
         if packed_by == "fp8":  # else a GPU would keep it packed
             config.quantization_config["dequantize"] = True
             options["config"] = config
@@ -283,12 +285,14 @@ def whole_model(
     _ = name_outputs(model)
     with suppress_warnings():
         _unpack(model)
-    if groups:
+    if groups or cache:
         folder = Path(source)
         if not folder.is_dir():
             folder = Path(snapshot_download(str(source), allow_patterns=["*.safetensors*"]))
         with Shards(folder) as tensors:
             attach(model, groups, tensors, str(source))
+            if cache:
+                attach_cache(model, cache, tensors, str(source))
     return model
 
 

@@ -8,7 +8,8 @@ embedding pairs neighboring channels.
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import is_read_by_transformers, whole_model
+from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import (
     architecture,
     gguf_architecture,
@@ -43,6 +45,8 @@ from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replace_atomically
 from wakeful.version import __version__
 
+Steps = Mapping[str, tuple[int, Tensor]]
+"""Bits and steps (rows, blocks) of matrices on llama.cpp's grids, by the decoder's names."""
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
 """Type that matrices are stored in; scalars and vectors are always float32."""
 _TYPES = {
@@ -65,11 +69,13 @@ def export_gguf(
     name: str = "",
     lineage: str = "",
     origin: str = "",
+    steps: Steps | None = None,
 ) -> str:
     """Write a decoder that is a stock architecture to a GGUF file; return the architecture.
 
     In "q8_0" and "q4_0" matrices have a scale every 32 inputs, as the package gguf rounds them; one
     whose rows are not whole blocks stays float16, and "q4_0" keeps embedding and head in Q8_0.
+    Matrices that lie on a grid of llama.cpp, with their `steps`, are stored as they are there.
     `lineage` says where the weights come from, and `origin` names that model, with a slash as the
     hub does. It is read back before it has its name.
 
@@ -101,7 +107,12 @@ def export_gguf(
             if organization:
                 writer.add_base_model_organization(0, organization)
                 writer.add_base_model_repo_url(0, f"https://huggingface.co/{origin}")
-        writer.add_file_type(_TYPES[storage][1])
+        grids = _grids(decoder, kind, config, steps or {})
+        types = Counter(stored.name for stored, _ in grids.values())
+        file_type = _TYPES[storage][1]
+        for name_of_type, _ in types.most_common(1):
+            file_type = gguf.LlamaFileType[f"MOSTLY_{name_of_type}"]
+        writer.add_file_type(file_type)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         add = {
             int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
@@ -114,6 +125,12 @@ def export_gguf(
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, files_of(tokenizer))
         for name_in_file, array in _arrays(decoder, kind, config):
+            if name_in_file in grids:
+                stored, step = grids[name_in_file]
+                writer.add_tensor(
+                    name_in_file, packed_blocks(array, step, stored), raw_dtype=stored
+                )
+                continue
             stored = _storage(
                 array, storage, of_tokens=name_in_file.startswith(("token_embd", "output."))
             )
@@ -133,6 +150,77 @@ def export_gguf(
             rounding=RoundedParameters(partial(_round_trip, storage)),
         )  # fmt: skip
     return kind
+
+
+def check_gguf(decoder: Decoder, tokenizer: Tokenizer) -> None:
+    """Raise `WakefulError` where `export_gguf` would refuse a decoder or its tokenizer."""
+    _, config = gguf_architecture(folded(decoder).config)
+    vocabulary_of(tokenizer, config.vocab_size, "")
+
+
+def gguf_bytes(decoder: Decoder) -> int:
+    """Return the bytes of a decoder's weights in a file with matrices in float16."""
+    return sum(tensor.numel() * (4 if tensor.ndim == 1 else 2) for tensor in decoder.parameters())
+
+
+def recipe(decoder: Decoder, types: Mapping[str, str]) -> str:
+    """Return the flags by which llama-quantize gives each matrix its type, one a line; `types` are
+    by the decoder's names of matrices.
+    """
+    kind, config = gguf_architecture(decoder.config)
+    flags = {"token_embd.weight": "--token-embedding-type", "output.weight": "--output-tensor-type"}
+    lines: list[str] = []
+    family, name_of = FAMILIES[kind], names_of(kind, config.num_layers)
+    for link in family.links(decoder.config):
+        name = name_of(family.stored(link.hf_name))
+        stored = {types[own].lower() for own in link.own_names if own in types}
+        flag = f"{flags[name]} " if name in flags else f"--tensor-type {name}="
+        lines.extend(flag + each for each in stored)
+    return "\n".join(lines) + "\n"
+
+
+def _grids(
+    decoder: Decoder, kind: str, config: ModelConfig, steps: Steps
+) -> dict[str, tuple[GGMLQuantizationType, np.ndarray]]:
+    """Return the type of each matrix on a grid and its steps, by its name in a file."""
+    family, grids = FAMILIES[kind], dict[str, tuple[GGMLQuantizationType, np.ndarray]]()
+    for link in family.links(decoder.config):
+        parts = [steps[name] for name in link.own_names if name in steps]
+        if not parts:
+            continue
+        hf_name, bits = family.stored(link.hf_name), {bits for bits, _ in parts}
+        if len(bits) > 1 or len(parts) < len(link.own_names):
+            raise WakefulError(f"{hf_name} of a {kind} would hold matrices of several types")
+        joined = link.join([step.float() for _, step in parts]).cpu().numpy()
+        name = names_of(kind, config.num_layers)(hf_name)
+        grids[name] = (
+            GGMLQuantizationType[f"Q{bits.pop()}_0"], to_llama_cpp(joined, hf_name, kind, config)
+        )  # fmt: skip
+        if kind == "olmo2" and config.tied and name == "token_embd.weight":
+            grids["output.weight"] = grids[name]
+    return grids
+
+
+def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantizationType) -> np.ndarray:
+    """Return the blocks of a matrix (N, K) on a grid with these steps (N, K / 32): each a step in
+    float16 and 32 numbers, of 4 bits the first sixteen in the low halves of bytes and the others in
+    the high ones, of 5 bits their top bits before them.
+    """
+    rows = len(array)
+    d = steps.astype("<f2")[..., None]
+    blocks = array.reshape(rows, -1, _BLOCK)
+    scale = d.astype(np.float32)
+    q = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)).astype(int)
+    parts = [d.view(np.uint8)]
+    if stored == GGMLQuantizationType.Q8_0:
+        parts.append(q.astype(np.int8).view(np.uint8))
+    else:
+        q += 16 if stored == GGMLQuantizationType.Q5_0 else 8
+        if stored == GGMLQuantizationType.Q5_0:
+            parts.append(np.packbits(q >> 4, axis=-1, bitorder="little"))
+        low = (q & 15).astype(np.uint8)
+        parts.append(low[..., : _BLOCK // 2] | low[..., _BLOCK // 2 :] << 4)
+    return np.concatenate(parts, axis=-1).reshape(rows, -1)
 
 
 def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:

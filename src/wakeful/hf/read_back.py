@@ -20,6 +20,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError, first_line, warn
 from wakeful.hf.agreement import InFloat32, change_attributes, last_logits, rounded_frequencies
+from wakeful.hf.cache_scales import cache_scheme_of
 from wakeful.hf.checkpoint_reader import (
     Shards,
     attention_of,
@@ -151,7 +152,8 @@ def _by_transformers(folder: Path) -> nn.Module | None:
     with Shards(folder) as tensors:
         if quantized and _UNPACKED * tensors.num_bytes > free_memory(torch.device("cpu")):
             return None
-        if transforms_of(config):  # which Transformers would leave out: vLLM reads it, and we do
+        # What Transformers would leave out: vLLM reads it, and we do.
+        if transforms_of(config) or cache_scheme_of(config):
             return whole_model(folder, dtype="auto")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto" if quantized else tensors.stored, local_files_only=True,

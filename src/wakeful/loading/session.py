@@ -128,14 +128,16 @@ def count_progress(
 
 def note_duration(
     show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float,
-    seconds: float = 0.0,
+    forward: float | None = None, seconds: float = 0.0,
 ) -> None:  # fmt: skip
     """Show how long `total` units of `passes` forwards of `tokens`, and other work of so many
-    `seconds`, may take, if 30 s or more.
+    `seconds`, may take, if 30 s or more. A `forward` takes so many seconds, or is guessed.
     """
     size = sum(parameter.numel() for parameter in model.module.parameters())
-    # A forward pass takes about two operations a parameter and token.
-    seconds += rough_seconds(2 * size * tokens * total * passes, model.device)
+    if forward is None:  # about two operations a parameter and token
+        seconds += rough_seconds(2 * size * tokens * total * passes, model.device)
+    else:
+        seconds += forward * total * passes
     if seconds >= LONG_SECONDS:
         show.note(
             f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "

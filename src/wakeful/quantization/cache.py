@@ -60,13 +60,13 @@ class QuantizedCache(KeepsBuffers):
                 low, high = low.min().view(1, 1), high.max().view(1, 1)
             setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
             return heads
-        scales = self._scales(rows, bounds)
+        scales = self.grid.scales_of(rows) if bounds is None else self.fixed_scales(part, rows)
         return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
 
-    def _scales(self, rows: Tensor, bounds: Tensor | None) -> Scales:
-        if bounds is None:
-            return self.grid.scales_of(rows)
-        if self.grid.two_scales:
+    def fixed_scales(self, part: CachePart, rows: Tensor | None = None) -> Scales:
+        """Return the scales of calibration text; of two levels, those of these rows."""
+        bounds: Tensor = getattr(self, part)
+        if self.grid.two_scales and rows is not None:
             return self.grid.refit(rows, self.grid.scales_of(bounds.T))
         return self.grid.fit(bounds[:1], bounds[1:])
 

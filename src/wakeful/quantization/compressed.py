@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from wakeful.model.turned import WalshHadamard
 from wakeful.paged import by_rows, store_like
 from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
+from wakeful.quantization.cache import QuantizedCache
 from wakeful.quantization.convert import quantized_layers, scheme_of
 from wakeful.quantization.linear import QuantizedLinear, matrix
 from wakeful.quantization.norm_readers import readers_of_norms
@@ -59,22 +60,24 @@ _OTHERWISE = "leave --save out to measure it alone"
 def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, Any]:
     """Return schemes with the layers of each as the `quantization_config` of a configuration.
 
-    One scheme alone is that of every linear layer, and of the named ones.
+    One scheme alone is that of every linear layer, and of the named ones. All have one cache.
 
     Raises:
         WakefulError: the format lacks a scheme.
     """
-    groups = [_config_group(scheme) for scheme in targets]
-    for group, names in zip(groups, targets.values(), strict=True):
+    of_layers = {s: names for s, names in targets.items() if s.weights is not None}
+    groups = [_config_group(scheme) for scheme in of_layers]
+    for group, names in zip(groups, of_layers.values(), strict=True):
         # An engine looks for a fused layer by its class before it looks for its parts by name.
         group["targets"] = [*([] if len(groups) > 1 else ["Linear"]), *names]
-    forms = {group["format"] for group in groups}
+    forms = {group["format"] for group in groups} or {"dense"}
+    caches = [_cache_arguments(scheme) for scheme in targets if scheme.cache is not None]
     return {
         "quant_method": FORMAT,
         "format": forms.pop() if len(forms) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": caches[0] if caches else None,
         "global_compression_ratio": None,
     }
 
@@ -86,9 +89,9 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         WakefulError: the format lacks it.
     """
     weights, inputs = scheme.weights, scheme.inputs
-    if weights is None or scheme.outputs is not None or scheme.cache is not None:
-        allowed = "schemes of weights and inputs, not of outputs or the KV cache"
-        raise _lacks(scheme, allowed, "w8a8 or w4a16")
+    assert weights is not None
+    if scheme.outputs is not None:
+        raise _lacks(scheme, "schemes of weights, inputs and the cache", "w8a8 or w4a16")
     integers = isinstance(weights, Absmax | Zeropoint)
     if isinstance(weights, MxE2M1 | NvE2M1):
         form = _four_bit_floats(scheme, weights, inputs)
@@ -126,6 +129,20 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
         group["input_activations"] = _arguments(inputs, dynamic=dynamic)
     return group
+
+
+def _cache_arguments(scheme: Scheme) -> dict[str, Any]:
+    """Return the grid of a scheme's keys and values as the `kv_cache_scheme`.
+
+    Raises:
+        WakefulError: the format, or what reads it, lacks the grid.
+    """
+    grid = scheme.cache
+    fits = isinstance(grid, Absmax | E4M3) and grid.bits == 8 and grid.per == "tensor"
+    if grid is None or not fits or (isinstance(grid, Absmax) and grid.clip != 1):
+        instead = "\"scheme(cache=e4m3(per='tensor'))\""
+        raise _lacks(scheme, "keys and values in 8 bits, a calibrated scale per tensor", instead)
+    return _arguments(grid, dynamic=False)
 
 
 def check_compressed(
@@ -197,9 +214,8 @@ def save_compressed(
         raise WakefulError("the model is not quantized: nothing to save")
     # A layer may stand in several places, each of which has its own tensors in a file.
     places = quantized_layers(model, remove_duplicate=False)
-    schemes = {name: layer.scheme for name, layer in places.items()}
-    for own in dict.fromkeys(schemes.values()) or [scheme]:
-        _config_group(own)  # which refuses a scheme before anything else is looked at
+    # Which refuses a scheme before anything else is looked at.
+    compressed_config({scheme: (), **{layer.scheme: () for layer in places.values()}})
     stock = _stock(model, places)
     layers = {
         name: layer for name, layer in stock.layers.items() if isinstance(layer, QuantizedLinear)
@@ -210,7 +226,13 @@ def save_compressed(
     tokenizer = read or tokenizer
     dtype = stored or next(model.parameters()).dtype
     config, tensors = stock.config, _tensors(stock, layers, there, dtype)
-    table = compressed_config(_targets(schemes, there))
+    targets = _targets(schemes, there)
+    if stock.caches:
+        targets = targets or {scheme: []}
+        tensors |= _cache_scales(stock.caches)
+    table = compressed_config(targets)
+    if scheme.cache is not None:
+        table["kv_cache_scheme"] = _cache_arguments(scheme)
     table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
     # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
     unsplit = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
@@ -299,11 +321,6 @@ def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | No
     if inputs is not None and type(inputs) is not type(weights):
         allowed = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
         raise _lacks(scheme, allowed, name)
-    if isinstance(inputs, NvE2M1) and inputs.adaptive:
-        again = "\"nvfp4(weights=nv_e2m1(per='tensor', adaptive=True), scales='static')\""
-        raise _lacks(scheme, "NVFP4 inputs whose largest number of a group is 6", again)
-    if isinstance(inputs, MxE2M1) and inputs.exponent != "even":
-        raise _lacks(scheme, "MXFP4 inputs whose exponents follow the rule even", name)
     if weights.two_scales:
         if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
             raise _lacks(scheme, "NVFP4 whose t is per tensor", name)
@@ -345,6 +362,8 @@ class _Stock:
     """Those that are, or are to be, quantized."""
     turned: Sequence[str] = ()
     """The names there of the layers that read rotated inputs."""
+    caches: Mapping[str, QuantizedCache] = field(default_factory=dict)
+    """Quantized caches, by the names there of the attention layers."""
 
 
 @dataclass(frozen=True)
@@ -376,6 +395,15 @@ def _tensors(
                     piece = torch.tensor([rows, layer.in_features])
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
+
+
+def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
+    """Return the scales of keys and values as the format has them."""
+    return {
+        f"{name}.{part[0]}_scale": cache.fixed_scales(part).scale.reshape(1)
+        for name, cache in caches.items()
+        for part in ("keys", "values")
+    }
 
 
 def _targets(schemes: Mapping[str, Scheme], there: _There) -> dict[Scheme, list[str]]:
@@ -465,6 +493,9 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
     """Return a model as its stock architecture has it, with the layers `found` quantized."""
     parameters = dict[str, Tensor](model.named_parameters(remove_duplicate=False))
     parameters |= _divided(model)
+    caches = {
+        name: part for name, part in model.named_modules() if isinstance(part, QuantizedCache)
+    }
     if as_decoder(model) is None:
         assert isinstance(model, PreTrainedModel)
         if implementation_of(model) == SOFTMAX1:
@@ -481,9 +512,10 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
         stays = {
             name: tensor
             for name, tensor in stored.items()
-            if name.rpartition(".")[0] not in quantized
+            if name.rpartition(".")[0] not in quantized.keys() | caches.keys()
         }
-        return _Stock(config, stays, dict(quantized))
+        attentions = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
+        return _Stock(config, stays, dict(quantized), caches=attentions)
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
@@ -495,11 +527,16 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
         )
     family = FAMILIES[kind]
     turned: list[str] = []
+    attentions: dict[str, QuantizedCache] = {}
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     for link in family.links(plain):
         hf_name = family.stored(link.hf_name)
         owners = [part.rpartition(".")[0] for part in link.own_names]
+        for owner in owners:
+            cache = caches.get(f"{owner.removesuffix('.key')}.quantized")
+            if cache is not None and owner.endswith(".key"):
+                attentions[hf_name.rsplit(".", 2)[0]] = cache
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
             if hf_name.endswith(".bias"):
                 raise WakefulError(
@@ -516,7 +553,7 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
             )
         else:
             layers[hf_name.rpartition(".")[0]] = quantized[owners[0]]
-    return _Stock(config, tensors, layers, turned)
+    return _Stock(config, tensors, layers, turned, attentions)
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:

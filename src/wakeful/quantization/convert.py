@@ -11,14 +11,13 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
-from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
 from wakeful.paged import is_finite
 from wakeful.probes.experts import routers_of, unfuse_experts, with_modules
 from wakeful.probes.running import refuse_adapters
-from wakeful.quantization.arithmetic import LINEARS, Arithmetic, torchao_kernels
+from wakeful.quantization.arithmetic import LINEARS, Arithmetic
 from wakeful.quantization.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
-from wakeful.quantization.exchange import Exchange
+from wakeful.quantization.formats import quantize_layers
 from wakeful.quantization.linear import QuantizedLinear, by_sequence, matrix
 from wakeful.quantization.observing import plain_linear
 from wakeful.quantization.schemes import Scheme, parse_scheme
@@ -48,8 +47,8 @@ def quantize_module(
     Args:
         model: a `Decoder` or a Transformers model.
         scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
-        arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao"; an
-            emulated scheme computes one way.
+        arithmetic: how the layers compute: "reference" (dequantized) or "integer"; an emulated
+            scheme computes one way.
         calibration: token ids (B, L) that static activation scales and methods look at.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision; none where
             the scheme quantizes the cache alone.
@@ -67,8 +66,8 @@ def quantize_module(
         pattern: parse_scheme(part_scheme) for pattern, part_scheme in (others or {}).items()
     }
     schemes = [scheme, *by_pattern.values()]
-    for part_scheme in schemes:
-        _check_arithmetic(part_scheme, arithmetic)
+    if arithmetic not in LINEARS:
+        raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
     wanting = next((part_scheme for part_scheme in schemes if part_scheme.calibrated), None)
     if (wanting is not None) != bool(calibration):
         problem = f"{scheme} has dynamic scales: calibration text would be ignored"
@@ -87,13 +86,13 @@ def quantize_module(
     layers = {} if scheme.weights is None else linear_layers(model, skip)
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
-    with evaluating(model):
-        for part_scheme, part in by_scheme(layers, scheme, by_pattern).items():
-            exchange = Exchange(
-                model, part, part_scheme, arithmetic, calibration, replaced,
-                lambda: passed(len(replaced), len(layers)),
-            )  # fmt: skip
-            exchange.run()
+    for part_scheme, part in by_scheme(layers, scheme, by_pattern).items():
+        before = len(replaced)
+        forms = quantize_layers(
+            model, part, {"": part_scheme}, calibration, arithmetic=arithmetic,
+            on_progress=lambda done, _, before=before: passed(before + done, len(layers)),
+        )[""]  # fmt: skip
+        replaced |= {id(part[name]): form for name, form in forms.items()}
     small = with_cache(exchanged(model, replaced), scheme)
     if scheme.caches_by_text:
         calibrate_cache(small, calibration)
@@ -155,24 +154,6 @@ def _check_all(layers: Mapping[str, nn.Module]) -> None:
             f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{count}; "
             f"{leave} with --skip {' '.join(refused)}"
         )
-
-
-def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
-    weights = scheme.weights
-    if arithmetic not in LINEARS:
-        raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
-    if arithmetic == "torchao":
-        torchao_kernels()
-        if scheme.emulated or (weights is not None and weights.group):
-            raise WakefulError(
-                f"torchao has no kernel here for {scheme}, which has groups or floats: use the "
-                "arithmetic reference or integer"
-            )
-        if scheme.inputs is not None and weights is not None and not weights.symmetric:
-            raise WakefulError(
-                f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "
-                f"{weights}: use the arithmetic reference or integer"
-            )
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
@@ -276,8 +257,10 @@ def _refuse_matrices(name: str, module: nn.Module) -> None:
         )
 
 
-def exchanged(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
+def exchanged(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
     """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
     copied = with_modules(model, replaced)
-    padded = any(layer.sees_padding for layer in replaced.values())
+    padded = any(
+        layer.sees_padding for layer in replaced.values() if isinstance(layer, QuantizedLinear)
+    )
     return by_sequence(copied) if padded and not isinstance(copied, Decoder) else copied

@@ -75,32 +75,24 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
 def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataFrame:
     """Return every layer's relative error under a scheme, beside its input's kurtosis.
 
-    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest,
-    max_over_mean_first, max_over_mean_rest. Null is what is not finite: the error of an output
-    that is all zero, the kurtosis of such an input.
+    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest. Null is what
+    is not finite: the error of an output that is all zero, the kurtosis of such an input.
     """
     rows = damage.measurement.layers
     errors = rows.filter(scheme=scheme, metric="relative_error", position=position)
     errors = errors.select("module", "layer", "kind", "value", "standard_error")
-    for metric in ("kurtosis", "max_over_mean"):
-        for part in ("first", "rest"):
-            shape = rows.filter(metric=f"input_{metric}", position=part)
-            shape = shape.select("module", pl.col("value").alias(f"{metric}_{part}"))
-            errors = errors.join(shape, on="module", how="left", maintain_order="left")
+    for part in ("first", "rest"):
+        shape = rows.filter(metric="input_kurtosis", position=part)
+        shape = shape.select("module", pl.col("value").alias(f"kurtosis_{part}"))
+        errors = errors.join(shape, on="module", how="left", maintain_order="left")
     figures = pl.selectors.float()
     return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
-def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.DataFrame:
-    """Return a block metric over layers: layer, value, standard_error."""
-    rows = damage.measurement.layers
-    rows = rows.filter(scheme=scheme, metric=metric, position=position, kind="block")
-    return rows.select("layer", "value", "standard_error").sort("layer")
-
-
 def _mean_kurtosis(damage: Damage, position: str) -> float | None:
     """Return the mean over blocks' outputs; None where it is not finite."""
-    return finite(mean_over_layers(block_values(damage, "kurtosis", "", position)))
+    rows = damage.measurement.layers.filter(metric="kurtosis", position=position, kind="block")
+    return finite(mean_over_layers(rows))
 
 
 def named(name: str, estimate: Estimate) -> dict[str, float | None]:
@@ -151,7 +143,6 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "worst_layer_kurtosis_first": worst["kurtosis_first"],
         "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
         "error_follows_kurtosis": follows(errors, "kurtosis_rest"),
-        "error_follows_max_over_mean": follows(errors, "max_over_mean_rest"),
         "quantize_seconds": damage.seconds[name],
         "read_seconds": measurement.schemes[name].seconds,
     }

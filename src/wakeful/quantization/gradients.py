@@ -24,22 +24,26 @@ def output_gradients(
     layers: Mapping[str, nn.Module],
     on_gradient: Callable[[str, int, Float[Tensor, "M N"]], None],
     *,
+    on_rows: Callable[[str, Int[Tensor, "B L"], Float[Tensor, "B L D"]], None] | None = None,
     labels: torch.Generator | None = None,
 ) -> Iterator[Callable[[Int[Tensor, "B L"]], None]]:
     """Yield what reads sequences forward and back; no parameter gets a gradient.
 
     `on_gradient` is called with a layer's name, the number of the call, and ∂ℓ/∂y of the matrix's
     output for each of M tokens in at least float32, the last layer first; not with calls that ℓ
-    does not depend on. ℓ is the sum of all predicted tokens' losses: of the text's tokens or, with
+    does not depend on. `on_rows` is called with an embedding's name, its tokens and the gradient of
+    their rows. ℓ is the sum of all predicted tokens' losses: of the text's tokens or, with
     `labels`, of tokens that the model's own predictions draw.
 
     Raises:
         WakefulError: the model has no embedding.
     """
     starts: list[Tensor] = []
+    tables_read: list[tuple[str, Tensor]] = []
     calls = Counter[str]()
 
-    def begin(_name: str, _args: tuple[Any, ...], rows: Tensor) -> Tensor:
+    def begin(name: str, args: tuple[Any, ...], rows: Tensor) -> Tensor:
+        tables_read.append((name, args[0]))
         starts.append(rows.detach().requires_grad_())
         return starts[-1].clone()  # which a model may change in place, as CTRL scales it
 
@@ -52,8 +56,8 @@ def output_gradients(
             )
 
     def read(tokens: Tensor) -> None:
-        starts.clear()
-        calls.clear()
+        for notes in (starts, tables_read, calls):
+            notes.clear()
         logits = widened(logits_of(model, tokens.clone())[:, first - 1 : -1].flatten(0, 1))
         if not starts:
             raise WakefulError(
@@ -64,7 +68,10 @@ def output_gradients(
         if labels is not None:
             targets = logits.detach().softmax(-1).multinomial(1, generator=labels).squeeze(1)
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
-        torch.autograd.grad(loss, starts, allow_unused=True)
+        gradients = torch.autograd.grad(loss, starts, allow_unused=True)
+        for (name, ids), gradient in zip(tables_read, gradients, strict=True):
+            if on_rows is not None and gradient is not None:
+                on_rows(name, ids, widened(gradient))
 
     tables = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)

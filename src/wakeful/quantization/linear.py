@@ -90,31 +90,9 @@ class QuantizedLinear(KeepsBuffers):
     output_scale: Tensor | None
     divisor: Tensor | None
 
-    @torch.no_grad()
-    def fit(
-        self,
-        layer: nn.Module,
-        statistics: InputStatistics | None,
-        largest: Tensor | None = None,
+    def fill(
+        self, layer: nn.Module, integers: Tensor, scales: Scales, divisor: Tensor | None = None
     ) -> None:
-        """Take over a full-precision layer's matrix (N, K) and bias, by what calibration showed.
-
-        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
-        """
-        weight, grid, method = matrix(layer)[0], self.grid, self.scheme.rounding
-        if largest is not None:
-            grid = grid.under(grid.shared_scale(largest))
-        assert statistics is not None or not method.divides
-        self.divisor = divisor_of(self.scheme, statistics)
-        if self.divisor is not None:
-            weight = weight.float() * self.divisor
-        products = None if statistics is None else statistics.products
-        self.fill(layer, *method.round(weight, grid, products))
-        if self.scheme.scales == "static":
-            assert statistics is not None
-            self._calibrate(statistics)
-
-    def fill(self, layer: nn.Module, integers: Tensor, scales: Scales) -> None:
         """Take over the codes (N, K) and scales that a layer's matrix was rounded to, and its bias.
 
         The codes' memory is of the matrix's kind.
@@ -122,11 +100,11 @@ class QuantizedLinear(KeepsBuffers):
         weight, bias = matrix(layer)
         self.integers = store_like(weight, pack(integers) if self.packed else integers)
         self.scale, self.zero = self.grid.encode_scale(scales.scale), scales.zero
-        self.outer = scales.outer
+        self.outer, self.divisor = scales.outer, divisor
         if bias is not None:
             self.bias = bias.detach().clone()
 
-    def _calibrate(self, statistics: InputStatistics) -> None:
+    def calibrate(self, statistics: InputStatistics) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
         channels = (
             statistics.channels if self.divisor is None else statistics.channels / self.divisor
@@ -164,10 +142,7 @@ class QuantizedLinear(KeepsBuffers):
         """
         rows, scales, sequences = self._read(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
-        arithmetic = self.arithmetic
-        if arithmetic == "integer" and inputs is None and outputs is not None:
-            arithmetic = "reference"  # an output that is rounded needs the definition's last bit
-        multiply = emulated if self.scheme.emulated else LINEARS[arithmetic]
+        multiply = emulated if self.scheme.emulated else LINEARS[self.arithmetic]
         y = multiply(rows, inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
@@ -213,8 +188,9 @@ _batch = _Batch()
 
 
 def by_sequence(model: nn.Module) -> nn.Module:
-    """Let layers that a model gives the tokens of a whole batch in one row (OPT's feed-forward
-    networks, experts that all share) know where a sequence ends; return it, changed in place.
+    """Note each batch's shape, so that a dynamic scale per tensor is one a sequence even in layers
+    that get a batch flattened into rows (OPT's feed-forward networks, experts that all share);
+    return the model, changed in place.
     """
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
@@ -257,14 +233,11 @@ def quantized(
     scheme: Scheme,
     arithmetic: Arithmetic,
     statistics: InputStatistics | None = None,
-    largest: Tensor | None = None,
 ) -> QuantizedLinear:
     """Return the quantized form of a linear layer whose weights are finite, by what calibration
-    showed of it; `largest` is as in `QuantizedLinear.fit`.
+    showed of it.
     """
-    result = empty(layer, scheme, arithmetic)
-    result.fit(layer, statistics, largest)
-    return result
+    return quantized_forms(layer, [scheme], arithmetic, statistics)[0]
 
 
 @torch.no_grad()
@@ -273,22 +246,31 @@ def quantized_forms(
     schemes: Sequence[Scheme],
     arithmetic: Arithmetic,
     statistics: InputStatistics | None = None,
+    largest: Tensor | None = None,
 ) -> list[QuantizedLinear]:
-    """Return a layer's forms in several formats of weights alone; a method rounds all of its own
-    together.
+    """Return a layer's forms under schemes of one method, which rounds them together.
+
+    `largest` is the largest |W| of all matrices that share an outer scale, (1, 1), where some do.
     """
+    if not schemes:
+        return []
+    weight, method = matrix(layer)[0], schemes[0].rounding
+    assert statistics is not None or not method.divides
+    divisor = divisor_of(schemes[0], statistics)
+    if divisor is not None:
+        weight = weight.float() * divisor
     forms = [empty(layer, scheme, arithmetic) for scheme in schemes]
-    by_method: dict[str, list[QuantizedLinear]] = {}
-    for form in forms:
-        by_method.setdefault(str(form.scheme.method), []).append(form)
-    for part in by_method.values():
-        products, grids = (
-            None if statistics is None else statistics.products,
-            [form.grid for form in part],
-        )
-        rounded = part[0].scheme.rounding.round_all(matrix(layer)[0], grids, products)
-        for form, (integers, scales) in zip(part, rounded, strict=True):
-            form.fill(layer, integers, scales)
+    grids = [
+        form.grid if largest is None or not form.grid.two_scales
+        else form.grid.under(form.grid.shared_scale(largest)) for form in forms
+    ]  # fmt: skip
+    products = None if statistics is None else statistics.products
+    rounded = method.round_all(weight, grids, products)
+    for form, (integers, scales) in zip(forms, rounded, strict=True):
+        form.fill(layer, integers, scales, divisor)
+        if form.scheme.scales == "static":
+            assert statistics is not None
+            form.calibrate(statistics)
     return forms
 
 

@@ -3,18 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from wakeful.quantization.damage import (
-    GRADES,
-    Damage,
-    damage_summary,
-    follows,
-    grade,
-    over_layers,
-    over_models,
-    predicts,
-)
+from wakeful.quantization.damage import GRADES, Damage, damage_summary, grade, over_layers, predicts
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import (
     PREDICTS,
@@ -27,7 +17,7 @@ from wakeful.quantization.report import (
     with_intervals,
     worst_table,
 )
-from wakeful.reports.charts import Drawing, marks, tip
+from wakeful.reports.charts import Drawing, marks
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -43,34 +33,13 @@ from wakeful.reports.value import (
 )
 
 
-def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
-    """Return Spearman's ρ of each scheme: over all layers, with kurtosis and with max over mean,
-    and over models; None where there are fewer than three.
-    """
-    rows = []
-    for name in damages[0].schemes:
-        layers = over_layers(damages, name)
-        rows.append(
-            {
-                "scheme": name,
-                "layers": len(layers),
-                "layers_kurtosis": follows(layers, "kurtosis_rest"),
-                "layers_max_over_mean": follows(layers, "max_over_mean_rest"),
-                "models": len(damages),
-                "models_kurtosis": follows(over_models(damages, name), "kurtosis_rest"),
-            }
-        )
-    return rows
-
-
 def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
     """Draw a scheme's layers of all models, error against kurtosis."""
     frame = over_layers(damages, scheme).select(
-        "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
+        "model", "module", "value", kurtosis="kurtosis_rest"
     )
     names = [damage.measurement.name for damage in damages]
-    peak = tip("peak", ".4~g", title="max / mean")
-    return error_over_kurtosis(frame, "model", names, peak, height=260)
+    return error_over_kurtosis(frame, "model", names, height=260)
 
 
 def matrix_report(
@@ -116,9 +85,7 @@ def matrix_report(
         ], brief=True),
         Section("Does kurtosis predict the damage?", [
             Text(predicts(damages)),
-            _correlation_table(damages),
-            Text(f"Spearman's rank correlations. {PREDICTS} Kurtosis and max / mean are of all "
-                 "tokens but the first.", "note"),
+            Text(f"{PREDICTS} Kurtosis is of all tokens but the first.", "note"),
             Legend(names, "shapes"),
             SideBySide(charts),
         ], brief=True),
@@ -152,15 +119,3 @@ def _damage_table(damages: Sequence[Damage]) -> Table:
     schemes = list(damages[0].schemes)
     return Table(["model", *schemes], rows, "Damage of each scheme to each model", "paper",
                  marks=marks(damages))  # fmt: skip
-
-
-def _correlation_table(damages: Sequence[Damage]) -> Table:
-    rows = [
-        [row["scheme"], str(row["layers"]), number(row["layers_kurtosis"], "{:+.2f}"),
-         number(row["layers_max_over_mean"], "{:+.2f}"), str(row["models"]),
-         number(row["models_kurtosis"], "{:+.2f}")]
-        for row in correlations(damages)
-    ]  # fmt: skip
-    columns = ["scheme", "layers", "error and kurtosis", "error and max / mean", "models",
-               "loss increase and kurtosis"]  # fmt: skip
-    return Table(columns, rows, "Spearman's rank correlations", terminal=())

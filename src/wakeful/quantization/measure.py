@@ -127,10 +127,9 @@ def measure_damage(
     """Run a model and its quantized forms over the same sequences.
 
     `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
-    quantized layer, given the full-precision input; `block_error`, the same of each block's output
-    with the errors of all layers before it; `input_kurtosis` and `input_max_over_mean` of every
-    layer's input and `kurtosis` of every block's output, all of the full-precision model. All that
-    an expert reads counts as the rest, and experts of one projection have one row, their mean.
+    quantized layer, given the full-precision input; `input_kurtosis` of every layer's input and
+    `kurtosis` of every block's output, both of the full-precision model. All that an expert reads
+    counts as the rest, and experts of one projection have one row, their mean.
     """
     check_causal(name, model)
     # Where projections beside the embeddings are multiplied into them, or experts come apart, the
@@ -151,19 +150,16 @@ def measure_damage(
             if plain is not model:
                 logits_of(plain, tokens)
         for label, h in states.items():
-            rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
+            rows.put("", label, "kurtosis", _kurtosis_by_position(h))
         counts.append(len(targets))
         full.nll.append(nll(reference, targets))
         for scheme, small in quantized.items():
             before = time.perf_counter()
-            with _hiddens(small) as hidden:
-                logits, _ = predicted(small, tokens)
+            logits, _ = predicted(small, tokens)
             wait_for(tokens.device)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
             totals[scheme].divergence.append(summed_divergence(reference, logits))
-            for label, h in states.items():
-                rows.put(scheme, label, "block_error", relative_errors(hidden[label], h))
         progress(done)
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(
@@ -197,19 +193,12 @@ def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) ->
     return {position: float((e / s).sqrt()) if e else 0.0 for position, (e, s) in sums.items()}
 
 
-def _by_position(x: Tensor, metric: Callable[[Tensor], float]) -> dict[str, float]:
-    return {"first": metric(x[:1]), "rest": metric(x[1:])}
+def _kurtosis_by_position(x: Tensor) -> dict[str, float]:
+    return {"first": _mean_kurtosis(x[:1]), "rest": _mean_kurtosis(x[1:])}
 
 
 def _mean_kurtosis(h: Tensor) -> float:
     return float(exact.kurtosis(widened(h)).mean())
-
-
-def _mean_peak(x: Tensor) -> float:
-    """Return max |x| / mean |x| over channels, the mean over tokens that are not zero."""
-    size = x.abs().float()
-    mean = size.mean(1)
-    return float((size.amax(1) / mean)[mean > 0].mean())
 
 
 @contextmanager
@@ -224,9 +213,8 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
         x = args[0].reshape(-1, args[0].shape[-1])
         routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
         label = name.rpartition(".")[0] if routed else name
-        metrics = {"input_kurtosis": _mean_kurtosis, "input_max_over_mean": _mean_peak}
-        for metric, of in metrics.items():
-            rows.put("", label, metric, {"rest": of(x)} if routed else _by_position(x, of))
+        kurtosis = {"rest": _mean_kurtosis(x)} if routed else _kurtosis_by_position(x)
+        rows.put("", label, "input_kurtosis", kurtosis)
         y = plain_linear(layer, x)
         for scheme, layers in forms.items():
             if name in layers:

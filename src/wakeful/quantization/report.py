@@ -21,18 +21,16 @@ from wakeful.quantization.damage import (
     HARMLESS,
     SEVERE,
     Damage,
-    block_values,
     damage_findings,
     damage_summary,
     grade,
     layer_errors,
     worst_layers,
 )
-from wakeful.quantization.layer_costs import cost_sentences
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import NAMED, Scheme
 from wakeful.quantization.schemes.methods import Gptq
-from wakeful.quantization.sensitivity import LayerCost
+from wakeful.quantization.sensitivity import LayerCost, cost_frame, cost_sentences
 from wakeful.quantization.smallest import Smallest
 from wakeful.quantization.smallest_report import proof_words, smallest_section
 from wakeful.reports import charts
@@ -109,7 +107,7 @@ def _scatter(damage: Damage) -> charts.Drawing:
 
 
 def error_over_kurtosis(
-    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int
+    frame: pl.DataFrame, of: str, names: Sequence[str], *, height: int
 ) -> charts.Drawing:
     """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
 
@@ -123,7 +121,7 @@ def error_over_kurtosis(
     )
     y = _log("relative error", "~p", padding=8)
     frame = charts.round_digits(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
-    tooltip = [f"{of}:N", "module:N", charts.tip("kurtosis", ".4~g"), *more, _ERROR]
+    tooltip = [f"{of}:N", "module:N", charts.tip("kurtosis", ".4~g"), _ERROR]
     return charts.scatter(frame, of, names, x, y, tooltip, height=height)
 
 
@@ -148,74 +146,49 @@ def _layer_map(damage: Damage, scheme: str) -> charts.Drawing:
     return charts.wide(chart, 22 * len(kinds))
 
 
-def _errors(damage: Damage, position: str = "rest", *, blocks: bool = False) -> charts.Drawing:
-    """Draw one line per scheme: the relative error of each block's layers, their root mean square,
-    or of `blocks`' outputs with all errors before them; both on one scale.
-    """
-    frames = []
-    for name in damage.schemes:
-        if blocks:
-            values = block_values(damage, "block_error", name, position)
-        else:
-            square = pl.col("value").pow(2).mean().sqrt()
-            values = _over_blocks(layer_errors(damage, name, position), "value", square)
-        frames.append(values.select("layer", "value", scheme=pl.lit(name)))
+def _errors(damage: Damage) -> charts.Drawing:
+    """Draw one line per scheme: the root mean square of the errors of each block's layers."""
+    square = pl.col("value").pow(2).mean().sqrt()
+    frames = [
+        _over_blocks(layer_errors(damage, name, "rest"), "value", square).with_columns(
+            scheme=pl.lit(name)
+        )
+        for name in damage.schemes
+    ]
     frame = pl.concat(frames).filter(pl.col("value") > 0)
-    of = "blocks' outputs" if blocks else "layers"
-    span = _span(damage, "relative_error", "block_error")
-    y = _log(f"relative error of {of}", "~p", domain=span, clamp=True)
     lines = charts.lines(
-        frame, "scheme", [*damage.schemes], charts.LAYERS, y, ["scheme:N", "layer:Q", _ERROR],
-        points=True, outliers=True,
+        frame, "scheme", [*damage.schemes], charts.LAYERS, _log("relative error of layers", "~p"),
+        ["scheme:N", "layer:Q", _ERROR], points=True, outliers=True,
     )  # fmt: skip
     return charts.wide(lines, 240)
 
 
-def _kurtosis(damage: Damage, *, blocks: bool = False) -> charts.Drawing:
-    """Draw the kurtosis of the inputs of each block's layers, or of `blocks`' outputs: a line for
-    the first token and one for the rest, on one scale.
+def _kurtosis(damage: Damage) -> charts.Drawing:
+    """Draw the kurtosis of the inputs of each block's layers: a line for the first token and one
+    for the rest.
     """
-    frames = []
     errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
-    for position in _POSITIONS:
-        values = block_values(damage, "kurtosis", "", position)
-        if not blocks:
-            column = f"kurtosis_{position}"
-            values = _over_blocks(errors, column, pl.col(column).mean())
-        frames.append(values.select("layer", "value", position=pl.lit(position)))
+    frames = [
+        _over_blocks(errors, column, pl.col(column).mean()).with_columns(position=pl.lit(position))
+        for position in _POSITIONS
+        for column in [f"kurtosis_{position}"]
+    ]
     frame = pl.concat(frames).filter(pl.col("value") > 0)
-    of = "blocks' outputs" if blocks else "layers' inputs"
-    span = _span(damage, "input_kurtosis", "kurtosis", _GAUSSIAN)
     base = alt.Chart(charts.round_digits(frame)).encode(x=charts.LAYERS)
-    y = _log(f"kurtosis of {of}", "~g", domain=span)
+    y = _log("kurtosis of layers' inputs", "~g")
     dash = charts.encode_names(
         alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()
     )
     line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
     tooltip = ["position:N", "layer:Q", charts.tip("value", ".4~g", title="kurtosis")]
     gaussian = charts.line_at("y", _GAUSSIAN, "gaussian", tooltip=alt.value("a Gaussian has 3"))
-    named = alt.Chart(charts.line_outliers(frame, "position", "layer")).mark_text(
-        dy=-9, fontSize=11
-    )
-    named = named.encode(x=charts.LAYERS, y=y, text="label:N")
-    return charts.wide(
-        alt.layer(gaussian, line, named, charts.nearest_points(base, tooltip, y)), 240
-    )
+    return charts.wide(alt.layer(gaussian, line, charts.nearest_points(base, tooltip, y)), 240)
 
 
 def _over_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
     """Return one row a block: the mean of a column of its layers."""
     finite_rows = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
     return finite_rows.group_by("layer").agg(value=mean).sort("layer")
-
-
-def _span(damage: Damage, metric: str, second_metric: str, *more: float) -> tuple[float, float]:
-    """Return the edges of a logarithmic axis for all values of two metrics, and `more`."""
-    values = damage.measurement.layers.filter(pl.col("metric").is_in([metric, second_metric]))[
-        "value"
-    ]
-    positive = [*values.filter(values.is_finite() & (values > 0)), *more]
-    return (min(positive), max(positive)) if positive else (0.1, 1.0)
 
 
 _ERROR = charts.tip("value", ".3~%", title="relative error")
@@ -376,10 +349,6 @@ def quantization_report(
     if saved:
         reading = options.text_flags if options else ""
         steps = after_saving(source, saved["folder"], context, reading=reading)
-    kurtoses = ", ".join(
-        f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
-        for row in full["schemes"]
-    )
     file = ""
     if saved:
         share = saved["bytes"] / full["bytes"]
@@ -405,7 +374,7 @@ def quantization_report(
                  f"stays in full precision too{file}. Seconds: to quantize, "
                  "calibration included, and to read the text.", "note"),
         ], brief=True),
-        *([_costs(costs, full["sequences"])] if costs else []),
+        *([_costs(costs, damage)] if costs else []),
         Section("Each layer alone", [
             Text("The error of a layer's output when only that layer is quantized and its input is "
                  "the full-precision one, beside how far the channels of its input stand apart. "
@@ -424,34 +393,10 @@ def quantization_report(
             ], wide=True),
             Text("Does error follow kurtosis?", "heading"),
             Text(full["kurtosis_predicts"]),
-            Text(f"{PREDICTS} With the largest |x| over the mean |x| of the input in place of "
-                 f"kurtosis: {kurtoses}.", "note"),
+            Text(PREDICTS, "note"),
             Legend(names, "shapes"),
             Chart("Error of layers against the kurtosis of their inputs",
                   partial(_scatter, damage)),
-        ]),
-        Section("All layers together", [
-            Text("The error of a block's output in the quantized model, with all errors before it, "
-                 "beside the kurtosis of the same block's output in the full-precision model (mean "
-                 f"over blocks: {number(full['kurtosis_first'], '{:,.1f}')} at the first token, "
-                 f"{number(full['kurtosis_rest'], '{:,.1f}')} at the rest)."),
-            Legend(names),
-            SideBySide([
-                Chart("Relative error of each block's output",
-                      partial(_errors, damage, blocks=True), "Relative error",
-                      explained("relative_error")),
-                Chart("Kurtosis of each block's output", partial(_kurtosis, damage, blocks=True),
-                      "Kurtosis", explained("kurtosis")),
-            ], wide=True),
-            Fold("The same errors at the first token", [
-                Legend(names),
-                SideBySide([
-                    Chart("Relative error of each block's layers at the first token",
-                          partial(_errors, damage, "first"), "Each layer alone"),
-                    Chart("Relative error of each block's output at the first token",
-                          partial(_errors, damage, "first", blocks=True), "All layers together"),
-                ], wide=True),
-            ]),
         ]),
         Section("Layer by layer",
                 [part for name in names for part in _scheme_layer_parts(damage, name)]),
@@ -460,18 +405,17 @@ def quantization_report(
     ])  # fmt: skip
 
 
-def _costs(costs: Sequence[LayerCost], count: int) -> Section:
+def _costs(costs: Sequence[LayerCost], damage: Damage) -> Section:
     """Return the dearest layers, and in sentences what they say."""
+    count = len(damage.measurement.counts)
+    kurtosis = cost_frame(costs, damage)["kurtosis"]
     rows = [
-        [
-            cost.name,
-            *(with_interval(*x, count, "+") for x in (cost.alone, cost.together, cost.kl)),
-            f"{cost.kurtosis:.3g}", f"{cost.size:,}",
-        ]
-        for cost in costs[:_DEAREST]
+        [cost.name, *(with_interval(*x, count, "+") for x in (cost.alone, cost.kl)),
+         number(shape, "{:.3g}"), f"{cost.size:,}"]
+        for cost, shape in zip(costs[:_DEAREST], kurtosis, strict=False)
     ]  # fmt: skip
-    columns = ["layer", "alone, nats", "together, nats", "KL", "kurtosis", "bytes"]
-    parts: list[Part] = [Text(cost) for cost in cost_sentences(costs, count)]
+    columns = ["layer", "alone, nats", "KL", "kurtosis", "bytes"]
+    parts: list[Part] = [Text(sentence) for sentence in cost_sentences(costs, damage)]
     return Section("What layers cost", [*parts, Table(columns, rows, "Dearest layers")], brief=True)
 
 
@@ -534,7 +478,7 @@ def worst_table(damage: Damage, name: str) -> Table:
     """Return the layers whose error is the largest, with the shape of their inputs."""
     count = len(damage.measurement.counts)
     styles = {"first": "{:.2%}", "rest": "{:.2%}"} | dict.fromkeys(
-        ("kurtosis_first", "kurtosis_rest", "max_over_mean_first", "max_over_mean_rest"), "{:,.1f}"
+        ("kurtosis_first", "kurtosis_rest"), "{:,.1f}"
     )
     rows = [
         [row["module"],
@@ -544,7 +488,7 @@ def worst_table(damage: Damage, name: str) -> Table:
         for far in [row["standard_error"] and reach(row["standard_error"], count)]
     ]  # fmt: skip
     columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
-               "kurtosis, rest", "max / mean, first", "max / mean, rest"]  # fmt: skip
+               "kurtosis, rest"]  # fmt: skip
     return Table(columns, rows, f"Worst layers of {damage.measurement.name} under {name}")
 
 

@@ -15,13 +15,13 @@ from wakeful.loading.card import quantized_card
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.compressed import file_bytes, save_compressed
-from wakeful.quantization.convert import scheme_of
+from wakeful.quantization.convert import quantized_layers, scheme_of
 from wakeful.quantization.damage import Damage, damage_summary, predicts, scheme_rows
-from wakeful.quantization.layer_costs import cost_frame
-from wakeful.quantization.matrix_report import correlations, matrix_report
+from wakeful.quantization.gguf_file import save_for_llama_cpp
+from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import before_and_after, quantization_report
-from wakeful.quantization.sensitivity import LayerCost
+from wakeful.quantization.sensitivity import LayerCost, cost_frame
 from wakeful.quantization.smallest import MIXED, Smallest
 from wakeful.quantization.smallest_report import (
     format_words,
@@ -77,7 +77,8 @@ class Quantization(MeasuredResult):
         """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
         figures = damage_summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
-            "costs": cost_frame(self.costs).to_dicts(), "smallest": self._formats,
+            "costs": cost_frame(self.costs, self._measured).to_dicts() if self.costs else [],
+            "smallest": self._formats,
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
@@ -101,7 +102,7 @@ class Quantization(MeasuredResult):
         damage = self._measured
         files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
-            files["sensitivity.parquet"] = cost_frame(self.costs)
+            files["sensitivity.parquet"] = cost_frame(self.costs, damage)
         return self.write_run(
             folder, "quantize", self.machine, files, model=self.source,
             schemes=list(damage.schemes),
@@ -109,12 +110,21 @@ class Quantization(MeasuredResult):
 
     def save_model(self, folder: str | Path) -> dict[str, Any]:
         """Write the quantized model as compressed-tensors, which Transformers, vLLM and
-        `wakeful.load` read; return the folder and its bytes.
+        `wakeful.load` read, or for llama.cpp as one file; return the folder and its bytes.
 
         Raises:
             WakefulError: the format has no place for the scheme, or there are several.
         """
         model, path = self.model, Path(folder)
+        if self.smallest is not None and self.smallest.target.tables:
+            chosen = self.smallest
+            save_for_llama_cpp(
+                chosen.plain, quantized_layers(chosen.module) | dict(chosen.tables), path,
+                tokenizer=model.own_tokenizer,
+                name=Path(self.source).name,
+                lineage=f"Quantized from {self.source}. {proof_words(self._measured)}",
+            )  # fmt: skip
+            return {"folder": str(folder), "bytes": path.stat().st_size}
         is_decoder = as_decoder(model.module) is not None  # whose tokenizer may be of a run
         tokenizer = model.own_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
@@ -172,10 +182,9 @@ class QuantizationMatrix(MeasuredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
+        """`models` with each one's summary as alone, and `kurtosis_predicts`."""
         figures = {
             "models": [result.summary for result in self.results.values()],
-            "correlations": correlations(self._damages),
             "kurtosis_predicts": predicts(self._damages),
         }
         return json.loads(json.dumps(figures))

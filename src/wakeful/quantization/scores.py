@@ -7,7 +7,7 @@ With ŷ_t = y_t + δ_t, the model's predictions move from its own by
 over tokens that the model predicts itself: the Gauss-Newton matrix of the loss, by the Fisher
 identity. The score keeps its diagonal over channels and tokens,
 
-    ½ Σ_t Σ_n g_tn² δ_tn²,   g = ∂ℓ/∂y,   δ_t = (Ŵ − W) x_t,
+    ½ Σ_t Σ_n g_tn² δ_tn²,   g = ∂ℓ/∂y,   δ_t = (Ŵ − W) x_t, or ŷ_t − y_t of quantized inputs,
 
 in nats per predicted token. It costs a forward and a backward pass for all layers and a product
 for each layer and format, where the exact cost takes two forwards for each of them.
@@ -26,8 +26,10 @@ from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes.running import first_target
 from wakeful.quantization.formats import Formats
+from wakeful.quantization.gguf_file import Table
 from wakeful.quantization.gradients import output_gradients
 from wakeful.quantization.linear import matrix
+from wakeful.quantization.observing import plain_linear
 
 Scores = Mapping[str, Mapping[str, float]]
 """Nats per token by the names of formats and layers."""
@@ -39,13 +41,18 @@ def score_formats(
     formats: Formats,
     text: Sequence[Int[Tensor, "B L"]],
     *,
+    tables: Mapping[str, Table] | None = None,
     seed: int = 0,
 ) -> Scores:
     """Return the scores of a model's layers in every format that they have a form of.
 
     Each tensor of `text` is read forward and back once; longer batches take fewer dequantizations
-    and more memory. `seed` draws the tokens that the model predicts.
+    and more memory. `tables` are embeddings, whose scores have their rows' part and that of heads
+    of the same matrix. `seed` draws the tokens that the model predicts.
     """
+    tables = tables or {}
+    heads = {name: head for name, table in tables.items() for head in table.heads}
+    layers = {**layers, **heads}
     device = next(model.parameters()).device
     labels = torch.Generator(device).manual_seed(seed)
     inputs: dict[tuple[str, int], Tensor] = {}
@@ -58,18 +65,31 @@ def score_formats(
 
     def score(name: str, call: int, gradient: Tensor) -> None:
         x = inputs.pop((name, call))
-        x = widened(x.reshape(-1, x.shape[-1]))
+        rows = widened(x.reshape(-1, x.shape[-1]))
         weight = widened(matrix(layers[name])[0].detach())
         with torch.no_grad():
             for format_name, forms in formats.items():
                 if name in forms:
-                    error = x @ (forms[name].dequantized() - weight).T
+                    error = rows @ (forms[name].dequantized() - weight).T
+                    if forms[name].scheme.activations:
+                        error = widened(forms[name].linear(x) - plain_linear(layers[name], x))
+                        error = error.reshape(gradient.shape)
+                    scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
+
+    def score_rows(name: str, ids: Tensor, gradient: Tensor) -> None:
+        if name not in tables:
+            return
+        rows = widened(tables[name].embedding.weight.detach()[ids])
+        with torch.no_grad():
+            for format_name, forms in formats.items():
+                if name in forms:
+                    error = forms[name].dequantized()[ids] - rows
                     scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
     count = 0
     with (
         hooked(layers, before=keep),
-        output_gradients(model, layers, score, labels=labels) as read,
+        output_gradients(model, layers, score, on_rows=score_rows, labels=labels) as read,
     ):
         for tokens in text:
             inputs.clear()

@@ -1,27 +1,25 @@
-"""Sensitivity of layers: the cost of each alone, and what it gives back of all together.
+"""Sensitivity of layers: the loss and the KL that each costs when it alone is quantized.
 
-With ℓ the loss, q(S) the model whose layers S are quantized and A all of them, layer i costs
-ℓ(q({i})) − ℓ(q(∅)) alone and ℓ(q(A)) − ℓ(q(A ∖ {i})) together. Both are paired over sequences.
-KL from the full-precision model is the loss that its own words would rise by: it tells layers apart
-on less text. `wakeful.quantization.scores` estimates it from one backward pass.
+Layer i costs ℓ(q({i})) − ℓ(q(∅)), q(S) the model whose layers S are quantized, paired over
+sequences. KL from the full-precision model is the loss that its own words would rise by: it tells
+layers apart on less text. `wakeful.quantization.scores` estimates it from one backward pass.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import polars as pl
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error
-from wakeful.model.hooks import hooked
-from wakeful.probes import exact
+from wakeful.estimates import Estimate, finite, mean_and_error, with_interval
 from wakeful.probes.experts import put
-from wakeful.probes.running import logits_of
 from wakeful.quantization.convert import prepared_as, quantized_layers
+from wakeful.quantization.damage import Damage, follows, layer_errors, named
 from wakeful.quantization.layerwise import onward
 from wakeful.quantization.measure import losses_and_divergences, predicted
 
@@ -32,11 +30,7 @@ class LayerCost:
 
     name: str
     alone: Estimate
-    together: Estimate
     kl: Estimate
-    """KL of the model in which it alone is quantized."""
-    kurtosis: float
-    """Of its inputs in full precision, all but the first token of a sequence."""
     size: int
     """Bytes as quantized."""
 
@@ -49,75 +43,61 @@ def measure_layer_costs(
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[LayerCost]:
-    """Return what each quantized layer of `small`, made of `model`, costs, the dearest alone first.
+    """Return what each quantized layer of `small`, made of `model`, costs, the dearest first.
 
-    Each is read once alone and once among all others, from its block on: what comes before is the
-    same for all of a block's layers.
+    Each is read from its block on: what comes before is the same for all of a block's layers.
     """
     layers = quantized_layers(small)
     plain = prepared_as(model, layers)
     if not layers:
         raise WakefulError("no layer is quantized, so none costs anything")
     full = {name: plain.get_submodule(name) for name in layers}
-    bends = _kurtosis(plain, full, sequences)
+    found: list[LayerCost] = []
     try:
         put(small, full)
         own = [predicted(small, tokens)[0] for tokens in sequences]
-        full_losses = losses_and_divergences(small, sequences)[0]
-        alone = _read_exchanged(small, layers, sequences, own, progress)
-        put(small, layers)
-        quantized_losses = losses_and_divergences(small, sequences)[0]
-        rest = _read_exchanged(small, full, sequences, (), lambda done: progress(len(alone) + done))
+        before = losses_and_divergences(small, sequences)[0]
+        for name in chain.from_iterable(onward(small, layers, sequences)):
+            put(small, {name: layers[name]})
+            losses, kl = losses_and_divergences(small, sequences, own)
+            put(small, {name: full[name]})
+            alone, divergence = (mean_and_error(x.tolist()) for x in (losses - before, kl))
+            size = sum(tensor.nbytes for tensor in layers[name].state_dict().values())
+            found.append(LayerCost(name, alone, divergence, size))
+            progress(len(found))
     finally:
         put(small, layers)
-    costs: list[LayerCost] = []
-    for name, (losses, kl) in alone.items():
-        figures = {
-            "alone": losses - full_losses,
-            "together": quantized_losses - rest[name][0],
-            "kl": kl,
-        }
-        estimates = {which: mean_and_error(values.tolist()) for which, values in figures.items()}
-        size = layer_bytes(layers[name])
-        costs.append(LayerCost(name=name, kurtosis=bends[name], size=size, **estimates))
-    return sorted(costs, key=lambda values: -values.alone[0])
+    return sorted(found, key=lambda cost: -cost.alone[0])
 
 
-def layer_bytes(layer: nn.Module) -> int:
-    """Return the bytes of a layer's numbers, scales and biases."""
-    return sum(tensor.nbytes for tensor in [*layer.parameters(), *layer.buffers()])
+def cost_frame(costs: Sequence[LayerCost], damage: Damage) -> pl.DataFrame:
+    """Return one row per layer, the dearest first: figures in nats per token, bytes, and the
+    kurtosis of its inputs, all but the first token of a sequence.
+    """
+    errors = layer_errors(damage, next(iter(damage.schemes)))
+    kurtosis = dict(errors.select("module", "kurtosis_rest").iter_rows())
+    rows: list[dict[str, Any]] = [
+        {"module": cost.name, **named("alone", cost.alone), **named("kl", cost.kl),
+         "kurtosis": finite(kurtosis.get(cost.name)), "bytes": cost.size}
+        for cost in costs
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema_overrides={"kurtosis": pl.Float64})
 
 
-def _read_exchanged(
-    model: nn.Module,
-    layers: Mapping[str, nn.Module],
-    sequences: Sequence[Tensor],
-    own: Sequence[Tensor],
-    on_progress: Callable[[int], None],
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return `losses_and_divergences` with each of the layers alone exchanged."""
-    results: dict[str, tuple[Tensor, Tensor]] = {}
-    for name in chain.from_iterable(onward(model, layers, sequences)):
-        before = model.get_submodule(name)
-        put(model, {name: layers[name]})
-        results[name] = losses_and_divergences(model, sequences, own)
-        put(model, {name: before})
-        on_progress(len(results))
-    return results
-
-
-def _kurtosis(
-    model: nn.Module, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor]
-) -> dict[str, float]:
-    """Return the mean kurtosis of each layer's inputs, without the first token of a sequence."""
-    kurtoses: dict[str, list[float]] = {name: [] for name in layers}
-
-    def see(name: str, args: tuple[Any, ...]) -> None:
-        rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
-        if len(rows):  # an expert may read one token
-            kurtoses[name].append(float(exact.kurtosis(rows).mean()))
-
-    with hooked(layers, before=see):
-        for tokens in sequences:
-            logits_of(model, tokens)
-    return {name: sum(values) / max(1, len(values)) for name, values in kurtoses.items()}
+def cost_sentences(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
+    """Return which layer costs most, what the sum of all is, and what kurtosis says of it."""
+    first, count = costs[0], len(damage.measurement.counts)
+    total = sum(cost.alone[0] for cost in costs)
+    frame = cost_frame(costs, damage)
+    sentences = [
+        f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats per token; "
+        f"the sum of all {len(costs)} layers' costs alone is {total:+.3f}"
+    ]
+    for name, effect in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
+        rho = follows(frame.with_columns(value=name), "kurtosis")
+        if rho is not None:
+            sentences.append(
+                f"The kurtosis of a layer's inputs and the {effect}: Spearman's ρ = {rho:+.2f} "
+                f"over {len(costs)} layers"
+            )
+    return [sentence.replace("-", "−") for sentence in sentences]

@@ -140,7 +140,7 @@ def _curve(damage: Damage, smallest: Smallest) -> charts.Drawing:
     ).filter(pl.col("MB") <= rightmost)  # fmt: skip
     x = alt.X("MB:Q", title="MB of weights", scale=alt.Scale(zero=False))
     y = alt.Y("loss:Q", title="loss increase, nats per token")
-    frontier = alt.Chart(charts.round_digits(line)).mark_line().encode(x=x, y=y)
+    frontier = alt.Chart(charts.round_digits(line)).mark_line(color="gray").encode(x=x, y=y)
     base = alt.Chart(charts.round_digits(pl.DataFrame(rows)))
     color = charts.encode_colors("format", [*damage.schemes])
     bars = base.mark_rule().encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color)

@@ -1,7 +1,7 @@
 """The verb quantize: models and schemes in; smaller ones, and the damage done to a text, out."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -18,29 +18,41 @@ from wakeful.device import wait_for
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
+from wakeful.hf.gguf_out import check_gguf, gguf_bytes
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, as_evaluation_data, evaluation_data
 from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, session
-from wakeful.loading.sources import Source, dtype_of, name_of
+from wakeful.loading.sources import Source, convert_to_decoder, dtype_of, name_of
 from wakeful.probes.running import as_decoder
-from wakeful.quantization.cache import check_cache
+from wakeful.quantization.cache import calibrate_cache, check_cache, with_cache
 from wakeful.quantization.compressed import (
     can_compress,
     check_compressed,
     compressed_config,
     state_bytes,
 )
-from wakeful.quantization.convert import by_scheme, linear_layers, prepare_model, quantize_module
+from wakeful.quantization.convert import (
+    by_scheme,
+    linear_layers,
+    prepare_model,
+    quantize_module,
+    quantized_layers,
+    scheme_of,
+)
 from wakeful.quantization.damage import Damage
-from wakeful.quantization.formats import VLLM, rounding_seconds
+from wakeful.quantization.durations import forward_seconds, rounding_seconds
+from wakeful.quantization.formats import fits, format_bytes
+from wakeful.quantization.gguf_file import tables_of
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
-from wakeful.quantization.schemes import NAMED, SCHEMES, ScaleKind, Scheme, parse_scheme
+from wakeful.quantization.schemes import NAMED, SCHEMES, Absmax, ScaleKind, Scheme, parse_scheme
+from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
-from wakeful.quantization.smallest import MIXED, Budget, Smallest, SmallestSearch, split_text
+from wakeful.quantization.smallest import MIXED, Budget, SmallestSearch, split_text
 from wakeful.quantization.smallest_report import method_words
+from wakeful.quantization.targets import TARGETS, Target
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
 from wakeful.switches import ordinary_switches
@@ -98,15 +110,19 @@ def quantize(
     models = list(model) if isinstance(model, list | tuple) else [model]
     options = options_from(QuantizeOptions, kwargs, options)
     several = isinstance(model, list | tuple)
-    measured_schemes = list(VLLM.values())
-    if not options.chooses:
+    target = _target(options) if options.chooses else None
+    if target is None:
         measured_schemes = chosen_schemes(options.scheme or tuple(SCHEMES), options.scales)
+    else:
+        measured_schemes = list(target.schemes.values())
     pairs = (pair.partition("=") for pair in options.others)
     others = {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
     measures = bool(
         options.text or options.out or several or options.sensitivity or options.chooses
     )
-    calibrates = any(scheme.calibrated for scheme in (*measured_schemes, *others.values()))
+    calibrates = options.chooses or any(
+        scheme.calibrated for scheme in (*measured_schemes, *others.values())
+    )
     texts = options.calibration_text
     if texts and not calibrates:
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
@@ -133,6 +149,7 @@ def quantize(
             counts,
             calibration,
             tool_session,
+            target,
         )
         if several:
             return _matrix(quantizer.next, models or [""], options)
@@ -194,39 +211,36 @@ class _Quantizer:
     calibration: Sequence[EvaluationData]
     """Texts to calibrate on; none where these sequences follow the measured ones."""
     session: Session
+    target: Target | None
+    """Formats to choose among, where each layer's is chosen."""
 
     def next(self, source: Source) -> Quantization:
         """Load the next model, quantize it, and measure it; let go of it."""
-        loaded, options, schemes = next(self.loading), self.options, self.schemes
-        if loaded.is_quantized:
-            raise WakefulError(
-                f"{loaded.name} is quantized already: name the model that it was made from"
-            )
+        loaded, options = self._load(), self.options
         plain = prepare_model(loaded.module, options.skip)
-        layers: dict[str, nn.Module] = {}
-        if any(scheme.weights is not None for scheme in schemes):
-            layers = linear_layers(plain, options.skip)
-        if options.bits:  # they are of the layers, and the head is counted apart
-            head = _head(plain)
-            layers = {name: layer for name, layer in layers.items() if layer is not head}
-        if any(scheme.cache is not None for scheme in schemes):
+        layers = self._layers(plain)
+        if options.cache or any(scheme.cache is not None for scheme in self.schemes):
             check_cache(loaded.module)
-        if options.save:
+        if options.save and not self._for_llama_cpp:
             check_compressed(plain, self._schemes_of(layers), layers, _written(loaded))
         length = options.length_for(loaded.context)
         source_text = choose_data(loaded, options, self.data)
         tokens = self._tokens(loaded, source_text, length)
-        self._note_duration(loaded, layers, length)
         measured = tokens[: self.counts.measured]
         calibration = tokens[self.counts.measured :][: self.counts.calibration]
-        forms: dict[str, Model] = {}
-        seconds: dict[str, float] = {}
-        named = {str(scheme): scheme for scheme in schemes}
-        smallest, layer_costs = None, list[LayerCost]()
-        start = time.perf_counter()
-        if options.chooses:
+        search = None
+        if self.target is not None:
             tuning = tokens[self.counts.measured + self.counts.calibration :]
-            smallest = self._smallest(loaded, plain, layers, calibration, tuning)
+            search = self._search(loaded, self.target, plain, layers, calibration, tuning)
+            search.check()
+        self._note_duration(loaded, layers, tokens, search)
+        forms, seconds = dict[str, Model](), dict[str, float]()
+        named = {str(scheme): scheme for scheme in self.schemes}
+        start, smallest = time.perf_counter(), None
+        if search is not None:
+            smallest = search.find()
+            if options.cache:
+                _quantize_caches(smallest.modules.values(), options.cache, calibration)
             wait_for(loaded.device)
             named = smallest.schemes
             forms = {name: _form(loaded, name, module, name)
@@ -238,17 +252,12 @@ class _Quantizer:
                 wait_for(loaded.device)
                 seconds[name] = time.perf_counter() - start
                 start = time.perf_counter()
-        if options.sensitivity:
-            small = next(iter(forms.values())).module
-            label, count = f"{loaded.name}: layers, alone and together", 2 * len(layers)
-            layer_costs = measure_layer_costs(
-                loaded.module, small, measured,
-                progress=lambda done: self.session.show.count(label, done, count),
-            )  # fmt: skip
+        layer_costs = self._costs(loaded, forms, measured) if options.sensitivity else []
         damage = None
         if measured:
             damage = _damage(loaded, forms, named, seconds, measured, self.session.show)
             damage = replace(damage, savable=self._savable(loaded, plain, layers))
+            damage = damage if smallest is None else replace(damage, bytes=smallest.bytes)
         machine, head, text = self.session.machine, _head(plain), source_text.name or options.source
         method = _method(
             loaded, options, text, len(layers), length, self.counts.calibration, machine
@@ -263,29 +272,76 @@ class _Quantizer:
             figures=options.figures, costs=tuple(layer_costs), smallest=smallest,
         )  # fmt: skip
 
-    def _smallest(
-        self, loaded: Model, plain: nn.Module, layers: Mapping[str, nn.Module],
-        calibration: Sequence[Tensor], tuning: Sequence[Tensor],
-    ) -> Smallest:  # fmt: skip
-        """Return the smallest model within the budget."""
-        options, count = self.options, self.session.show.count
-        search = SmallestSearch(
-            plain, layers, Budget(options.bits, options.bytes, options.loss),
-            *split_text(calibration), all_bytes=state_bytes(plain, loaded.stored),
-            stored=loaded.written_in, arithmetic=options.arithmetic, tune=options.tune,
-            tuning_text=tuning,
-            tuning_state=Path(options.tuning_state) if options.tuning_state else None,
-            on_rounding=partial(count, f"{loaded.name}: layers in all formats"),
-            on_tuning=partial(count, f"{loaded.name}: steps of tuning"),
+    @property
+    def _for_llama_cpp(self) -> bool:
+        return self.target is not None and self.target.tables
+
+    def _load(self) -> Model:
+        """Load the next model, as a decoder where a GGUF file is asked for.
+
+        Raises:
+            WakefulError: it is quantized already, or no such file can hold it.
+        """
+        loaded = next(self.loading)
+        if loaded.is_quantized:
+            raise WakefulError(
+                f"{loaded.name} is quantized already: name the model that it was made from"
+            )
+        if self._for_llama_cpp:
+            loaded = convert_to_decoder(loaded, self.session.show)
+            check_gguf(loaded.decoder(), loaded.own_tokenizer)
+        return loaded
+
+    def _layers(self, plain: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers to quantize; --bits counts the head apart, which then stays."""
+        if all(scheme.weights is None for scheme in self.schemes):
+            return {}
+        layers = linear_layers(plain, self.options.skip)
+        if self.options.bits and not self._for_llama_cpp:
+            head = _head(plain)
+            layers = {name: layer for name, layer in layers.items() if layer is not head}
+        return layers
+
+    def _costs(
+        self, loaded: Model, forms: Mapping[str, Model], measured: Sequence[Tensor]
+    ) -> list[LayerCost]:
+        """Return what each layer costs alone."""
+        small = next(iter(forms.values())).module
+        label, count = f"{loaded.name}: layers alone", len(quantized_layers(small))
+        return measure_layer_costs(
+            loaded.module, small, measured,
+            progress=lambda done: self.session.show.count(label, done, count),
         )  # fmt: skip
-        return search.find()
+
+    def _search(
+        self, loaded: Model, target: Target, plain: nn.Module, layers: Mapping[str, nn.Module],
+        calibration: Sequence[Tensor], tuning: Sequence[Tensor],
+    ) -> SmallestSearch:  # fmt: skip
+        """Return the search for the smallest model within the budget."""
+        options, count, name = self.options, self.session.show.count, loaded.name
+        stored, decoder = loaded.written_in, as_decoder(plain)
+        tables, all_bytes = {}, state_bytes(plain, loaded.stored)
+        if target.tables and decoder is not None:
+            tables, stored = tables_of(decoder), torch.float16
+            all_bytes = gguf_bytes(decoder)
+        return SmallestSearch(
+            plain, layers, Budget(options.bits, options.bytes, options.loss),
+            *split_text(calibration), all_bytes=all_bytes, stored=stored, target=target,
+            tables=tables, arithmetic=options.arithmetic, tune=options.tune, tuning_text=tuning,
+            tuning_state=Path(options.tuning_state) if options.tuning_state else None,
+            on_rounding=partial(count, f"{name}: layers in all formats"),
+            on_tuning=partial(count, f"{name}: steps of tuning"),
+        )  # fmt: skip
 
     def _schemes_of(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
         """Return the scheme of each layer to save; any of the formats where they are chosen."""
         if not layers:
             return {}
-        if self.options.chooses:
-            return dict.fromkeys(layers, VLLM["W8A16"])
+        if self.target is not None:
+            return {
+                name: next(scheme for scheme in self.schemes if fits(layer, scheme))
+                for name, layer in layers.items()
+            }
         parts = by_scheme(layers, self.schemes[0], self.others)
         return {name: scheme for scheme, part in parts.items() for name in part}
 
@@ -331,28 +387,35 @@ class _Quantizer:
             sequences += [tokens for tokens in turns if tokens is not None]
         return [torch.tensor([tokens], device=loaded.device) for tokens in sequences]
 
-    def _note_duration(self, loaded: Model, layers: Mapping[str, nn.Module], length: int) -> None:
-        """Show how long quantizing and measuring may take."""
-        counts, options = self.counts, self.options
+    def _note_duration(
+        self, loaded: Model, layers: Mapping[str, nn.Module], tokens: Sequence[Tensor],
+        search: SmallestSearch | None,
+    ) -> None:  # fmt: skip
+        """Show how long quantizing and measuring may take, in forwards of a sequence."""
+        counts, number, seconds = self.counts, len(self.schemes), 0.0
         if not counts.measured:
             return
-        # Measuring reads each sequence once, and every layer alone beside its quantized forms;
-        # calibration text is read for each scheme that wants it.
-        number = len(self.schemes)
-        methods = [scheme.method for scheme in self.schemes if scheme.calibrated]
-        passes = [
-            1.0 if method is None else method.passes(counts.calibration) for method in methods
-        ]
-        calibration, seconds = sum(passes), 0.0
-        if options.chooses:  # formats are calibrated together; a quarter of the text scores them
-            calibration = max(passes) + (3 + number + 3) / 4
-            seconds = rounding_seconds(layers, VLLM)
-        total = 2 * (1 + number) * counts.measured + calibration * counts.calibration
-        total += 2 * len(layers) * counts.measured if options.sensitivity else 0
-        total += 4 * counts.tuning  # the model, and the small one forward and back
+        if search is None:  # calibration text is read for each scheme that wants it
+            forwards = counts.calibration * sum(
+                1.0 if scheme.method is None else scheme.method.passes(counts.calibration)
+                for scheme in self.schemes if scheme.calibrated
+            )  # fmt: skip
+        else:  # formats are calibrated together; every fourth sequence scores and compares them
+            choosing = len(search.choosing_text)
+            forwards = 3 * (counts.calibration - choosing) + (3 + number + 3) * choosing
+            forwards += 4 * counts.tuning  # the model, and the small one forward and back
+            seconds, number = (
+                rounding_seconds(layers, search.target.schemes),
+                1 + len(search.compared),
+            )
+        # Measuring reads each sequence once, and every layer alone beside its quantized forms; a
+        # layer that is exchanged alone is read from its block on: half of the model.
+        forwards += 2 * (1 + number) * counts.measured
+        forwards += len(layers) / 2 * counts.measured if self.options.sensitivity else 0
         note_duration(
-            self.session.show, f"{loaded.name}: sequences", loaded, tokens=length,
-            total=counts.measured, passes=total / counts.measured, seconds=seconds,
+            self.session.show, f"{loaded.name}: sequences", loaded, tokens=tokens[0].shape[1],
+            total=counts.measured, passes=forwards / counts.measured, seconds=seconds,
+            forward=forward_seconds(loaded.module, tokens[0]),
         )  # fmt: skip
 
     def _quantized(
@@ -368,6 +431,37 @@ class _Quantizer:
             passed=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
         return _form(loaded, name, module, str(scheme))
+
+
+def _target(options: QuantizeOptions) -> Target:
+    """Return the formats to choose among.
+
+    Raises:
+        WakefulError: the engine's file has no place for a scheme.
+    """
+    target = TARGETS[options.for_]
+    if target.tables and options.cache:
+        raise WakefulError("--cache is of --for vllm: llama.cpp chooses its cache when it runs")
+    if target.tables and options.scheme:
+        raise WakefulError("--scheme gives the formats of --for vllm; llama.cpp has its own")
+    if not options.scheme:
+        return target
+    schemes = chosen_schemes(options.scheme, options.scales)
+    for scheme in schemes:
+        compressed_config({scheme: ()})
+    ordered = sorted(schemes, key=lambda scheme: format_bytes(scheme, 1, 128 * 128))
+    return replace(target, schemes={str(scheme): scheme for scheme in ordered})
+
+
+def _quantize_caches(
+    modules: Iterable[nn.Module], name: str, calibration: Sequence[Tensor]
+) -> None:
+    """Let models of chosen formats, changed in place, read keys and values in 8 bits."""
+    grid = E4M3(per="tensor") if name == "fp8" else Absmax(bits=8, per="tensor")
+    for module in modules:
+        scheme = scheme_of(module)
+        assert scheme is not None
+        calibrate_cache(with_cache(module, replace(scheme, cache=grid)), calibration)
 
 
 def _form(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
@@ -434,7 +528,14 @@ def _check(options: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> 
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
-    compressed_config({schemes[0]: ()})
+    if options.for_ == "llama.cpp":
+        if Path(options.save).suffix not in (".gguf", ".txt"):
+            raise WakefulError(
+                f"--save {options.save}: for llama.cpp it is NAME.gguf, or NAME.txt for the flags "
+                "of llama-quantize"
+            )
+    else:
+        compressed_config({schemes[0]: ()})
     saved, out = Path(options.save).resolve(), Path(options.out).resolve()
     if options.out and (saved.is_relative_to(out) or out.is_relative_to(saved)):
         raise WakefulError(

@@ -34,7 +34,8 @@ from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
 from wakeful.quantization.measure import divergences, predicted
-from wakeful.quantization.schemes import Absmax
+from wakeful.quantization.schemes import Absmax, Scheme
+from wakeful.quantization.schemes.grids import Ggml
 from wakeful.runs.run import replace_atomically, save_tensors
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -83,7 +84,9 @@ def tune_scales(
     Raises:
         WakefulError: `state` is not of this training.
     """
-    layers = {name: layer for name, layer in quantized_layers(small).items() if tunable(layer)}
+    layers = {
+        name: layer for name, layer in quantized_layers(small).items() if is_tunable(layer.scheme)
+    }
     first = {name: layer.scale for name, layer in layers.items()}
     logarithms = {
         name: torch.zeros_like(scale, dtype=torch.float32, requires_grad=True)
@@ -141,9 +144,9 @@ def with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
     return own
 
 
-def tunable(layer: QuantizedLinear) -> bool:
-    """Tell whether a layer's scales are numbers of whole ones, and nothing else is rounded."""
-    return isinstance(layer.grid, Absmax) and not layer.scheme.activations
+def is_tunable(scheme: Scheme) -> bool:
+    """Tell whether a scheme's scales are numbers of whole ones, and nothing else is rounded."""
+    return isinstance(scheme.weights, Absmax | Ggml) and not scheme.activations
 
 
 def _tuned(

@@ -251,15 +251,6 @@ class NVFP4(Scheme):
     inputs: Grid | None = NvE2M1(per="tensor")
 
 
-class FourOverSix(NVFP4):
-    """NVFP4 where a group's largest number becomes 6 or 4, whichever is nearer; emulated."""
-
-    name = "nvfp4_4over6"
-    examples = ("nvfp4_4over6",)
-    weights: Grid | None = NvE2M1(per="tensor", adaptive=True)
-    inputs: Grid | None = NvE2M1(per="tensor", adaptive=True)
-
-
 class KV8(Scheme):
     """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
 

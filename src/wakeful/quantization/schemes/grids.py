@@ -118,6 +118,11 @@ class Grid(FieldVariant, ABC):
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
+    @property
+    def stored_bits(self) -> int:
+        """Bits of a number in a file."""
+        return 4 if self.bits <= 4 else 8
+
     def divides(self, width: int) -> bool:
         """Tell whether so many channels are whole groups."""
         return not self.group or width % self.group == 0
@@ -145,8 +150,8 @@ class Grid(FieldVariant, ABC):
         return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
 
     def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest number that share a scale, of x (M, K) in float32:
-        (M, G) of groups, (M, 1) of rows, (1, 1) per tensor.
+        """Return the smallest and the largest of the numbers that share a scale, of x (M, K) in
+        float32: (M, G) of groups, (M, 1) of rows, (1, 1) per tensor.
         """
         if self.group:
             short = -x.shape[1] % self.group
@@ -305,6 +310,42 @@ class Zeropoint(Grid):
         return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
 
 
+class Ggml(Grid):
+    """llama.cpp's Q4_0, Q5_0 and Q8_0: groups of 32 share s in float16. With 4 and 5 bits s is the
+    number farthest from zero over −2^(b−1), of either sign; with 8 it is max|x| / 127.
+    """
+
+    examples = ("ggml(bits=4)", "ggml(bits=5)", "ggml(bits=8)")
+    per: Per = field(init=False, default="channel")
+    group: int = field(init=False, default=32)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in (4, 5, 8):
+            raise WakefulError(f"ggml has 4, 5 or 8 bits, got {self.bits}")
+
+    @property
+    def scale_type(self) -> torch.dtype:
+        return torch.float16
+
+    @property
+    def low(self) -> float:
+        return -self.high - (self.bits < 8)
+
+    @property
+    def stored_bits(self) -> int:
+        return self.bits
+
+    @property
+    def description(self) -> str:
+        return f"Q{self.bits}_0 {{}}"
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        farthest = torch.where(smallest.abs() > largest.abs(), smallest, largest).float()
+        step = (farthest / self.low if self.bits < 8 else farthest.abs() / self.high).half().float()
+        return Scales(torch.where(step == 0, torch.ones_like(step), step))
+
+
 class _Float(Grid, ABC):
     """Numbers of a floating point format, symmetric about zero; no kernel of ours multiplies them,
     so they are emulated in float32.
@@ -376,36 +417,25 @@ _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 class MxE2M1(_E2M1):
     """MXFP4: groups of 32 share s = 2^(e − 2), a power of two (OCP Microscaling Formats 1.0,
-    section 5.3), whose e comes from max|x| by one of three rules.
-
-    `even`, what vLLM and compressed-tensors compute: ⌊log₂ max|x|⌋, and one more from 1.75 · 2^e
-    on; `floor`, the specification's section 6.3: never more, which clips up to a quarter off the
-    largest number; `ceil`, cuBLAS's: the least e that clips nothing.
+    section 5.3), with e = ⌊log₂ max|x|⌋, and one more from 1.75 · 2^e on, as vLLM and
+    compressed-tensors compute.
     """
 
     name = "mx_e2m1"
-    examples = ("mx_e2m1(per='channel')", "mx_e2m1(per='channel', exponent='floor')")
+    examples = ("mx_e2m1(per='channel')",)
     name_of_format = "MXFP4"
     group: int = field(init=False, default=32)
-    exponent: Literal["even", "floor", "ceil"] = "even"
 
     @property
     def scale_type(self) -> torch.dtype:
         return torch.float8_e8m0fnu
 
-    @property
-    def description(self) -> str:
-        return super().description + f", exponents by {self.exponent}" * (self.exponent != "even")
-
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         size = _largest(smallest, largest)
         fraction, exponent = torch.frexp(size)  # from ½ to 1
-        if self.exponent == "even":
-            exponent = exponent + (fraction >= 0.875)
-        elif self.exponent == "ceil":
-            exponent = exponent + (fraction > 0.75)  # 6 of 8
+        exponent = exponent + (fraction >= 0.875) - 3
         ones = torch.ones_like(size)
-        scale = torch.ldexp(ones, (exponent - 3).clamp(-126, 127))
+        scale = torch.ldexp(ones, exponent.clamp(-126, 127))
         return Scales(torch.where(size > 0, scale, ones))
 
 
@@ -413,48 +443,21 @@ class NvE2M1(_E2M1):
     """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
     tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
 
-    With `adaptive` the largest number of a group becomes 6 or 4, s = e4m3(max|group| / 4t),
-    whichever leaves the smaller Σ (x − x̂)², and t = max|x| / (6 · 256), so that s has room (Four
-    Over Six, 2512.02010): between 4 and 6 the format has no number.
-
     Matrices that read one tensor share t, since engines multiply them as one.
     """
 
     name = "nv_e2m1"
-    examples = (
-        "nv_e2m1(per='tensor')", "nv_e2m1(per='channel')", "nv_e2m1(per='tensor', adaptive=True)",
-    )  # fmt: skip
+    examples = ("nv_e2m1(per='tensor')", "nv_e2m1(per='channel')")
     name_of_format = "NVFP4"
     two_scales = True
     group: int = field(init=False, default=16)
-    adaptive: bool = False
 
     @property
     def scale_type(self) -> torch.dtype:
         return torch.float8_e4m3fn
 
-    @property
-    def description(self) -> str:
-        return super().description + ", the largest 6 or 4" * self.adaptive
-
     def shared_scale(self, largest: Tensor) -> Tensor:
-        return _step(largest, self.largest * (256.0 if self.adaptive else E4M3.largest))
-
-    def scales_of(self, x: Tensor, sequences: int = 1, outer: Tensor | None = None) -> Scales:
-        """Return the scales by which a group's largest number becomes 6, or 4 where that is better
-        and the grid is `adaptive`.
-
-        Every group of x is whole but the last of a row.
-        """
-        six = super().scales_of(x, sequences, outer)
-        if not self.adaptive or six.outer is None:
-            return six
-        x = x.float()
-        four = replace(six, scale=_rounded_e4m3(_largest(*self.bounds(x)) / 4.0 / six.outer))
-        away, closer = (
-            self.shared_sum((x - self.fake_quantize(x, scales)).square()) for scales in (six, four)
-        )
-        return replace(six, scale=torch.where(closer < away, four.scale, six.scale))
+        return _step(largest, self.largest * E4M3.largest)
 
     def scales_between(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1

@@ -257,8 +257,7 @@ def shrunk(
         return grid.shared_sum(difference.square_().mul_(importance))
 
     best, least_error = scales, error(scales)
-    # From 1 on: the largest number may become 6 there where it became 4 in `scales`.
-    for share in torch.linspace(1, 0.5, 26).tolist():
+    for share in torch.linspace(1, 0.5, 26)[1:].tolist():
         low, high = (share * bound for bound in bounds)
         narrower = grid.scales_between(low, high, scales.outer)
         new_error = error(narrower)
