@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.figures import SeenRow
@@ -35,4 +35,4 @@ def reproduction(
     results = Results(plan.exhibit.table.baseline, places, seen)
     facts = RunFacts("a text", "9 tokens", "a machine", "float32")
     judged = verdicts(plan.exhibit, results, plan.scale, plan.tasks)
-    return write(reproduction_report(plan, results, judged, facts), path)
+    return write_page(reproduction_report(plan, results, judged, facts), path)

@@ -8,7 +8,7 @@ import pytest
 import vl_convert
 
 from exhibit_pages import reproduction
-from wakeful.reports.charts import Drawing, specification, still
+from wakeful.reports.charts import Drawing, specification, standalone_spec
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import SeenRow
@@ -32,7 +32,7 @@ def names(name: str, figure: str) -> Names:
 
 def words(chart: Drawing) -> list[str]:
     """Return the texts that a chart's file shows."""
-    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(still(specification(chart))))
+    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(standalone_spec(specification(chart))))
     return [each.text or "" for each in svg.iter() if "}text" in each.tag]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.training.compared import TrainedRun, read_comparison, read_run
-from wakeful.training.figures import figure
+from wakeful.training.figures import figure_of
 from wakeful.training.layouts import layout_of
 from wakeful.training.report import comparison_report
 from wakeful_papers.exhibits.exhibit import exhibit
@@ -88,7 +88,7 @@ def test_a_word_stands_where_no_figure_is_at_hand(tmp_path: Path) -> None:
     (section,) = TableLayout(layout).parts(comparison).last
     report = comparison_report(comparison, title="t")
     report = replace(report, sections=[*report.sections, section])
-    page = write(report, tmp_path / "page.html").read_text()
+    page = write_page(report, tmp_path / "page.html").read_text()
     assert "paper lower" in page
     assert "paper 2.50" in page
     assert "Rows of the paper that were not trained: N." in page
@@ -104,7 +104,7 @@ def test_one_seed_separates_nothing(tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     table = filled(comparison, exhibit(comparison.layouts[0]).table)
     assert not any(each.separated for row in table.rows for each in row.cells)
-    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert ">10.0<" in page
     assert "± nan" not in page
     assert "One seed, which leaves no standard error." in page
@@ -118,15 +118,15 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     run = read_comparison(folder).runs[0]
     tokens = run.validation["tokens"]
     loss = (run.validation["loss"] * tokens).sum() / tokens.sum()
-    assert figure(run, "perplexity") == pytest.approx(math.exp(loss))
-    assert figure(run, "increase_coarse") == 2.5
-    assert figure(run, "increase_fine") is None
-    assert figure(run, "training_megabytes") == 4.0
+    assert figure_of(run, "perplexity") == pytest.approx(math.exp(loss))
+    assert figure_of(run, "increase_coarse") == 2.5
+    assert figure_of(run, "increase_fine") is None
+    assert figure_of(run, "training_megabytes") == 4.0
     steps = 640.0 / (run.config.train.batch_size * run.config.train.length)
-    assert figure(run, "steps_per_second") == steps
+    assert figure_of(run, "steps_per_second") == steps
     run = changed(folder, bytes={"weights": 1, "optimizer": 1, "peak": 7_000_000})
-    assert figure(run, "training_megabytes") == 7.0
-    assert figure(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
+    assert figure_of(run, "training_megabytes") == 7.0
+    assert figure_of(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
     for wrong in ("many", [], True, float("inf"), float("nan"), {"fine": "x"}):
         for name in ("diagnosis", "quantization"):
             with pytest.raises(WakefulError, match=rf"{name}\.x(\.y)? must be|is not JSON"):
@@ -141,7 +141,7 @@ def test_the_page_shows_the_tables(tmp_path: Path) -> None:
     }
     folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
     comparison = read_comparison(folder)
-    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert exhibit("activation/table2").table.title in page
     assert "paper 77.9" in page
     # Table 6 has two rows, and no figures of the paper's.
@@ -170,7 +170,7 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
     assert (comparison.baseline, table.rows[0].variant, bold) == (
         "resformer", "vanilla", {"resformer"},
     )  # fmt: skip
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "difference from the first row, paired over seeds, leaves out zero" in page
 
 

@@ -12,9 +12,9 @@ import pytest
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
 from wakeful.reports.charts import specification
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.training.compared import ComparedRuns, read_comparison
-from wakeful.training.figures import figure
+from wakeful.training.figures import figure_of
 from wakeful.training.report import comparison_report, comparison_verdicts
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import filled
@@ -95,7 +95,7 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
         "Not significantly different from vanilla in any of the 4 ranked figures that are not "
         "costs: c."
     )
-    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "Not significantly different from vanilla in any of the" in page
     # What coarse adds is the same in all of them, and nothing to draw against.
     assert page.count("<h3>loss against") == len(found.fronts) - 1 == 3
@@ -128,9 +128,9 @@ def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path)
     }
     assert bold == {(v, name) for v in "ab" for name in ("loss", "kurtosis_rest", "rank")}
     run = comparison.runs[0]
-    assert figure(run, "damage_coarse") == pytest.approx(math.log(12 / 10))
+    assert figure_of(run, "damage_coarse") == pytest.approx(math.log(12 / 10))
     tokens_a_step = run.config.train.batch_size * run.config.train.length
-    assert figure(run, "step_milliseconds") == pytest.approx(1000 * tokens_a_step / 640)
+    assert figure_of(run, "step_milliseconds") == pytest.approx(1000 * tokens_a_step / 640)
 
 
 def test_at_equal_time_the_slower_of_two_is_read_off_its_curve(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_no_curve_tells_has_no_loss_at_equal_time(tmp_path: Path) -> None:
     assert set(equal_time(comparison)) == {"vanilla", "c"}
     rows = {row.variant: row for row in ranks(comparison).rows}
     assert rows["a"].same_time is None
-    write(comparison_report(comparison, title="t"), tmp_path / "page.html")
+    write_page(comparison_report(comparison, title="t"), tmp_path / "page.html")
 
 
 def test_a_point_is_on_the_front_unless_another_is_better(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path)
     assert said[0].startswith("A lower loss than vanilla, in nats: v0 (−0.3983 ± 0.0075), v3 (")
     assert said[1].startswith("A higher loss than vanilla: v1 (+0.")
     assert said[2].startswith("No interval separates their loss from that of vanilla: v2, ")
-    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "Of 13 variants, vanilla and the 11 of the lowest loss are drawn." in page
     assert "<summary>Configurations</summary>" in page
 
@@ -231,7 +231,7 @@ def test_one_seed_is_not_said_to_have_means_or_pairs_of_seeds(tmp_path: Path) ->
     ranked(tmp_path / "c", KURTOSIS, {})
     change_json(tmp_path / "c" / "run.json", {"seeds": [0]})
     comparison = read_comparison(tmp_path / "c")
-    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "± one standard error over validation windows" in page
     assert "; at equal time over seeds alone. " in page
     assert "One seed, which leaves no standard error." in page
@@ -242,12 +242,12 @@ def test_one_seed_is_not_said_to_have_means_or_pairs_of_seeds(tmp_path: Path) ->
 
 def test_losses_after_other_tokens_are_not_called_equal(tmp_path: Path) -> None:
     ranked(tmp_path / "c", KURTOSIS, {})
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(tmp_path / "c"), title="t"), tmp_path / "page.html"
     )
     assert "loss, equal tokens" in page.read_text()
     change_json(tmp_path / "c" / "b" / "seed-0" / "summary.json", {"tokens": 5120})
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(tmp_path / "c"), title="t"), tmp_path / "page.html"
     )
     assert "loss, equal tokens" not in page.read_text()
@@ -259,13 +259,13 @@ def test_of_many_variants_under_way_the_page_says_which_are_drawn(tmp_path: Path
     folder = make_comparison(tmp_path / "c", {f"v{n}": 0.01 * n for n in range(14)}, [0])
     for n in range(2, 14):
         interrupt(folder / f"v{n}" / "seed-0", 20)
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(folder), title="t"), tmp_path / "page.html"
     ).read_text()
     assert "Of 14 variants, v0 and the one of the lowest loss are drawn." in page
     assert "as far as it has come" not in page
     interrupt(folder / "v1" / "seed-0", 20)
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(folder), title="t"), tmp_path / "page.html"
     ).read_text()
     assert "Of 14 variants, v0 alone is drawn: none of the others has finished a seed" in page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wakeful.reports.terms import explained
+from wakeful.reports.terms import explain
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
 PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
@@ -13,11 +13,11 @@ PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
 def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
     shown = exhibit(name)
     said = {*shown.draw, *(column.figure for column in shown.table.columns)}
-    without = {each for each in said if not explained(each)}
+    without = {each for each in said if not explain(each)}
     assert {each for each in without if not any(word in each for word in PLAIN)} == set()
 
 
 @pytest.mark.parametrize("name", exhibit_names())
 def test_every_column_of_a_layout_is_explained(name: str) -> None:
-    without = {each.figure for each in exhibit(name).table.columns if not explained(each.figure)}
+    without = {each.figure for each in exhibit(name).table.columns if not explain(each.figure)}
     assert without <= PLAIN

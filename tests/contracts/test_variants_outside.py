@@ -130,7 +130,9 @@ def test_orthoadam_turns_what_lies_along_the_stream_and_goes_on_to_the_bit(
         # an embedding has gradients of the rows that were read alone.
         assert 1e-3 < moved < 1.01e-2, name
 
-    saved = checkpoint.save(tmp_path, decoder, optimizer, checkpoint.RunProgress(step=1), keep=1)
+    saved = checkpoint.save_checkpoint(
+        tmp_path, decoder, optimizer, checkpoint.RunProgress(step=1), keep=1
+    )
     other = copy.deepcopy(decoder)
     again = OrthoAdam(other.named_parameters(), lr=1e-2)
     checkpoint.load_optimizer(saved, again)

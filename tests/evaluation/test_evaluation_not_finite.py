@@ -24,7 +24,7 @@ from wakeful.quantization.damage import (
     scheme_figures,
 )
 from wakeful.quantization.report import quantization_report
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 
 
 def with_values(found: Damage, metric: str, value: float, *, layer: int) -> Damage:
@@ -70,7 +70,7 @@ def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> No
     assert outliers.level == "bad"
     assert outliers.text.startswith("Mean kurtosis is not finite at the first token")
     if math.isnan(value):  # one page is enough
-        write(diagnosis_report([broken], title="page", method={}), tmp_path / "page.html")
+        write_page(diagnosis_report([broken], title="page", method={}), tmp_path / "page.html")
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_layer_without_a_relative_error_is_not_the_worst(tmp_path: Path, value
     assert scheme["layer_error_median"] == 0.1
     assert "The worst layer, layers.1.mlp, is off by 10.0%" in damage_findings(found)[0].text
     if math.isnan(value):
-        write(quantization_report(found), tmp_path / "page.html")
+        write_page(quantization_report(found), tmp_path / "page.html")
 
 
 def test_no_layer_with_a_relative_error_has_none_that_is_worst() -> None:

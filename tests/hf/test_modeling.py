@@ -261,7 +261,7 @@ def test_rotations_and_decay_know_the_names(name: str) -> None:
     decoder, model = pair(**VARIANTS[name])
 
     def sides(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-        decided = decide_axes(dict(module.named_parameters()), both=True)
+        decided = decide_axes(dict(module.named_parameters()), both_sides=True)
         return {name: axes for name, (axes, _) in decided.items()}
 
     ours, theirs = sides(decoder), sides(model)

@@ -88,7 +88,7 @@ def recipe_for(reference: Run, text: Path, **over: object) -> Recipe:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+    return load_file(checkpoint.newest_checkpoint(run.checkpoints) / "model.safetensors")
 
 
 def everything(outcome: FinishedStages) -> dict[str, dict[str, torch.Tensor]]:

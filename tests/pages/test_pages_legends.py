@@ -14,8 +14,8 @@ from wakeful.diagnosis.heads import attention
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.report import quantization_report
-from wakeful.reports.charts import Titled, save_figures, slug, specification, still
-from wakeful.reports.html import write
+from wakeful.reports.charts import Titled, save_figures, slug, specification, standalone_spec
+from wakeful.reports.html import write_page
 
 NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "the same, cured")
 OF_EACH = re.compile("|".join(f"-of-{slug(name)}$" for name in NAMES))
@@ -51,7 +51,7 @@ def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_chart_of_one_model_has_no_legend() -> None:
     chart = layer_charts([diagnosis(NAMES[0])])[0].draw()
-    svg = vl_convert.vegalite_to_svg(still(specification(chart)))
+    svg = vl_convert.vegalite_to_svg(standalone_spec(specification(chart)))
     assert NAMES[0] not in words(svg)
 
 
@@ -77,7 +77,7 @@ def test_files_of_several_quantized_models_name_them(tmp_path: Path) -> None:
 def test_long_names_stand_one_below_the_other() -> None:
     def columns(names: Iterable[str], width: int) -> int:
         spec = specification(layer_charts([diagnosis(name) for name in names])[0].draw())
-        return still(spec, width)["config"]["legend"]["columns"]
+        return standalone_spec(spec, width)["config"]["legend"]["columns"]
 
     assert columns(("a", "b"), 640) == 4
     assert columns(NAMES, 640) == 2
@@ -94,7 +94,7 @@ def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
 @pytest.mark.long
 @needs_browser
 def test_what_a_page_saves_names_both_models_and_the_head(tmp_path: Path) -> None:
-    page = write(
+    page = write_page(
         diagnosis_report([*map(diagnosis, NAMES)], title="t", method={}), tmp_path / "p.html"
     )
     saved = [words(svg) for svg in saved_by(page, 'main [aria-label$="as SVG"]')]
@@ -129,7 +129,7 @@ const before = setInterval(() => {
 @pytest.mark.long
 @needs_browser
 def test_a_chosen_head_stays_chosen_in_the_other_theme(tmp_path: Path) -> None:
-    page = write(diagnosis_report([diagnosis("a")], title="t", method={}), tmp_path / "p.html")
+    page = write_page(diagnosis_report([diagnosis("a")], title="t", method={}), tmp_path / "p.html")
     with_script(page, CHOOSE)
     (saved,) = [words(svg) for svg in saved_by(page, "none")]
     chart = attention(diagnosis("a"), "sinks")

@@ -9,14 +9,14 @@ from pages.test_report import make_comparison
 from wakeful.diagnosis.heads import hidden_states
 from wakeful.inheritance.report import inheritance_report
 from wakeful.reports.charts import specification
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:
     told = inheritance_report(inheritance(tmp_path / "i"))
-    text = write(told, tmp_path / "page.html").read_text("utf-8")
+    text = write_page(told, tmp_path / "page.html").read_text("utf-8")
     specs = map(json.loads, re.findall('class="spec"[^>]*>(.*?)</script>', text))
     (ranks,) = (each["encoding"] for each in specs if "fill" in each.get("encoding", {}))
     assert ranks["fill"]["scale"]["range"][1] == "transparent"
@@ -44,6 +44,6 @@ def test_the_ratio_of_speeds_has_the_digits_that_its_spread_allows(tmp_path: Pat
         file = folder / "b" / f"seed-{seed}" / "summary.json"
         summary = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps(summary | {"tokens_per_second": speed}), "utf-8")
-    page = write(comparison_report(read_comparison(folder), title="t"), tmp_path / "r.html")
+    page = write_page(comparison_report(read_comparison(folder), title="t"), tmp_path / "r.html")
     ratios = re.findall("<small>×([^<]+)</small>", page.read_text("utf-8"))
     assert ratios == ["1.000", "1.000", "1", "1.000", "1.000", "0.94"]

@@ -15,7 +15,7 @@ from pages.synthetic import diagnosis
 from wakeful.diagnosis.heads import attention, hidden_states
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.reports.charts import specification
-from wakeful.reports.html import _pack_columns, write
+from wakeful.reports.html import _pack_columns, write_page
 
 SCREEN = 900
 """Pixels of a screen's height; its width is 1400."""
@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the page of four models of SmolLM2's shape."""
     four = [diagnosis(name, **SMOLLM2) for name in ("a", "b", "c", "d")]
     path = tmp_path_factory.mktemp("size") / "page.html"
-    return write(diagnosis_report(four, title="t", method={}), path).read_text("utf-8")
+    return write_page(diagnosis_report(four, title="t", method={}), path).read_text("utf-8")
 
 
 @pytest.mark.slow

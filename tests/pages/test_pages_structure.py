@@ -28,10 +28,10 @@ from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.report import quantization_report
 from wakeful.reporting.tool import report
 from wakeful.reports.charts import slug, specification
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.value import Part, listed, rough
 from wakeful.scores import Score
-from wakeful.training.charts import followed_charts, relative_loss_chart
+from wakeful.training.charts import metric_charts, relative_loss_chart
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_headline, comparison_report
 
@@ -53,22 +53,22 @@ def text_of(page: Path) -> str:
 
 def _comparison(folder: Path, out: Path) -> Path:
     found = read_comparison(make_comparison(folder / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
-    return write(comparison_report(found, title="t"), out)
+    return write_page(comparison_report(found, title="t"), out)
 
 
 def _one_run(folder: Path, out: Path) -> Path:
     found = read_comparison(make_run(folder / "x", "x"))
-    return write(comparison_report(found, title="t"), out)
+    return write_page(comparison_report(found, title="t"), out)
 
 
 def _evaluation(_: Path, out: Path, shifts: Sequence[float]) -> Path:
     scores = [score(name, shift) for name, shift in zip("ab", shifts, strict=False)]
-    return write(evaluation_report(scores, title="t", method=METHOD, sources=["my a"]), out)
+    return write_page(evaluation_report(scores, title="t", method=METHOD, sources=["my a"]), out)
 
 
 def _diagnosis(_: Path, out: Path, names: Sequence[str], **more: Any) -> Path:
     found = list(map(diagnosis, names))
-    return write(diagnosis_report(found, title="t", method=METHOD, **more), out)
+    return write_page(diagnosis_report(found, title="t", method=METHOD, **more), out)
 
 
 def _cure(folder: Path, out: Path) -> Path:
@@ -78,12 +78,12 @@ def _cure(folder: Path, out: Path) -> Path:
 
 def _quantization(_: Path, out: Path, saved: dict[str, Any] | None = None) -> Path:
     found = damage("a", lost=-0.01)
-    return write(quantization_report(found, method=METHOD, saved=saved), out)
+    return write_page(quantization_report(found, method=METHOD, saved=saved), out)
 
 
 def _matrix(_: Path, out: Path) -> Path:
     harmed = [damage("a", lost=0.01), damage("b", lost=2.0)]
-    return write(matrix_report(harmed, method=METHOD, sources=["my a", "b"]), out)
+    return write_page(matrix_report(harmed, method=METHOD, sources=["my a", "b"]), out)
 
 
 def _demonstration(folder: Path, out: Path) -> Path:
@@ -98,7 +98,7 @@ def _demonstration(folder: Path, out: Path) -> Path:
     ]
     patient = replace(patient, runs=tuple(runs))
     story = Story(patient, patient, diagnosis("a"))
-    return write(demonstration_report(story, links=LINKS), out)
+    return write_page(demonstration_report(story, links=LINKS), out)
 
 
 METHOD = {"Machine": "m"}
@@ -111,7 +111,9 @@ KINDS = {
     "diagnosis": partial(_diagnosis, names=("a",)),
     "diagnosis of two": partial(_diagnosis, names=("a", "b")),
     "cure": _cure,
-    "inheritance": lambda folder, out: write(inheritance_report(inheritance(folder / "i")), out),
+    "inheritance": lambda folder, out: write_page(
+        inheritance_report(inheritance(folder / "i")), out
+    ),
     "quantization": _quantization,
     "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
     "matrix": _matrix,
@@ -169,7 +171,7 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
 def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> None:
     """Of two sequences, 12.7 standard errors to either side."""
     found = diagnosis("a")
-    page = write(diagnosis_report([found]), tmp_path / "r.html").read_text()
+    page = write_page(diagnosis_report([found]), tmp_path / "r.html").read_text()
     assert with_interval(found.loss, found.loss_error, 2) in page
     assert "one standard error" not in page
     titles = {chart.heading: chart for chart in layer_charts([found])}
@@ -207,7 +209,7 @@ def test_names_are_listed_as_english_does() -> None:
 
 def test_a_chart_has_color_and_shape_or_dash(tmp_path: Path) -> None:
     found = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
-    drawn = [relative_loss_chart(found), *(each.drawing for each in followed_charts(found))]
+    drawn = [relative_loss_chart(found), *(each.drawing for each in metric_charts(found))]
     scores = evaluation_report([score("a", 0.0), score("b", 0.1)])
     drawn += [chart for _, chart in scores.charts()]
     for chart in drawn:
@@ -295,7 +297,7 @@ def test_a_browser_draws_every_chart_without_an_error(
 def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     found = diagnosis("a")
     assert found.attention is not None
-    page = write(diagnosis_report([found], method=METHOD), tmp_path / "page.html")
+    page = write_page(diagnosis_report([found], method=METHOD), tmp_path / "page.html")
     (saved,) = saved_by(page, '[aria-label^="Save Attention of a sink head"][aria-label$="CSV"]')
     saved = pl.read_csv(io.StringIO(saved)).with_columns(
         pl.col("head").str.extract_groups(r"layer (?<layer>\d+), head (?<number>\d+)").alias("of")

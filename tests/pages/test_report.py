@@ -20,8 +20,8 @@ from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.reporting.tool import report
 from wakeful.reports.charts import save_chart
-from wakeful.reports.html import write
-from wakeful.reports.terminal import terminal
+from wakeful.reports.html import write_page
+from wakeful.reports.terminal import render_terminal
 from wakeful.runs.run import environment
 from wakeful.training.charts import (
     cost_charts,
@@ -196,7 +196,7 @@ def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     assert comparison.variants == ("a", "b")
     assert comparison.unfinished == ("d, seed 0",)
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Not finished and left out: d, seed 0" in page
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, file: str) -> None
 def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", evil, shift=0.1, text=evil)]
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(runs), title=evil), tmp_path / "r.html"
     ).read_text()
     assert "<img src=x" not in page
@@ -236,7 +236,7 @@ def test_a_page_that_fails_leaves_the_old_one(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(WakefulError, match="disk is full"):
-        write(comparison_report(comparison, title="t"), page)
+        write_page(comparison_report(comparison, title="t"), page)
     monkeypatch.undo()
     assert page.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == []
@@ -265,7 +265,7 @@ def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes
 def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(terminal(comparison_report(comparison)))
+    console.print(render_terminal(comparison_report(comparison)))
     text = console.export_text()
     assert "baseline" in text
     assert re.search(r"^b .*−0\.500 ± 0\.019", text, re.MULTILINE)
@@ -303,11 +303,13 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
         "Losses of different seeds cannot be compared; the differences can."
     )
     assert "That of b is paired over the validation windows of one seed" in caveat(comparison)
-    html = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text("utf-8")
+    html = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text(
+        "utf-8"
+    )
     assert said in html
     assert ">1, 2<" in html
     console = Console(file=io.StringIO(), width=200)
-    console.print(terminal(comparison_report(comparison)))
+    console.print(render_terminal(comparison_report(comparison)))
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "b lacks seeds 0 and 2; its figures" in shown
     assert "seeds" in shown
@@ -336,7 +338,7 @@ def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
                 if line.get("variant") == "b" and "low" in line)  # fmt: skip
     assert (drawn["low"], drawn["high"]) == pytest.approx(ends, rel=1e-5)
     assert not any("error" in name for name in drawn)
-    page = write(comparison_report(comparison), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison), tmp_path / "r.html").read_text()
     assert "one standard error" not in page
     assert (row["perplexity_low"], row["perplexity_high"]) == pytest.approx(
         (math.exp(row["loss_low"]), math.exp(row["loss_high"]))

@@ -12,10 +12,10 @@ from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
-from wakeful.reports.html import write
-from wakeful.reports.terminal import terminal
+from wakeful.reports.html import write_page
+from wakeful.reports.terminal import render_terminal
 from wakeful.runs.run import Run
-from wakeful.training.charts import followed_charts, head_charts, training_loss_chart
+from wakeful.training.charts import head_charts, metric_charts, training_loss_chart
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report, comparison_verdicts
 from wakeful.training.tables import followed_figures, heads_over_steps, sink_growth
@@ -70,13 +70,13 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
     assert rows["residual_peak_first", "well", 20]["value"] == 3.0
     assert rows["excess_loss", "ill", 20]["value"] == pytest.approx(0.3)
     assert {row["seeds"] for row in rows.values()} == {3}
-    assert [each.label for each in followed_charts(read_comparison(folder))] == [
+    assert [each.label for each in metric_charts(read_comparison(folder))] == [
         "attention on BOS, no copy due",
         "BOS's value norm over the others'",
         "BOS's residual norm over the others'",
         "loss over the task's own (nats)",
     ]
-    chart = specification(followed_charts(read_comparison(folder))[0].draw())
+    chart = specification(metric_charts(read_comparison(folder))[0].draw())
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "point"]
 
 
@@ -106,7 +106,7 @@ def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -
     assert [chart["encoding"]["y"]["title"] for chart in charts[::2]] == [
         "layer, head", "layer, key/value head", "layer",
     ]  # fmt: skip
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Each layer and head: attention on BOS, no copy due" in page
     assert "Each layer and head: BOS&#39;s value norm over the others&#39;" in page
 
@@ -118,7 +118,7 @@ def test_one_head_is_drawn_once(folder: Path) -> None:
         kept = [row for row in rows if row["layer"] == 0 and row["head"] in (None, 0)]
         file.write_text("".join(json.dumps(row) + "\n" for row in kept))
     comparison = read_comparison(folder)
-    assert followed_charts(comparison)
+    assert metric_charts(comparison)
     assert not head_charts(comparison)
 
 
@@ -129,7 +129,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert (ill.variant, ill.outcome, well.outcome) == ("ill", "grows", "not resolved")
     assert ill.change == pytest.approx((0.60, 0.02 / 3**0.5))
     assert ill.after == pytest.approx((0.62, 0.02 / 3**0.5))
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" in page
     assert comparison_verdicts(comparison)[0] == (
         "A sink grows in ill (0.620 ± 0.050). Whether a sink grows is not resolved in "
@@ -137,7 +137,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     )
     assert "loss over the task&#39;s own (nats)" in page
     shown = io.StringIO()
-    Console(file=shown, width=200).print(terminal(comparison_report(comparison)))
+    Console(file=shown, width=200).print(render_terminal(comparison_report(comparison)))
     assert re.search(r"^ill +0.0200 +0.620 ± 0.050 .* grows", shown.getvalue(), re.MULTILINE)
 
 
@@ -171,7 +171,7 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     comparison = read_comparison(folder)
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
     assert not any("BOS" in sentence for sentence in comparison_verdicts(comparison))
-    chart = specification(followed_charts(comparison)[0].draw())
+    chart = specification(metric_charts(comparison)[0].draw())
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "point"]
 
 
@@ -191,8 +191,8 @@ def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
 def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1]))
     assert followed_figures(comparison).is_empty()
-    assert followed_charts(comparison) == []
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    assert metric_charts(comparison) == []
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" not in page
 
 

@@ -18,8 +18,8 @@ from test_report_reading import interrupt
 
 from pages.test_report import make_comparison, make_run
 from wakeful.reports.charts import specification
-from wakeful.reports.html import vega_bundle, write
-from wakeful.reports.terminal import terminal
+from wakeful.reports.html import vega_bundle, write_page
+from wakeful.reports.terminal import render_terminal
 from wakeful.training.charts import cost_charts
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report
@@ -31,7 +31,9 @@ _ASKS = (
 
 
 def written(path: Path, folder: Path) -> str:
-    return write(comparison_report(read_comparison(folder), title="t"), path / "r.html").read_text()
+    return write_page(
+        comparison_report(read_comparison(folder), title="t"), path / "r.html"
+    ).read_text()
 
 
 @pytest.mark.slow
@@ -77,14 +79,14 @@ def test_every_chart_of_the_page_is_json_without_nan(tmp_path: Path) -> None:
 def test_the_page_says_what_differs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.1)]
     comparison = read_comparison(runs)
-    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
+    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Same text in the same order" in page
     assert "What differs between the configurations" not in page
     config = runs[1] / "config.toml"
     config.write_text(config.read_text().replace("batch_size = 16", "batch_size = 8", 1))
     environment = runs[1] / "environment.json"
     environment.write_text(environment.read_text().replace('"threads": 2', '"threads": 4'))
-    page = write(
+    page = write_page(
         comparison_report(read_comparison(runs), title="t"), tmp_path / "r.html"
     ).read_text()
     assert "Batches differ between the runs" in page
@@ -107,7 +109,7 @@ def test_a_variant_under_way_is_marked(tmp_path: Path) -> None:
     assert "Not finished and left out: b, seed 0. The command that began them goes on" in page
     assert "drawn in the training curves as far as it has come" in page
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(terminal(comparison_report(read_comparison(folder))))
+    console.print(render_terminal(comparison_report(read_comparison(folder))))
     assert "Not finished and left out: b, seed 0." in console.export_text()
 
 
@@ -129,7 +131,7 @@ def test_costs_are_ratios_in_charts_that_fit_their_place(tmp_path: Path) -> None
 def test_a_name_does_not_steer_the_terminal(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y\x1b[2J", shift=0.1)]
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(terminal(comparison_report(read_comparison(runs))))
+    console.print(render_terminal(comparison_report(read_comparison(runs))))
     assert "\x1b[2J" not in console.export_text()
 
 

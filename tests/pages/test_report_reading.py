@@ -18,8 +18,8 @@ from pages.test_report import STEPS, make_comparison, make_run
 from wakeful.errors import WakefulError
 from wakeful.inheritance.report import inheritance_report
 from wakeful.reports.charts import specification
-from wakeful.reports.html import write
-from wakeful.reports.terminal import terminal
+from wakeful.reports.html import write_page
+from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Facts
 from wakeful.training.charts import difference_chart, relative_loss_chart
 from wakeful.training.compared import ComparedRuns, read_comparison, read_run
@@ -252,7 +252,7 @@ def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
     )
     assert caveat(comparison) == "No variant has a seed that x has: there are no differences."
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(terminal(comparison_report(comparison)))
+    console.print(render_terminal(comparison_report(comparison)))
     text = console.export_text()
     assert re.search(r"^y .* – ", text, re.MULTILINE)
     assert "not finite" not in text
@@ -260,14 +260,14 @@ def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
 
 def test_a_task_begins_windows_with_bos_whatever_it_is_called(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", "x")
-    page = write(
+    page = write_page(
         comparison_report(read_comparison([folder]), title="x"), tmp_path / "x.html"
     ).read_text()
     assert "none before a window, in training and validation" in page
     config = folder / "config.toml"
     named = 'source = "backcopy-notes.txt"'
     config.write_text(re.sub(r"^source = .*", named, config.read_text(), flags=re.M))
-    page = write(
+    page = write_page(
         comparison_report(read_comparison([folder]), title="y"), tmp_path / "y.html"
     ).read_text()
     assert "none before a window, in training and validation" in page
@@ -275,7 +275,7 @@ def test_a_task_begins_windows_with_bos_whatever_it_is_called(tmp_path: Path) ->
     summary = json.loads((folder / "summary.json").read_text())
     summary["data"]["train_tokens"] = 0
     (folder / "summary.json").write_text(json.dumps(summary))
-    page = write(
+    page = write_page(
         comparison_report(read_comparison([folder]), title="z"), tmp_path / "z.html"
     ).read_text()
     assert "every window begins with it" in page
@@ -358,7 +358,7 @@ def test_machines_are_told_by_their_processes_and_threads(tmp_path: Path) -> Non
 def test_an_inheritance_tells_its_machine_so_too(tmp_path: Path) -> None:
     folder = inheritance(tmp_path / "i")
     change_json(folder / "environment.json", {"device_name": "CPU", "threads": 1, "processes": 2})
-    page = write(inheritance_report(folder), tmp_path / "page.html").read_text("utf-8")
+    page = write_page(inheritance_report(folder), tmp_path / "page.html").read_text("utf-8")
     assert "<dd>CPU, 2 processes of 1 thread; torch" in page
 
 
@@ -378,7 +378,7 @@ def test_domains_that_a_run_did_not_measure_are_left_out(tmp_path: Path) -> None
         file = folder / name / "seed-0" / "summary.json"
         told = json.loads(file.read_text())["validation"]
         change_json(file, {"validation": told | {"domains": {"prose": 3.0, "code": 2.0}}})
-        page = write(
+        page = write_page(
             comparison_report(read_comparison(folder), title="t"), tmp_path / "r.html"
         ).read_text()
         assert ("Loss by domain" in page) == shown

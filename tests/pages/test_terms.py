@@ -6,19 +6,19 @@ import numpy as np
 from markupsafe import escape
 
 from wakeful.evaluation.report import evaluation_report
-from wakeful.reports.html import write
-from wakeful.reports.terms import TERMS, explained
+from wakeful.reports.html import write_page
+from wakeful.reports.terms import TERMS, explain
 from wakeful.scores import Score
 
 
 def test_a_measure_has_its_metrics_line() -> None:
-    assert explained("layers(metric='rank', part='late')") == TERMS["rank"]
+    assert explain("layers(metric='rank', part='late')") == TERMS["rank"]
     title = "over_layers(metric='entropy@0.5', variant='code', title='kurtosis')"
-    assert explained(title) == TERMS["entropy"]
-    assert explained("over_groups(figure='train_loss(last=50)')") == TERMS["train_loss"]
-    assert explained("kurtosis_first") == TERMS["kurtosis"]
-    assert explained("kurtosis_rest") == TERMS["kurtosis_rest"]
-    assert explained("nothing of ours") == ""
+    assert explain(title) == TERMS["entropy"]
+    assert explain("over_groups(figure='train_loss(last=50)')") == TERMS["train_loss"]
+    assert explain("kurtosis_first") == TERMS["kurtosis"]
+    assert explain("kurtosis_rest") == TERMS["kurtosis_rest"]
+    assert explain("nothing of ours") == ""
 
 
 def test_an_evaluations_measures_are_explained_on_its_page(tmp_path: Path) -> None:
@@ -33,6 +33,6 @@ def test_an_evaluations_measures_are_explained_on_its_page(tmp_path: Path) -> No
         for task, found in metrics.items()
         for metric in found
     ]  # fmt: skip
-    page = write(evaluation_report(scores), tmp_path / "e.html").read_text("utf-8")
+    page = write_page(evaluation_report(scores), tmp_path / "e.html").read_text("utf-8")
     for term in ("perplexity", "bits_per_byte", "acc", "acc_norm", "prefill", "decode"):
         assert str(escape(TERMS[term])) in page

@@ -58,12 +58,12 @@ def advance(model: Tied, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 def save(folder: Path, step: int, *, keep: int = 2, name: str = "adamw") -> Path:
     progress = checkpoint.RunProgress(step, 10 * step, 0.5)
-    return checkpoint.save(folder, *trained(step, name=name), progress, keep=keep)
+    return checkpoint.save_checkpoint(folder, *trained(step, name=name), progress, keep=keep)
 
 
 def assert_whole(folder: Path, step: int) -> None:
     """Check that the newest checkpoint is that of a step and holds that step's weights."""
-    newest = checkpoint.newest(folder)
+    newest = checkpoint.newest_checkpoint(folder)
     assert newest.name == f"step-{step:08d}"
     model = Tied(9)
     checkpoint.load_model(newest, model)
@@ -140,7 +140,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step-100000000").mkdir()
     assert checkpoint.steps(tmp_path)[-1] == 100_000_000
     with pytest.raises(WakefulError, match="holds no checkpoint"):
-        checkpoint.newest(tmp_path / "nowhere")
+        checkpoint.newest_checkpoint(tmp_path / "nowhere")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_any_flipped_bit_is_found(pristine: Path, data: st.DataObject) -> None:
         damaged(pristine, name, bytes(content)) as copy,
         pytest.raises(WakefulError, match=f"{name} is corrupt.*delete"),
     ):
-        checkpoint.verify(copy)
+        checkpoint.verify_checkpoint(copy)
 
 
 @settings(max_examples=60, deadline=None)
@@ -181,7 +181,7 @@ def test_a_manifest_of_something_else_is_refused(pristine: Path, manifest: str) 
         damaged(pristine, "manifest.json", manifest.encode()) as copy,
         pytest.raises(WakefulError, match=r"no readable manifest\.json; delete"),
     ):
-        checkpoint.verify(copy)
+        checkpoint.verify_checkpoint(copy)
 
 
 @contextlib.contextmanager

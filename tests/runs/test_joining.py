@@ -23,10 +23,10 @@ def test_who_waits_for_the_others_says_so_after_a_while(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(dist, "rendezvous", never)
     with pytest.raises(WakefulError, match="could not join the others: nobody came"):
-        distributed._join()
+        distributed._init_world()
     assert not capfd.readouterr().err
     monkeypatch.setattr(distributed, "_PATIENCE", 0.1)
     with pytest.raises(WakefulError, match="could not join the others: nobody came"):
-        distributed._join()
+        distributed._init_world()
     line = "process 0 of 2 waits for the others at 10.1.2.3:77, up to 10 minutes\n"
     assert capfd.readouterr().err == line

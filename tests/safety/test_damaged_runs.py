@@ -24,7 +24,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate_tokens
 from wakeful.reports import html
-from wakeful.reports.terminal import terminal
+from wakeful.reports.terminal import render_terminal
 from wakeful.runs import checkpoint
 from wakeful.runs.records import data_facts
 from wakeful.terminal.display import Display
@@ -113,8 +113,8 @@ def test_a_report_on_damaged_runs_is_written_or_refused(
 
     def report(folder: Path) -> None:
         comparison = read_comparison(folder)
-        terminal(comparison_report(comparison))
-        page = html.write(
+        render_terminal(comparison_report(comparison))
+        page = html.write_page(
             comparison_report(comparison, title="t"), folder / "report.html"
         ).read_text("utf-8")
         assert "<i>" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
@@ -152,7 +152,7 @@ def test_sizes_that_the_checkpoint_has_not_take_no_memory(
 
 def test_an_optimizer_state_of_other_options_is_refused(base: Path, tmp_path: Path) -> None:
     work = shutil.copytree(base / "stopped", tmp_path / "w")
-    step = checkpoint.newest(work / "checkpoints")
+    step = checkpoint.newest_checkpoint(work / "checkpoints")
     state = json.loads((step / "state.json").read_text())
     for change, message in (
         ({"weight_decay": 5.0}, "weight_decay is 5.0, and the configuration's is 0.1"),
@@ -168,7 +168,7 @@ def test_an_optimizer_state_of_other_options_is_refused(base: Path, tmp_path: Pa
 
 def test_a_checkpoint_under_another_steps_name_is_refused(base: Path, tmp_path: Path) -> None:
     work = shutil.copytree(base / "stopped", tmp_path / "w")
-    step = checkpoint.newest(work / "checkpoints")
+    step = checkpoint.newest_checkpoint(work / "checkpoints")
     step.rename(step.with_name("step-00000005"))
     with pytest.raises(WakefulError, match=r"the checkpoint of step 4 by its state\.json"):
         train_run(Config(), work, resume=True)

@@ -15,8 +15,15 @@ from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
 from wakeful.diagnosis.report import diagnosis_report
-from wakeful.reports.charts import drawable, encode_colors, lines, opacity, save_chart, switchable
-from wakeful.reports.html import write
+from wakeful.reports.charts import (
+    draw_lines,
+    drawable,
+    encode_colors,
+    opacity,
+    save_chart,
+    switchable,
+)
+from wakeful.reports.html import write_page
 from wakeful.training.loop import train_run
 
 __all__ = ["text"]
@@ -37,7 +44,7 @@ def charts(names: list[str]) -> list[Any]:
     x, y = alt.X("step:Q"), alt.Y("loss:Q", title=names[0])
     color, base = encode_colors("name", names), alt.Chart(frame)
     return [
-        lines(frame, "name", names, x, y, ["name:N"], at="step", legend=alt.Legend()),
+        draw_lines(frame, "name", names, x, y, ["name:N"], at="step", legend=alt.Legend()),
         base.mark_bar().encode(x="loss:Q", y=alt.Y("name:N", sort=names), color=color),
         base.mark_bar().encode(x="loss:Q", y="name:N", column="name:N"),
         switchable(base.mark_point().encode(x=x, y=y, color=color, opacity=opacity("name"))),
@@ -69,7 +76,7 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     for policy in (True, False):
         models = [diagnosis(name) for name in (*PROPERTIES[:3], "a\0b", "a\u2028b", *MARKUP)]
-        write(diagnosis_report(models, title=MARKUP[0], method={MARKUP[0]: MARKUP[1]}), page)
+        write_page(diagnosis_report(models, title=MARKUP[0], method={MARKUP[0]: MARKUP[1]}), page)
         if not policy:
             text = page.read_text("utf-8")
             page.write_text(text.replace("Content-Security-Policy", "X-None"), "utf-8")
@@ -84,7 +91,7 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
 def test_no_cell_of_a_saved_table_is_a_formula(tmp_path: Path) -> None:
     names = ["=1+1", "+x", "-x", "@x", "a\rb", 'q",\n"']
     models = [diagnosis(name) for name in names]
-    page = write(diagnosis_report(models, title="page", method={}), tmp_path / "page.html")
+    page = write_page(diagnosis_report(models, title="page", method={}), tmp_path / "page.html")
     cells = {
         cell
         for saved in saved_by(page, 'main [aria-label$="as CSV"]')

@@ -134,10 +134,10 @@ def main(job: Path) -> None:
     from wakeful.config.schema import Config, config_from_table
     from wakeful.errors import WakefulError
     from wakeful.loading.load import read_decoder
-    from wakeful.runs.distributed import joined
+    from wakeful.runs.distributed import join_processes
     from wakeful.training.loop import Initial, train_run
 
-    with joined() as world:
+    with join_processes() as world:
         for one in json.loads(job.read_text()):
             config = config_from_table(one["config"]) if one["config"] else Config()
             with contextlib.ExitStack() as stack:

@@ -451,7 +451,7 @@ def test_workers_of_a_stopped_command_save_their_step(
     for log in logs:
         run = Run.open(log.parent)
         assert run.header.status == "stopped"
-        assert checkpoint.newest(run.checkpoints).is_dir()
+        assert checkpoint.newest_checkpoint(run.checkpoints).is_dir()
 
 
 @pytest.mark.long
@@ -468,7 +468,7 @@ def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_pat
     for log in logs:
         run = Run.open(log.parent)
         assert run.header.status == "stopped"
-        assert checkpoint.newest(run.checkpoints).is_dir()
+        assert checkpoint.newest_checkpoint(run.checkpoints).is_dir()
 
 
 HOLDS = """
@@ -561,7 +561,7 @@ def test_two_workers_one_killed(
              for name in variants}  # fmt: skip
     for name, whole in alone.items():
         actual, expected = (
-            load_file(checkpoint.newest(each.checkpoints) / "model.safetensors")
+            load_file(checkpoint.newest_checkpoint(each.checkpoints) / "model.safetensors")
             for each in (Run.open(folder / name / "seed-1"), whole)
         )
         assert all(torch.equal(actual[key], expected[key]) for key in actual)

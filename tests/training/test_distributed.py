@@ -142,7 +142,7 @@ def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: s
     for name in ("../model.safetensors", "model-00002-of-00003.safetensors"):
         manifest.write_text(json.dumps({**entries, name: entries["state.json"]}))
         with pytest.raises(WakefulError, match=r"no readable manifest\.json"):
-            checkpoint.verify(file.parent)
+            checkpoint.verify_checkpoint(file.parent)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path)
     fewer = two / "two-then-one"
     assert Run.open(fewer).header.status == "stopped"
     assert (
-        checkpoint.newest(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
+        checkpoint.newest_checkpoint(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
     ).exists()
     assert_alike(train_run(Config(), fewer, resume=True), one, SUMS["float32"])
     assert_alike(Run.open(two / "one-then-two"), one, SUMS["float32"])

@@ -24,7 +24,7 @@ from wakeful.training.loop import train_run
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["cut short", "corrupt", "missing"])
 def test_a_damaged_checkpoint_is_refused_by_name(stopped: Run, name: str, damage: str) -> None:
-    file = checkpoint.newest(stopped.checkpoints) / name
+    file = checkpoint.newest_checkpoint(stopped.checkpoints) / name
     content = bytearray(file.read_bytes())
     if damage == "cut short":
         file.write_bytes(content[:-7])
@@ -42,7 +42,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(stopped: Run, name: str, damage
 
 
 def test_a_checkpoint_without_manifest_is_refused(stopped: Run) -> None:
-    (checkpoint.newest(stopped.checkpoints) / "manifest.json").write_text("{")
+    (checkpoint.newest_checkpoint(stopped.checkpoints) / "manifest.json").write_text("{")
     with pytest.raises(WakefulError, match=r"no readable manifest\.json"):
         train_run(Config(), stopped.path, resume=True)
 
@@ -64,7 +64,7 @@ def test_what_a_crash_left_half_written_is_ignored(stopped: Run) -> None:
 def test_a_checkpoint_of_another_model_is_refused(stopped: Run) -> None:
     wider = Decoder(Run.open(stopped.path).config.model.__class__(width=32, num_heads=2))
     with pytest.raises(WakefulError, match="another model"):
-        checkpoint.load_model(checkpoint.newest(stopped.checkpoints), wider)
+        checkpoint.load_model(checkpoint.newest_checkpoint(stopped.checkpoints), wider)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         train_run(Config(), stopped.path, resume=True)
     monkeypatch.undo()
     assert [entry.name for entry in stopped.checkpoints.iterdir()] == ["step-00000006"]
-    checkpoint.verify(checkpoint.newest(stopped.checkpoints))
+    checkpoint.verify_checkpoint(checkpoint.newest_checkpoint(stopped.checkpoints))
     header = json.loads((stopped.path / "run.json").read_text())
     assert header["status"] == "stopped"
 

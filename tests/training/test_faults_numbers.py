@@ -36,7 +36,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     run = Run.open(tmp_path / "run")
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [3]
-    checkpoint.verify(checkpoint.newest(run.checkpoints))
+    checkpoint.verify_checkpoint(checkpoint.newest_checkpoint(run.checkpoints))
     assert all(torch.isfinite(tensor).all() for tensor in weights(run).values())
 
 

@@ -35,7 +35,7 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
     run = Run.open(tmp_path / "run")
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [run.metrics()[-1]["step"]]
-    checkpoint.verify(checkpoint.newest(run.checkpoints))
+    checkpoint.verify_checkpoint(checkpoint.newest_checkpoint(run.checkpoints))
 
 
 @pytest.mark.slow

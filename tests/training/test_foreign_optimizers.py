@@ -54,7 +54,8 @@ def test_each_resumes_to_the_bit(
     assert rows(resumed, ValidationRow) == rows(uninterrupted, ValidationRow)
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, two = (
-            load_file(checkpoint.newest(run.checkpoints) / file) for run in (uninterrupted, resumed)
+            load_file(checkpoint.newest_checkpoint(run.checkpoints) / file)
+            for run in (uninterrupted, resumed)
         )
         assert one.keys() == two.keys()
         for key, tensor in one.items():
@@ -76,7 +77,7 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
     assert losses(one) == losses(two)
     for key, tensor in weights(one).items():
         assert torch.equal(weights(two)[key], tensor), key
-    newest = checkpoint.newest(one.checkpoints)
+    newest = checkpoint.newest_checkpoint(one.checkpoints)
     state, model = load_file(newest / "optimizer.safetensors"), weights(one)
     groups = json.loads((newest / "state.json").read_text())["optimizer"]["param_groups"]
     names = [key for group in groups for key in group["param_names"]]

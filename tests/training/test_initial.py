@@ -43,7 +43,7 @@ def heir(reference: Run, layers: int = 1) -> Decoder:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+    return load_file(checkpoint.newest_checkpoint(run.checkpoints) / "model.safetensors")
 
 
 def config_for(text: Path, decoder: Decoder, **train: object) -> Config:

@@ -51,7 +51,7 @@ def losses(run: Run) -> list[float]:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+    return load_file(checkpoint.newest_checkpoint(run.checkpoints) / "model.safetensors")
 
 
 def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
             folder.rmdir()
     train_run(config, cut.path, resume=True)
     actual, expected = (
-        load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+        load_file(checkpoint.newest_checkpoint(run.checkpoints) / "model.safetensors")
         for run in (uninterrupted, cut)
     )
     assert all(torch.equal(actual[name], expected[name]) for name in actual)

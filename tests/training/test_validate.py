@@ -18,7 +18,7 @@ from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run
 from wakeful.training.objective import make_loss
@@ -178,7 +178,7 @@ def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
         row["loss"] for row in uninterrupted.metrics()
     ]
     for run, word in ((uninterrupted, "does not cross"), (crossing, "crosses")):
-        page = write(
+        page = write_page(
             comparison_report(read_comparison(run.path), title="t"), tmp_path / "page.html"
         )
         assert f"attention {word} from a document into the next" in page.read_text("utf-8")

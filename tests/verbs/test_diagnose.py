@@ -36,7 +36,7 @@ from wakeful.hf import checkpoint_reader as whole
 from wakeful.loading.load import load
 from wakeful.probes import exact
 from wakeful.reports.charts import slug, specification
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
@@ -330,7 +330,7 @@ def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> N
     titles = [title for title, chart in diagnosis_report([found]).charts() if specification(chart)]
     files = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
     assert files == {slug(title) for title in titles}
-    page = write(diagnosis_report([found], title="t", method={}), tmp_path / "new.html")
+    page = write_page(diagnosis_report([found], title="t", method={}), tmp_path / "new.html")
     assert "The text it read begins" in page.read_text()
     (tmp_path / "out" / "attention.parquet").unlink()
     with pytest.raises(WakefulError, match=r"attention\.parquet is missing"):

@@ -51,7 +51,7 @@ from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.quantization.tool import quantize
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Run, read_windows
@@ -475,7 +475,7 @@ def test_an_optimizer_of_another_package_heals_or_is_refused_before_there_is_a_f
     assert not (tmp_path / "out").exists()
     assert main([*odd, "training.odd_optimizers:Averaged"]) == 0
     heir = Run.open(tmp_path / "out" / "heir-1")
-    state = load_file(checkpoint.newest(heir.checkpoints) / "optimizer.safetensors")
+    state = load_file(checkpoint.newest_checkpoint(heir.checkpoints) / "optimizer.safetensors")
     assert "trained.0" in state
 
 
@@ -787,7 +787,10 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
     summary["arms"][0]["arm"] = "<script>alert(1)</script>"
     summary["arms"][0]["loss"] = 3
     (copy / "summary.json").write_text(json.dumps(summary))
-    assert "<script>alert" not in write(inheritance_report(copy), copy / "report.html").read_text()
+    assert (
+        "<script>alert"
+        not in write_page(inheritance_report(copy), copy / "report.html").read_text()
+    )
     for place, value, message in (
         (("arms", 0, "loss"), "low", r"arms\[0\]\.loss must be a number"),
         (("arms", 0, "curve", 0, "step"), None, r"arms\[0\]\.curve\[0\]\.step must be"),
@@ -874,7 +877,10 @@ def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_p
     for name in ("run.json", "environment.json"):
         shutil.copy(done / name, copy / name)
     (copy / "summary.json").write_text(json.dumps(summary))
-    assert "cost is not known" in write(inheritance_report(copy), copy / "report.html").read_text()
+    assert (
+        "cost is not known"
+        in write_page(inheritance_report(copy), copy / "report.html").read_text()
+    )
 
 
 def test_a_reference_in_float64_is_inherited_in_float32(

@@ -181,9 +181,9 @@ def _check_processes(verb: str) -> Iterator[None]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
     elif verb in DISTRIBUTED_VERBS:
-        from wakeful.runs.distributed import joined
+        from wakeful.runs.distributed import join_processes
 
-        with joined():
+        with join_processes():
             yield
     elif is_secondary_process():
         time.sleep(SECONDS_FOR_FIRST)

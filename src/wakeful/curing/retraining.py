@@ -12,7 +12,13 @@ from wakeful.errors import Diverged, WakefulError
 from wakeful.loading.model import Model
 from wakeful.loading.session import count_progress
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import check_absorbs, learned_gates, learned_sinks, open_gates, store_prefix
+from wakeful.surgery import (
+    check_replaceable,
+    learned_gates,
+    learned_sinks,
+    open_gates,
+    store_prefix,
+)
 from wakeful.terminal.display import Display
 
 SPEED = 30.0
@@ -24,7 +30,7 @@ _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 def check_retrains(plain: Decoder, options: CureOptions) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
-    check_absorbs(plain, "sinks" if options.sinks else "gates")
+    check_replaceable(plain, "sinks" if options.sinks else "gates")
     dtype = plain.embed.weight.dtype
     if options.steps and dtype.itemsize < torch.float32.itemsize:
         raise WakefulError(

@@ -72,7 +72,7 @@ from wakeful.paged import as_stored
 from wakeful.probes.experts import is_fused
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import event_source
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.result import MeasuredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
@@ -213,7 +213,7 @@ class Cure(_CuredModel, MeasuredResult):
         run = Run(folder)
         run.write_json("cure.json", self.summary)
         run.write_frame("diagnosis.parquet", self.frame)
-        write(self._report(run.path), run.path / "report.html", self.figures)
+        write_page(self._report(run.path), run.path / "report.html", self.figures)
         return run.path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:

@@ -44,8 +44,8 @@ from wakeful.training import (
     caveat,
     comparison_verdicts,
     difference_chart,
-    followed_charts,
     machines,
+    metric_charts,
     relative_loss_chart,
 )
 
@@ -168,7 +168,7 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
                  "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
                  "still.", "note"),
             SideBySide(films, wide=True),
-            SideBySide([chart for chart in followed_charts(story.patient)
+            SideBySide([chart for chart in metric_charts(story.patient)
                   if chart.label in _FOLLOWED], wide=True),
             To(links.get("patient", ())),
         ], brief=True),

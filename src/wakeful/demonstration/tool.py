@@ -14,8 +14,8 @@ from wakeful.demonstration.report import Story, demonstration_report
 from wakeful.device import choose_device, rough_seconds
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
 from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2
-from wakeful.reports.html import write
-from wakeful.reports.terminal import terminal
+from wakeful.reports.html import write_page
+from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
@@ -57,7 +57,7 @@ class Demonstration:
     report: Report
 
     def __rich__(self) -> RenderableType:
-        return terminal(self.report)
+        return render_terminal(self.report)
 
 
 @ordinary_switches()
@@ -96,7 +96,7 @@ def demonstrate(
     with run.under_way():
         story = _run_demonstration(run.path, parts, display)
         report = demonstration_report(story, _LINKS)
-        page = write(report, run.path / "demo.html", figures)
+        page = write_page(report, run.path / "demo.html", figures)
     return Demonstration(run.path, page, report)
 
 

@@ -116,6 +116,7 @@ class OASIS(AttentionResiduals):
         return torch.cat([nulls, null, null], -1), *outputs
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the next input, attending less to outputs whose layers gave heads null shares."""
         nulls, *outputs = *state, out
         psi = nulls[..., : len(outputs)]
         excess = (psi - psi.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)

@@ -41,10 +41,9 @@ class DepthMix(Variant, nn.Module, ABC):
         return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
 
     def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
-        """Copy the trained parameters of the same mix in another decoder.
+        """Copy the trained parameters of the same mix in another decoder, after `start_plain`.
 
-        `sources[n]` is the layer of that decoder which is layer n here, or −1 for a new layer,
-        which keeps its parameters. Call it after `start_plain`.
+        Layer n here was layer `sources[n]` there; −1 is a new layer, which keeps its parameters.
 
         Raises:
             WakefulError: the parameters do not apply to layers in this order.
@@ -86,10 +85,10 @@ class SublayerMix(DepthMix):
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
         """Copy parameters named `kind.sublayer`, counted from 0; 2N is the final norm."""
         parameters = dict(reference.named_parameters())
-        ends = [*sources, reference.num_layers]
+        layer_sources = [*sources, reference.num_layers]
         for name, parameter in self.named_parameters():
             kind, sublayer, *rest = name.split(".")
-            source = ends[int(sublayer) // 2]
+            source = layer_sources[int(sublayer) // 2]
             if source >= 0:
                 number = str(2 * source + int(sublayer) % 2)
                 parameter.copy_(parameters[".".join([kind, number, *rest])])

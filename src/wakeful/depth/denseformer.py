@@ -32,6 +32,7 @@ class DenseFormer(DepthMix):
         self.period = period
 
     def attach(self, shape: Shape) -> None:
+        """Make the weights of every `period`-th layer, which start at its own output."""
         super().attach(shape)
         self.weights = nn.ParameterDict()
         for number in range(1, shape.num_layers + 1):

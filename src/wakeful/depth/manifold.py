@@ -54,6 +54,7 @@ class ManifoldHyperConnections(SublayerMix):
         self.mixing: Mixing = mixing
 
     def attach(self, shape: Shape) -> None:
+        """Make for each sublayer the maps of reading, writing and mixing."""
         super().attach(shape)
         n = self.streams
         kinds = [n, n] if self.mixing == "identity" else [n, n, n * n]
@@ -79,9 +80,10 @@ class ManifoldHyperConnections(SublayerMix):
         return self._read(number, torch.addcmul(mixed, depth.unsqueeze(-1), out.unsqueeze(-2)))
 
     def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
-        """Return what a sublayer reads of the streams (B, L, n, D), and what it will write to.
+        """Return a sublayer's input (B, L, D) and the state for writing its output back.
 
-        That is the streams mixed (B, L, n, D), and how much of its output each gets (B, L, n).
+        The state holds the mixed streams (B, L, n, D), and the weight (B, L, n) of the output in
+        each; it is empty before the final norm.
         """
         n, scales = self.streams, self.scales[sublayer]
         exact = torch.promote_types(streams.dtype, torch.float32)
@@ -110,9 +112,9 @@ class ManifoldHyperConnections(SublayerMix):
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """Return matrices (*, n, n) whose rows and columns sum to 1, nearly, of logits (*, n, n).
+    """Return nearly doubly stochastic matrices (*, n, n) for logits (*, n, n).
 
-    The columns do so to 1e-6, the rows the more nearly the more iterations there are.
+    Columns sum to 1 within 1e-6; rows come closer to 1 with every iteration.
     """
     shares = logits.softmax(-1) + _EPS
     shares = shares / (shares.sum(-2, keepdim=True) + _EPS)

@@ -209,7 +209,7 @@ class _CureTrials:
         None where the model cannot have them.
         """
         try:
-            surgery.check_absorbs(self.decoder, "sinks")
+            surgery.check_replaceable(self.decoder, "sinks")
         except WakefulError:
             return None
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)

@@ -29,7 +29,7 @@ from wakeful.estimates import INTERVAL, finite, reach, to_error, with_error
 from wakeful.finding import Advice, Level
 from wakeful.probes.base import block_outputs, mean_over_layers
 from wakeful.reports import charts
-from wakeful.reports.terms import explained
+from wakeful.reports.terms import explain
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -107,7 +107,7 @@ def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
     return [
         Chart(f"{title}, over layers",
               partial(_draw_curve, diagnoses, metric, variant, position, title, axis),
-              title, explained(f"{metric}_{position}"))
+              title, explain(f"{metric}_{position}"))
         for metric, variant, position, title, axis in _CURVES
     ]  # fmt: skip
 
@@ -162,7 +162,7 @@ def _draw_curve(
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
     tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
-    chart = charts.lines(
+    chart = charts.draw_lines(
         frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
     )
     return charts.wide(chart, 150)
@@ -351,7 +351,7 @@ def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
 def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
     models = [(diagnosis_summary(diagnosis), _half_intervals(diagnosis)) for diagnosis in diagnoses]
     rows = [
-        [Cell(label, explained(key)),
+        [Cell(label, explain(key)),
          *_comparison_cells(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
         for key, label in _COMPARED
         if any(figures[key] is not None for figures, _ in models)
@@ -390,7 +390,7 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         if diagnosis.attention is None or diagnosis.attention.is_empty():
             parts.append(Chart(
                 f"Mean attention of all heads and layers of {diagnosis.name}",
-                partial(_mean_attention, diagnosis), explained=explained("mean_attention"),
+                partial(_mean_attention, diagnosis), explained=explain("mean_attention"),
             ))  # fmt: skip
         elif many:
             draw = partial(attention, diagnosis, "sinks, then widest")
@@ -431,7 +431,7 @@ def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
         Table(columns, rows, f"Outlier channels of {diagnosis.name}"),
         Chart(f"Magnitude of hidden states of {diagnosis.name}",
               lambda: hidden_states([("", diagnosis.rows.filter(metric="hidden_picture"))]),
-              "Hidden-state magnitude, first positions by channel", explained("hidden_magnitude")),
+              "Hidden-state magnitude, first positions by channel", explain("hidden_magnitude")),
     ]  # fmt: skip
     shows = diagnosis.attention is not None and not diagnosis.attention.is_empty()
     if shows:  # else it stands in the open

@@ -26,7 +26,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def check_lengths(model: Model, lengths: Sequence[int]) -> None:
-    """Raise `WakefulError` unless the model can read prompts of these lengths and go on."""
+    """Raise `WakefulError` if a prompt and its generated tokens exceed the model's context."""
     longest = max(lengths)
     if longest > longest_prompt(model.context):
         raise WakefulError(
@@ -36,19 +36,19 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
 
 
 def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
-    """Return the model's size and its speed after prompts of these lengths, one sequence.
+    """Return the model's size, and its speed after prompts of these lengths.
 
-    Size: parameters, megabytes of weights in memory and in files, kilobytes of cache a token, and
-    megabytes of weights and cache together at the longest prompt. Speed: tokens of the prompt a
-    second until the first token is known (prefill), and greedy tokens a second after it (decode),
-    over `ROUNDS` rounds of all lengths in turn after one unmeasured; the error is over rounds.
-    The model's module is what runs: `OURS` or `THEIRS`, which cache and speed depend on.
+    Size: parameters, megabytes of weights in memory and in files, kilobytes of cache per token, and
+    megabytes of weights and cache together at the longest prompt. Speed, of one sequence: tokens
+    per second of the prompt until the first new token (prefill) and of greedy tokens after it
+    (decode), over `ROUNDS` rounds after an unmeasured one; the error is over rounds. Cache and
+    speed depend on the implementation, `OURS` or `THEIRS`.
 
     Raises:
         WakefulError: a length that does not fit into the model's context.
     """
     check_lengths(model, lengths)
-    prompts = {length: _prompt(model, length) for length in lengths}
+    prompts = {length: _random_prompt(model, length) for length in lengths}
     for prompt in prompts.values():
         _time_generation(model, prompt)
     seconds: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
@@ -67,7 +67,7 @@ def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress)
             speed.append(Score(model=model.name, task="speed", metric=metric_name.format(length),
                                keys=keys, values=tokens, weights=weights, is_cost=True,
                                implementation=code))  # fmt: skip
-    return [*_sizes(model, max(lengths)), *speed]
+    return [*_measure_sizes(model, max(lengths)), *speed]
 
 
 def code_of(module: nn.Module) -> str:
@@ -75,16 +75,19 @@ def code_of(module: nn.Module) -> str:
     return OURS if any(isinstance(part, Decoder) for part in module.modules()) else THEIRS
 
 
-def _prompt(model: Model, length: int) -> list[int]:
-    """Return the same random tokens for every model with as many: what they are costs nothing."""
-    own = as_decoder(model.module)
-    table: Any = model.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore[reportCallIssue]
+def _random_prompt(model: Model, length: int) -> list[int]:
+    """Return random token ids, equal for models with vocabularies of 1,000 or more.
+
+    Which tokens they are does not change the time.
+    """
+    decoder = as_decoder(model.module)
+    table: Any = model.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore[reportCallIssue]
     largest, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
     return torch.randint(largest, (length,), generator=generator).tolist()
 
 
 def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
-    """Return the seconds until the first token, and those of the `DECODED_TOKENS` after it."""
+    """Return the seconds to the first token, and from it to the last."""
     tokens = model.tokens_after(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
     began = time.perf_counter()
     next(tokens)  # a token on the CPU: the device has finished it
@@ -95,7 +98,7 @@ def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
 
 
 def _num_parameters(module: nn.Module) -> int:
-    """Return the number of parameters, those of quantized matrices too, which are buffers."""
+    """Return the number of parameters, with quantized matrices, which are buffers."""
     matrices = sum(
         layer.in_features * layer.out_features + (0 if layer.bias is None else layer.bias.numel())
         for layer in module.modules()
@@ -104,7 +107,8 @@ def _num_parameters(module: nn.Module) -> int:
     return matrices + sum(layer.numel() for layer in module.parameters())
 
 
-def _sizes(model: Model, length: int) -> list[Score]:
+def _measure_sizes(model: Model, length: int) -> list[Score]:
+    """Return parameters, bytes of weights and, where it can be measured, of the cache."""
     code = code_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
@@ -136,7 +140,7 @@ def _cache_bytes(model: Model, length: int) -> int | None:
     own = as_decoder(model.module)
     if own is not None:
         return own.new_cache(1, length).num_bytes
-    tokens = torch.tensor([_prompt(model, length)], device=model.device)
+    tokens = torch.tensor([_random_prompt(model, length)], device=model.device)
     past = model.module(input_ids=tokens, use_cache=True)[CACHE]
     held = [[vars(layer)[name] for name in _HELD if name in vars(layer)] for layer in past.layers]
     if not all(held):

@@ -57,8 +57,8 @@ def read_lambada(path: str | Path) -> list[Completion]:
             word after a space.
     """
     examples: list[Completion] = []
-    for location, row in _rows(path):
-        text = _text(row, "text", location)
+    for location, row in _read_rows(path):
+        text = _read_field(row, "text", location)
         context, space, word = text.rpartition(" ")
         if not space or not context.strip() or not word.strip():
             raise WakefulError(
@@ -75,12 +75,12 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoi
         WakefulError: as above; a row of none of the forms, an answer that is not a choice, answers
             in neither or in both places, or labels of another number than the examples.
     """
-    rows = list(_rows(path))
-    answers = _labels(labels, len(rows), path) if labels else []
+    rows = list(_read_rows(path))
+    answers = _read_labels(labels, len(rows), path) if labels else []
     examples: list[MultipleChoice] = []
     for number, (location, row) in enumerate(rows):
         name = "label" if "goal" in row else "answer"
-        context, choices = _question(row, location)
+        context, choices = _read_question(row, location)
         if answers and name in row:
             raise WakefulError(f"{location}: has a {name!r}, and labels are given too; use one")
         if not answers and name not in row:
@@ -97,10 +97,11 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoi
     return examples
 
 
-def _question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]:
+def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]:
+    """Return a row's context and choices: PIQA's fields, or question or context."""
     if "goal" in row:
-        choices = (_text(row, "sol1", location), _text(row, "sol2", location))
-        return f"Question: {_text(row, 'goal', location)}\nAnswer:", choices
+        choices = (_read_field(row, "sol1", location), _read_field(row, "sol2", location))
+        return f"Question: {_read_field(row, 'goal', location)}\nAnswer:", choices
     names = [name for name in ("question", "context") if name in row]
     if len(names) != 1:
         raise WakefulError(
@@ -113,11 +114,12 @@ def _question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]
     choices = tuple(
         _check_examples_text(choice, location, f"choices[{n}]") for n, choice in enumerate(listed)
     )
-    text = _text(row, names[0], location)
+    text = _read_field(row, names[0], location)
     return (f"Question: {text}\nAnswer:" if names == ["question"] else text), choices
 
 
-def _text(row: dict[str, Any], name: str, location: str) -> str:
+def _read_field(row: dict[str, Any], name: str, location: str) -> str:
+    """Return a text field of a row."""
     if name not in row:
         raise WakefulError(
             f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
@@ -132,7 +134,8 @@ def _check_examples_text(value: object, location: str, name: str) -> str:
     return text
 
 
-def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
+def _read_labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
+    """Return the labels of a file with one number on each line, `count` in all."""
     labels: list[int] = []
     with os_errors(f"cannot read {path}"):
         lines = decoded(Path(path).read_bytes(), path).splitlines()
@@ -147,8 +150,8 @@ def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
     return labels
 
 
-def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object with its place, "file, line n"; blank lines are passed over."""
+def _read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the location, "file, line n", and the object of each line of a JSON Lines file."""
     with os_errors(f"cannot read {path}"):
         rows = list(read_json_lines(Path(path)))
     if not rows:

@@ -55,7 +55,11 @@ class HarnessModel(_HFLM):
         batch_size: int = 4,
         progress: OnProgress = ignore_progress,
     ) -> None:
-        """Ask `batch_size` rows at a time, or one where padding would change an answer."""
+        """Make lm-eval's adapter of a model.
+
+        Rows run one by one where padding would change a quantized layer's scale, else `batch_size`
+        at a time.
+        """
         alone = any(layer.sees_padding for layer in quantized_layers(loaded.module).values())
         model: Any = loaded.module
         if (decoder := as_decoder(loaded.module)) is not None:
@@ -97,6 +101,7 @@ class HarnessModel(_HFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], *rest: Any, **named: Any
     ) -> list[tuple[float, bool]]:
+        """Check that every answer fits the context; then as lm-eval does."""
         for _, context, answer in requests:
             if not context or not 0 < len(answer) <= self.max_length:
                 raise WakefulError(

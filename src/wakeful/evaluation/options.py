@@ -11,10 +11,10 @@ from wakeful.errors import WakefulError
 
 
 def with_shots(task: str) -> tuple[str, int | None]:
-    """Return the name and the shots of TASK or TASK@SHOTS; None where it leaves them open.
+    """Split TASK@SHOTS into the name and the number of shots, None for a plain TASK.
 
     Raises:
-        WakefulError: what stands behind the @ is not a number of examples.
+        WakefulError: the text after the @ is not a number.
     """
     name, at, shots = task.partition("@")
     if at and not shots.isdecimal():

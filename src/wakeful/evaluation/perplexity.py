@@ -53,10 +53,9 @@ def measure_perplexity(
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
 
-    `stride` is at most `length`; `num_sequences` windows at most are taken from the text's
-    beginning, 0 for all. Bits per byte are left out where the tokenizer does not say which part of
-    the text a token stands for. A task's text is its validation windows, each of which stands
-    alone; their loss over the task's own takes the place of bits per byte.
+    Windows start every `stride` tokens, at most `length`; of `num_sequences` windows at most, 0 for
+    all. Bits per byte need a tokenizer that knows each token's part of the text. A synthetic task
+    is read by its validation windows, and has its loss minus the task's entropy instead.
 
     Raises:
         WakefulError: a text of fewer than 2 tokens, a window past the model's context, no BOS
@@ -73,7 +72,7 @@ def measure_perplexity(
     progress(0, len(cut))
     for start in range(0, len(cut), batch_size):
         batch = cut[start : start + batch_size]
-        nats[start : start + len(batch)] = _nats(loaded, batch)
+        nats[start : start + len(batch)] = _negative_log_likelihoods(loaded, batch)
         progress(start + len(batch), len(cut))
     counts = np.array([part.counted for part in cut], float)
     scores = [
@@ -86,8 +85,11 @@ def measure_perplexity(
 
 
 @torch.inference_mode()
-def _nats(loaded: Model, batch: list[Window]) -> np.ndarray:
-    # Windows of one length run together: padding would enter a quantized layer's scale.
+def _negative_log_likelihoods(loaded: Model, batch: list[Window]) -> np.ndarray:
+    """Return each window's summed loss in nats.
+
+    Windows of equal length run together: padding would change a quantized layer's scale.
+    """
     losses: list[np.ndarray] = []
     for _, alike in itertools.groupby(batch, lambda window: len(window.inputs)):
         rows = [(window.inputs, window.targets) for window in alike]
@@ -133,7 +135,7 @@ def log_likelihoods(
 
 
 def check_likelihoods(name: str, model: nn.Module) -> None:
-    """Raise `WakefulError` for a model some of whose tokens see what they are to predict."""
+    """Raise `WakefulError` if some of the model's tokens attend to their own targets."""
     running.check_causal(name, model)
     prefix = first_target(model)
     if prefix > 1:

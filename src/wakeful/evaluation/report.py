@@ -23,7 +23,7 @@ from wakeful.estimates import (
 )  # fmt: skip
 from wakeful.evaluation.costs import ROUNDS
 from wakeful.evaluation.options import EvaluateOptions
-from wakeful.reports.charts import Drawing, dots, encode_colors, encode_names, shapes, tip
+from wakeful.reports.charts import Drawing, draw_intervals, encode_colors, encode_names, shapes, tip
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -59,10 +59,10 @@ def evaluation_report(
     was read: the suggested command repeats them.
     """
     names = list(dict.fromkeys(score.model for score in scores))
-    measures = _measures(scores)
+    measures = _group_by_measure(scores)
     rows = [
         [Cell(title, under=[_better(by_model)]),
-         *(_cell(by_model.get(name), by_model.get(names[0])) for name in names)]
+         *(_score_cell(by_model.get(name), by_model.get(names[0])) for name in names)]
         for title, by_model in measures.items()
     ]  # fmt: skip
     paired = any(cell.under for row in rows for cell in row[1:])
@@ -86,7 +86,7 @@ def evaluation_report(
     if len(names) > 1:
         titles = {f"{title}, {_better(by_model)}": by_model for title, by_model in measures.items()}
         charts = [
-            Chart(heading, partial(_dots, by_model, names), heading)
+            Chart(heading, partial(_draw_intervals, by_model, names), heading)
             for heading, by_model in titles.items()
         ]
         note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
@@ -105,7 +105,7 @@ def _better(by_model: Found) -> str:
     return f"{'higher' if higher else 'lower'} is better"
 
 
-def _value(score: Score) -> str:
+def _with_interval(score: Score) -> str:
     """Format a score: a cost with its standard error over rounds of timing, any other score with
     its 95% interval over examples.
     """
@@ -116,10 +116,11 @@ def _value(score: Score) -> str:
     return with_interval(score.figure, score.error, len(score.keys))
 
 
-def _cell(score: Score | None, first: Score | None) -> Cell:
+def _score_cell(score: Score | None, first: Score | None) -> Cell:
+    """Return a score and, below it, its difference from the first model's, or their ratio."""
     if score is None:
         return Cell("–")
-    value = _value(score)
+    value = _with_interval(score)
     if first is None or score is first:
         return Cell(value)
     if score.is_cost:
@@ -138,11 +139,8 @@ def _times(score: Score, first: Score, digits: int) -> str:
     return f"{times:.{digits}f}" if math.isnan(error) else with_error(times, error)
 
 
-def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
-    """Return the models' scores of each measure that is shown, by its title.
-
-    A group that aggregates its parts stands for them.
-    """
+def _group_by_measure(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
+    """Return the scores that are shown by title of the measure, then by model."""
     measures: dict[str, dict[str, Score]] = {}
     for score in _visible(scores):
         measures.setdefault(score.title, {})[score.model] = score
@@ -153,7 +151,7 @@ def _visible(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if not score.part_of]
 
 
-def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
+def _draw_intervals(by_model: Found, names: Sequence[str]) -> Drawing | None:
     """Draw every model's figure and its 95% confidence interval."""
     points = [
         {"model": s.model, "figure": s.figure, "low": finite(low), "high": finite(high)}
@@ -167,7 +165,7 @@ def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
     frame = pl.DataFrame(points, schema_overrides=ends)
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
-    return dots(
+    return draw_intervals(
         frame, "model", x, encode_colors("model", names, legend=None), order=names,
         shape=encode_names(alt.Shape, "model", names, shapes(names), legend=None),
         tooltip=[tip("figure", ",.6~g")],
@@ -175,19 +173,19 @@ def _dots(by_model: Found, names: Sequence[str]) -> Drawing | None:
 
 
 def score_headlines(scores: Sequence[Score]) -> list[str]:
-    """Return what the models reach, and which are surely better or worse than the first."""
+    """Return a sentence for each model: where it is better or worse than the first."""
     scores = _visible(scores)
     names = list(dict.fromkeys(score.model for score in scores))
     if len(names) == 1:
         reached = [
-            f"{title} {_value(score)}"
-            for title, by_model in _measures(scores).items() for score in by_model.values()
+            f"{title} {_with_interval(score)}"
+            for title, by_model in _group_by_measure(scores).items() for score in by_model.values()
         ]  # fmt: skip
         return [f"{names[0]} reaches {listed(reached)}."]
     first = {(score.task, score.metric): score for score in scores if score.model == names[0]}
     sentences = []
     for name in names[1:]:
-        sides: dict[str, list[str]] = {}
+        titles_by_verdict: dict[str, list[str]] = {}
         ratios: list[str] = []
         for score in scores:
             baseline = first.get((score.task, score.metric))
@@ -197,8 +195,8 @@ def score_headlines(scores: Sequence[Score]) -> list[str]:
                 cost = score.metric.rpartition(", ")[0]
                 ratios.append(f"{cost} {_times(score, baseline, 2)}")
             elif side := _compare_with_baseline(score, baseline, scores):
-                sides.setdefault(side, []).append(score.title)
-        clauses = [f"{side} {listed(measures)}" for side, measures in sides.items()]
+                titles_by_verdict.setdefault(side, []).append(score.title)
+        clauses = [f"{side} {listed(measures)}" for side, measures in titles_by_verdict.items()]
         if not all(score.is_cost for score in scores):
             clauses = clauses or ["not measured on the same examples"]
             sentences.append(f"Against {names[0]}, {name} is {'; '.join(clauses)}.")
@@ -299,9 +297,9 @@ def method_of(
     windows: str,
     timed: str = "",
 ) -> dict[str, str]:
-    """Return what a reader needs to judge and repeat the figures.
+    """Return how the figures were measured, by topic, for a reader to judge and repeat them.
 
-    `timed` says what ran each model for its speed.
+    `timed` names the implementation that was timed.
     """
     method = {
         "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
@@ -330,7 +328,7 @@ def method_of(
         task_scores = [score for score in scores if score.task == task]
         own_files = {"lambada": options.lambada, "choices": options.choices}
         source = own_files.get(task) or "lm-eval's own definition"
-        description = _task_words(source, task_scores)
+        description = _describe_task(source, task_scores)
         if any(score.part_of == task for score in scores):
             description += "; its parts are in summary.json and evaluation.parquet"
         method[f"Task {task}"] = description
@@ -351,8 +349,8 @@ def method_of(
     return method
 
 
-def _task_words(source: str, task_scores: Sequence[Score]) -> str:
-    """Return what a page says of a task or group, from its scores."""
+def _describe_task(source: str, task_scores: Sequence[Score]) -> str:
+    """Return a task's source, number of examples and few-shot setting, as text."""
     largest = max(task_scores, key=lambda score: len(score.keys))
     parts = [source]
     if largest.keys != ("all",):

@@ -15,7 +15,7 @@ def read_tasks(
     completions: Sequence[Completion] = (),
     choices: Sequence[MultipleChoice] = (),
 ) -> TaskSet:
-    """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
+    """Return the requested tasks: lm-eval's, and those of the user's own examples.
 
     Raises:
         WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.

@@ -27,7 +27,7 @@ _SEED = 1234
 
 def lambada_task(examples: Sequence[Completion]) -> Task:
     """Return the task to predict the last word: accuracy of greedy decoding, and perplexity."""
-    return _local(
+    return _local_task(
         "lambada",
         examples,
         output_type="loglikelihood",
@@ -38,7 +38,7 @@ def lambada_task(examples: Sequence[Completion]) -> Task:
 
 def choices_task(examples: Sequence[MultipleChoice]) -> Task:
     """Return the task to choose: `acc` by log-likelihood, `acc_norm` by that over characters."""
-    return _local(
+    return _local_task(
         "choices",
         examples,
         output_type="multiple_choice",
@@ -49,15 +49,14 @@ def choices_task(examples: Sequence[MultipleChoice]) -> Task:
 
 
 def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
-    """Return lm-eval's own tasks, TASK or TASK@SHOTS, groups and tags with all that is in them.
+    """Return lm-eval's tasks of these names, TASK or TASK@SHOTS, with the parts of groups.
 
-    `shots` few-shot examples stand before each question of those that are named without; 0 leaves
-    it to the task, mostly none. A task that is defined without any stays so, as in lm-eval's own
-    command.
+    `shots` is the number of few-shot examples for names without @; 0 leaves it to each task. A task
+    that is defined without examples gets none, as with lm-eval's own command.
 
     Raises:
-        WakefulError: no such task, its data cannot be fetched, it is in two of those named with
-            other shots, or it is asked by name for shots that it does not have.
+        WakefulError: there is no such task, its data cannot be fetched, two names ask for different
+            shots of one task, or @SHOTS stands at a task that is defined without.
     """
     manager = TaskManager()
     task_names = set(manager.all_tasks)
@@ -65,14 +64,14 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     groups: dict[str, Group] = {}
     named: set[str] = set()
     for task_name in tasks:
-        name, own = with_shots(task_name)
+        name, task_shots = with_shots(task_name)
         if name not in task_names:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise WakefulError(f"lm-eval has no task {name!r}{hint}")
         try:
             with quiet():
-                read = manager.load([name])
+                loaded = manager.load([name])
         # Each task runs code of its own, so there is no telling what it raises.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
@@ -80,24 +79,25 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        for title, task in read["tasks"].items():
+        for title, task in loaded["tasks"].items():
             task.set_fewshot_seed(_SEED)
-            without = task.get_config("num_fewshot") == 0
-            if own and without:
+            has_no_shots = task.get_config("num_fewshot") == 0
+            if task_shots and has_no_shots:
                 raise WakefulError(
-                    f"task {title} is defined without few-shot examples; name it without @{own}"
+                    f"task {title} is defined without few-shot examples; "
+                    f"name it without @{task_shots}"
                 )
-            num_shots = shots or None if own is None else own
-            if num_shots is not None and not without:
+            num_shots = shots or None if task_shots is None else task_shots
+            if num_shots is not None and not has_no_shots:
                 task.set_config(key="num_fewshot", value=num_shots)
             if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
                 raise WakefulError(
                     f"task {title} is asked for with {_shots(tasks_by_name[title])} and with "
                     f"{_shots(task)} shots"
                 )
-        tasks_by_name |= read["tasks"]
-        groups |= read.get("groups", {})
-        named.update([name] if name in groups else read["tasks"])
+        tasks_by_name |= loaded["tasks"]
+        groups |= loaded.get("groups", {})
+        named.update([name] if name in groups else loaded["tasks"])
     return TaskSet(tasks_by_name, groups, frozenset(named))
 
 
@@ -107,7 +107,7 @@ def _shots(task: Task) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop lm-eval's warnings and its bars, as our own progress is there; errors are raised."""
+    """Silence lm-eval's warnings and progress bars inside the context; errors are raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -117,12 +117,17 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _local(
+def _local_task(
     name: str,
     examples: Sequence[Completion | MultipleChoice],
     metrics: dict[str, tuple[str, bool]],
     **fields: Any,
 ) -> Task:
+    """Return an lm-eval task of local examples.
+
+    `metrics` maps a metric's name to its aggregation and whether higher is better; `fields` go to
+    lm-eval's configuration.
+    """
     rows = [dataclasses.asdict(example) for example in examples]
     with quiet():
         return ConfigurableTask(

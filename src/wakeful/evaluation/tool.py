@@ -59,7 +59,7 @@ class Evaluation(MeasuredResult):
 
     @property
     def report(self) -> Report:
-        """Each figure, paired differences from the first model's, and what is sure of them."""
+        """All figures, and the differences from the first model's, paired by example."""
         return evaluation_report(
             self.scores, title="Evaluation of " + ", ".join(self.names), method=self.method,
             sources=self.sources, reading=self.reading,
@@ -104,15 +104,15 @@ def evaluate(
     """
     options = options_from(EvaluateOptions, kwargs, options)
     sources = with_heirs(models)
-    with session("evaluate", options, sources, tokenizer, display) as at:
-        material, tasks = _read(options, at.show)
+    with session("evaluate", options, sources, tokenizer, display) as run:
+        material, tasks = _read_inputs(options, run.show)
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         timed: dict[str, str] = {}
         use_decoder = bool(options.speed) and any(map(_is_ours, sources))
-        for model in at.models():
+        for model in run.models():
             names[model.name] = model.architecture
             length = options.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {options.stride or length}"
@@ -123,24 +123,26 @@ def evaluate(
                 text.name or options.source or options.sources[name]
                 for name, text in model_texts.items()
             )
-            scores += _measure(model, options, model_texts, tasks, at.show)
+            scores += _score_model(model, options, model_texts, tasks, run.show)
             if options.speed:
-                scores += _costs(model, options, timed, at.show, use_decoder=use_decoder)
+                scores += _score_costs(model, options, timed, run.show, use_decoder=use_decoder)
             del model
         method = method_of(
-            names, scores, options, at.machine, bos=at.bos, dtype=at.dtype,
+            names, scores, options, run.machine, bos=run.bos, dtype=run.dtype,
             text=same_or_each(texts), windows=same_or_each(lengths), timed=same_or_each(timed),
         )  # fmt: skip
         result = Evaluation(
-            names=names, scores=tuple(scores), method=method, machine=at.machine,
+            names=names, scores=tuple(scores), method=method, machine=run.machine,
             sources=tuple(name_of(source) for source in sources), figures=options.figures,
             reading=options.text_flags,
         )  # fmt: skip
-        at.keep(result)
+        run.keep(result)
     return result
 
 
-def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, EvaluationData], TaskSet]:
+def _read_inputs(
+    options: EvaluateOptions, show: Display
+) -> tuple[dict[str, EvaluationData], TaskSet]:
     """Return the texts, by the names of their figures, and the examples; what is wrong with them is
     said before a model is loaded.
     """
@@ -155,7 +157,7 @@ def _read(options: EvaluateOptions, show: Display) -> tuple[dict[str, Evaluation
     return texts, tasks
 
 
-def _measure(
+def _score_model(
     model: Model,
     options: EvaluateOptions,
     texts: Mapping[str, EvaluationData],
@@ -203,7 +205,7 @@ def _is_ours(source: Source) -> bool:
     return location.kind in ("run", "export") or is_own_gguf(location)
 
 
-def _costs(
+def _score_costs(
     model: Model,
     options: EvaluateOptions,
     timed: dict[str, str],
@@ -211,7 +213,9 @@ def _costs(
     *,
     use_decoder: bool,
 ) -> list[Score]:
-    """Return a model's size and speed, with our decoder where `ours` and where that can be it.
+    """Return a model's size and speed, timed with our decoder where that is possible.
+
+    `timed` collects the name of the implementation by model.
 
     `timed` collects the implementation that ran each model.
     """

@@ -19,9 +19,9 @@ from wakeful.inheritance.outcome import (
     read_inheritance,
 )
 from wakeful.layer_ranges import format_layers
-from wakeful.reports.charts import PALETTE, Drawing, colors, encode_names, lines, tip, tips
-from wakeful.reports.lineage import describe_bridge, objective
-from wakeful.reports.terms import explained
+from wakeful.reports.charts import PALETTE, Drawing, colors, draw_lines, encode_names, tip, tips
+from wakeful.reports.lineage import describe_bridge, describe_objective
+from wakeful.reports.terms import explain
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -135,7 +135,7 @@ def _healing_text(summary: InheritanceSummary) -> str:
         return "heirs learn from the text alone, by cross-entropy"
     return (
         f"heirs learn from the reference's predictions, "
-        f"{objective(heal, 'reference', 'heir')}; baselines by cross-entropy"
+        f"{describe_objective(heal, 'reference', 'heir')}; baselines by cross-entropy"
     )
 
 
@@ -383,7 +383,7 @@ def _chosen_by(summary: InheritanceSummary) -> list[Chart]:
     chosen = set(summary.choice.layers)
     return [
         Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, chosen, _FIGURES[name]),
-              _FIGURES[name], explained(name))
+              _FIGURES[name], explain(name))
         for name, values in summary.choice.figures.items()
         if name in _FIGURES
     ]  # fmt: skip
@@ -401,7 +401,7 @@ def loss_curves(summary: InheritanceSummary) -> Drawing:
     rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y=alt.Y("value:Q"))
     label = across.mark_text(align="right", baseline="bottom", dy=-3)
     label = label.encode(y=alt.Y("value:Q"), x=alt.value("width"), text=alt.Text("name:N"))
-    chart = lines(
+    chart = draw_lines(
         frame, "arm", names,
         alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1)),
         alt.Y("value:Q", title="validation loss (nats per token)", scale=alt.Scale(zero=False)),

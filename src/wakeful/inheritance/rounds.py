@@ -23,7 +23,7 @@ from wakeful.inheritance.solving import bridges
 from wakeful.inheritance.stages import FinishedStage, FinishedStages, TrainingStage
 from wakeful.layer_ranges import format_layers
 from wakeful.model.decoder import Decoder
-from wakeful.runs.distributed import ALONE, World, is_lost, joined, lost
+from wakeful.runs.distributed import ALONE, World, is_lost, join_processes, lost_message
 from wakeful.runs.run import Run, is_done, refuse_link, run_at
 from wakeful.terminal.display import DisplayFactory
 from wakeful.training import Initial, check_parts, resume_command, train_run
@@ -144,7 +144,7 @@ class Seed:
         """Carry out a stage: return its finished run, continue an unfinished one or train anew."""
         recipe, folder, display = self.recipe, self.out / stage.name, self.display
         refuse_link(folder)
-        with joined() as world:
+        with join_processes() as world:
             world.meet()  # no process looks while another begins the run
             exists, done = world.gather([run_at(folder) is not None, is_done(folder)])[0]
         if exists:
@@ -185,4 +185,4 @@ class Seed:
         except WakefulError as error:
             if error.__cause__ is None or not is_lost(error.__cause__):
                 raise
-            raise WakefulError(lost(next_step)) from error.__cause__
+            raise WakefulError(lost_message(next_step)) from error.__cause__

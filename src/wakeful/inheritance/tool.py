@@ -45,9 +45,9 @@ from wakeful.loading.sources import Source, convert_to_decoder, name_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
-from wakeful.reports.html import write
-from wakeful.reports.result import showing
-from wakeful.runs.distributed import World, joined
+from wakeful.reports.html import write_page
+from wakeful.reports.result import first_process_display
+from wakeful.runs.distributed import World, join_processes
 from wakeful.runs.records import StepRow, data_facts, rows
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import ordinary_switches
@@ -108,8 +108,8 @@ def inherit(
         raise WakefulError("resume goes on with a folder's own reference: name none")
     if not options.resume and reference is None:
         raise WakefulError(f"name one reference: {REFERENCES}")
-    with joined() as world:
-        display = partial(showing, display, world=world)
+    with join_processes() as world:
+        display = partial(first_process_display, display, world=world)
         choose_own_device(options.train.device, world, field="device")
         if reference is not None:
             _check_names(options)
@@ -177,7 +177,7 @@ class _Job:
         with display("inherit") as show:
             show.note("measuring size and speed")
             self.run.write_json("summary.json", self._summary(outcomes))
-        write(inheritance_report(self.run.path), self.run.path / "report.html", figures)
+        write_page(inheritance_report(self.run.path), self.run.path / "report.html", figures)
 
     def _summary(self, outcomes: list[FinishedStages]) -> outcome.InheritanceSummary:
         first, recipe, plan = outcomes[0], self.recipe, self.plan

@@ -29,7 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.norms.base import Norm
 from wakeful.paged import Paged
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.lineage import describe_bridge
 from wakeful.reports.value import NextStep, Part, Report, Section, Table, Text, method_section
 from wakeful.runs.records import BridgeGap
@@ -173,7 +173,7 @@ class UntrainedHeir:
             [Section("What leaving layers out costs", parts, brief=True), method_section(facts)],
         )  # fmt: skip
 
-    def write(self) -> None:
+    def write_page(self) -> None:
         """Write the model to its folder, which Transformers loads, with figures and the page."""
         decoder, model = self.model.decoder(), self.model
         losses, costs = self.losses, self.costs
@@ -199,7 +199,7 @@ class UntrainedHeir:
         run = Run(self.path)
         run.write_json("inherit.json", self.summary)
         run.write_frame("windows.parquet", self.windows)
-        write(self.report, run.path / "report.html", self.options.figures)
+        write_page(self.report, run.path / "report.html", self.options.figures)
 
 
 def make_untrained(

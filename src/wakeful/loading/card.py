@@ -16,7 +16,7 @@ from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.reports.lineage import describe_bridge, objective
+from wakeful.reports.lineage import describe_bridge, describe_objective
 from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import markdown, visible
@@ -156,7 +156,7 @@ def _lineage_lines(run: Run) -> list[str]:
     if teacher.teacher:
         lines.append(
             f"Trained on {markdown(teacher.teacher)}'s predictions: "
-            f"{objective(teacher, 'teacher', 'student')}.\n"
+            f"{describe_objective(teacher, 'teacher', 'student')}.\n"
         )
     elif initial is not None:
         lines.append("Trained on text by cross-entropy.\n")

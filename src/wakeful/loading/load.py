@@ -296,7 +296,11 @@ def _load_run(
     if step and step not in checkpoint.steps(run.checkpoints):
         steps = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
         raise WakefulError(f"{run.path} has no checkpoint of step {step}; it has {steps}")
-    folder = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
+    folder = (
+        run.checkpoints / f"step-{step:08d}"
+        if step
+        else checkpoint.newest_checkpoint(run.checkpoints)
+    )
     with run.naming_modules():
         checkpoint.check_description(folder, config.model)
         decoder = Decoder(config.model)

@@ -6,7 +6,7 @@ from typing import Any
 from wakeful.errors import WakefulError
 from wakeful.loading.hf_forward import HFForward
 from wakeful.loading.model import Model
-from wakeful.model.generate import CachedForward, Sampling, side_by_side
+from wakeful.model.generate import CachedForward, Sampling, continue_prompts
 
 
 def sample(
@@ -20,7 +20,7 @@ def sample(
 ) -> list[list[int]]:
     """Return every prompt with what the model writes after it, of up to `length` tokens in all.
 
-    `ends` and `reply` are as for `wakeful.model.generate.side_by_side`, `choice` as for `Sampling`.
+    `ends` and `reply`: see `wakeful.model.generate.continue_prompts`; `choice`: see `Sampling`.
     It is computed by our decoder, or by Transformers where ours cannot be the model; each keeps its
     cache.
 
@@ -33,7 +33,7 @@ def sample(
         step = CachedForward(model.decoder(), len(prompts), length)
     except WakefulError:
         step = HFForward(model.module, len(prompts))
-    return side_by_side(
+    return continue_prompts(
         step, prompts, device=model.device, length=length, ends=ends, reply=reply,
         how=Sampling(**choice),
     )  # fmt: skip

@@ -38,14 +38,14 @@ def attend(
 
     Args:
         q, k, v: heads in one dtype; G divides H and each key head serves H / G query heads.
-        scale: what the logits q · k are multiplied by.
-        sink: s for each query head, or (B, L, H) for each query too: the logarithm of what is added
-            to the denominator; None for the ordinary softmax.
+        scale: factor of the logits q · k.
+        sink: s, where e^s is added to the denominator: (H,), or (B, L, H) to differ by query; None
+            for the ordinary softmax.
         prefix: the first `prefix` tokens see each other in both directions (relaxed causal mask).
-        keep: the pairs that may see each other, for what causality and `prefix` cannot say
-            (padding); it replaces both. A query that sees nothing gets zeros.
-        copies: the keys are this many sequences of S / copies tokens, each of which starts at
-            position 0.
+        keep: mask of the pairs that may attend, in place of causality and `prefix`, such as for
+            padding. A query that sees nothing gets zeros.
+        copies: number of sequences, of S / copies tokens each and starting at position 0, that the
+            keys are a concatenation of.
 
     Raises:
         WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
@@ -53,16 +53,16 @@ def attend(
     q, k, v = _one_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
     if keep is None and copies == 1 and queries == keys:
-        out = _kernel(q, k, v, sink, None, True, scale)
+        out = _run_kernel(q, k, v, sink, None, True, scale)
         if prefix > 1:
             first = slice(0, min(prefix, keys))
             sink = sink[:, first] if sink is not None and sink.dim() == 3 else sink
-            relaxed = _kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
+            relaxed = _run_kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
             out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
         return out
     if keep is None and (copies > 1 or queries > 1):
         keep = _causal(q, k, prefix, copies)
-    return _kernel(q, k, v, sink, keep, False, scale)
+    return _run_kernel(q, k, v, sink, keep, False, scale)
 
 
 def attend_by_definition(
@@ -76,15 +76,15 @@ def attend_by_definition(
     keep: Bool[Tensor, "#B L S"] | None = None,
     copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
-    """Return what `attend` does for weights of any form, which no fused kernel knows.
+    """Return `attend` for weights of any form, by the L × S matrix.
 
-    `weigh` makes weights (B, H, L, S) of logits, in float32 at least, where those masked are −∞.
+    `weigh` makes weights (B, H, L, S) of masked logits (−∞ for no attention) in float32 or wider.
     """
     q, k, v = _one_dtype(q, k, v)
     keep = _causal(q, k, prefix, copies) if keep is None else keep
     exact = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        out, _ = _weighted(q.to(exact), k.to(exact), v.to(exact), weigh, scale, keep)
+        out, _ = _weigh_values(q.to(exact), k.to(exact), v.to(exact), weigh, scale, keep)
     return out.to(q.dtype)
 
 
@@ -96,7 +96,7 @@ def _causal(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L
 def causal_mask(
     queries: int, keys: int, prefix: int, device: torch.device
 ) -> Bool[Tensor, "1 L S"]:
-    """Return which of `keys` tokens each of the last `queries` of them sees."""
+    """Return a mask of the keys that each of the last `queries` of the tokens sees."""
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
     mask = key <= position
@@ -118,12 +118,13 @@ def explicit_attention(
 
     The law that the kernels are tested against; precision is the inputs' own.
     """
-    return _weighted(q, k, v, functools.partial(sink_softmax, sink=sink), scale, keep)
+    return _weigh_values(q, k, v, functools.partial(sink_softmax, sink=sink), scale, keep)
 
 
-def _weighted(
+def _weigh_values(
     q: Tensor, k: Tensor, v: Tensor, weigh: Weigh, scale: float, keep: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Return the output (B, L, H, d) and the weights (B, H, L, S)."""
     repeats = q.shape[2] // k.shape[2]
     k, v = (heads.repeat_interleave(repeats, dim=2) for heads in (k, v))
     logits = torch.einsum("blhd,bshd->bhls", q, k) * scale
@@ -140,7 +141,7 @@ def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return q, k, v
 
 
-def _kernel(
+def _run_kernel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -149,6 +150,7 @@ def _kernel(
     causal: bool,
     scale: float,
 ) -> Tensor:
+    """Return attention by a fused kernel: torch's own, or ours for a sink."""
     if sink is not None:
         check_kernel(q)
         return attend_with_sink(q, k, v, sink, keep, causal, scale)
@@ -167,7 +169,7 @@ def _kernel(
 
 
 def check_kernel(q: Tensor) -> None:
-    """Raise a WakefulError where no fused kernel gives the log-sum-exp of these queries."""
+    """Raise `WakefulError` if no fused kernel returns the log-sum-exp for these queries."""
     if not has_kernel(q):
         raise WakefulError(
             f"softmax-1 has no fused kernel for {q.dtype} on {q.device.type}: use float32, "

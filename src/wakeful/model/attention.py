@@ -53,7 +53,7 @@ class Flow:
     def to(self, device: torch.device | str | int) -> "Flow":
         """Return the flow with its tensors on a device, for models spread over several devices.
 
-        The cache is not moved: its slots lie on the devices of their layers.
+        The cache is not moved: it lies where its layers lie.
         """
         moved = tree_map_only(
             Tensor,
@@ -72,15 +72,15 @@ class Heads(HasRoles, nn.Linear):
     def __init__(
         self,
         width: int,
-        heads: int,
+        num_heads: int,
         head_width: int,
         *,
         bias: bool,
         rotary: RotationName,
         norm: nn.Module,
     ) -> None:
-        super().__init__(width, heads * head_width, bias=bias)
-        self.heads = heads
+        super().__init__(width, num_heads * head_width, bias=bias)
+        self.heads = num_heads
         self.rotary: RotationName = rotary
         self.norm = norm
 
@@ -175,22 +175,27 @@ class DotProduct(nn.Module):
         scale: float | None = None,
         sink: Float[Tensor, "*queries H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
+        """Return attention (B, L, H, d) by the normalizer, causal unless `keep` is given."""
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
         scale = self.scale if scale is None else scale
-        rest: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies,
         }  # fmt: skip
         if not self.normalizer.fused:
-            return attend_by_definition(q, k, v, self.normalizer.weights, **rest)
+            return attend_by_definition(q, k, v, self.normalizer.weights, **arguments)
         # Padding queries ahead of the text's make the mask a plain triangle, for which fused
         # kernels are fast.
-        lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
-        if lead:
-            q = F.pad(q, (0, 0, 0, 0, lead, 0))
-            sink = F.pad(sink, (0, 0, lead, 0)) if sink is not None and sink.dim() == 3 else sink
-        out = attend(q, k, v, sink=sink, **rest)
-        return out[:, lead:] if lead else out
+        num_padding = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
+        if num_padding:
+            q = F.pad(q, (0, 0, 0, 0, num_padding, 0))
+            sink = (
+                F.pad(sink, (0, 0, num_padding, 0))
+                if sink is not None and sink.dim() == 3
+                else sink
+            )
+        out = attend(q, k, v, sink=sink, **arguments)
+        return out[:, num_padding:] if num_padding else out
 
 
 class Attention(HasRoles, nn.Module):
@@ -272,7 +277,10 @@ class Attention(HasRoles, nn.Module):
     def forward_qkv(
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the same with separate inputs for keys and values; routes see the queries' x."""
+        """Return the results of `forward` with separate inputs for keys and values.
+
+        Routes see the queries' input `x`.
+        """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
@@ -313,9 +321,7 @@ class Attention(HasRoles, nn.Module):
         return self.out(u.flatten(2)), shared
 
     def _null_share(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
-        """Return the share (B, L) of attention that the queries give to no key, averaged over the
-        heads; see `SublayerMix.update_null_share`.
-        """
+        """Return the mean share over heads (B, L) of attention that goes to no key."""
         out = attend(
             q,
             keys,
@@ -338,6 +344,7 @@ class Attention(HasRoles, nn.Module):
         copies: int = 1,
         like: int | None = None,
     ) -> Tensor:
+        """Return attention for a route; with `like`, by the scale and sink of that layer."""
         keep = flow.mask(self.local)
         if like is None:
             return self.dot(q, k, v, keep=keep, copies=copies, sink=sink)

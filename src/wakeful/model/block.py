@@ -135,6 +135,7 @@ class SublayerBlock(PeriBlock):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
     ) -> tuple[Tensor, SharedTensors, State]:
+        """Run both sublayers, whose inputs the depth mix makes of earlier outputs."""
         (depth,) = self.depth
         if self.mixes_qkv:
             query, key, value = map(

@@ -32,6 +32,7 @@ class Cache:
         dtype: torch.dtype,
         before: int = 0,
     ) -> None:
+        """Make empty slots for `capacity` tokens of text after a stored prefix of `before`."""
         self._tensors: dict[Slot, Tensor | None] = dict.fromkeys(slots)
         self._dtype = dtype
         self._heads, self._width = shape.num_kv_heads, shape.head_width
@@ -121,7 +122,7 @@ class Cache:
     def _copied(
         self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return a copy of a slot's tensor, or of its sequences `rows`, for `capacity` tokens."""
+        """Return a copy of a slot's tensor, or of the sequences `rows`, with the new capacity."""
         if tensor is None:
             return None
         end = self.before + self.length

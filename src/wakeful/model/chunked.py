@@ -50,10 +50,10 @@ def cross_entropy_of_rows(
 ) -> Tensor:
     """Return the mean of −log softmax(logits)_target, whose gradient is softmax − 1_target."""
 
-    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return cross_entropy_and_slope(logits, targets[some])
+    def loss_and_slope(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy_and_slope(logits, targets[rows])
 
-    return mean_of_rows(logits, of, counted, rows=rows)
+    return mean_of_rows(logits, loss_and_slope, counted, rows=rows)
 
 
 def cross_entropy_and_slope(
@@ -70,17 +70,18 @@ def cross_entropy_and_slope(
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, of: OfRows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        share = counted.to(wide)
+        """Return the mean loss of the counted rows, and keep its gradient by the logits."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        share = counted.to(dtype)
         share /= share.sum()
         slopes = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = logits.new_zeros((), dtype=wide)
+        total = logits.new_zeros((), dtype=dtype)
         for start in range(0, len(logits), rows):
-            some = slice(start, start + rows)
-            loss, slope = of(some, logits[some].to(wide))
-            total += loss.dot(share[some])
+            part = slice(start, start + rows)
+            loss, slope = of(part, logits[part].to(dtype))
+            total += loss.dot(share[part])
             if slopes is not None:
-                slopes[some] = slope.mul_(share[some].unsqueeze(-1))
+                slopes[part] = slope.mul_(share[part].unsqueeze(-1))
         if slopes is not None:
             ctx.save_for_backward(slopes)
         return total

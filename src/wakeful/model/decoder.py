@@ -123,6 +123,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         rope: RopeScaling | str | None = None,
         embedding: Embedding | str | None = None,
     ) -> None:
+        """Build the model of a configuration; an argument replaces its field of that name."""
         arguments = locals()  # an argument has the name of its field
         super().__init__()
         parts = {
@@ -211,8 +212,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     ) -> Tensor:
         """Return the cross-entropy in nats of `targets` (−100: not counted).
 
-        `reduction` is "mean" over the counted targets, which can be differentiated once, "sum", or
-        "none" for (B, L). `documents` are those of `tokens`, as `forward` takes them.
+        `reduction` is "mean" over the counted targets (differentiable once), "sum", or "none" for
+        (B, L). `documents`: see `forward`.
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
@@ -223,9 +224,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return cross_entropy(logits, targets, reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"], *, prefix: int = 0) -> Int[Tensor, "B L"]:
-        """Return the targets, −100 where a relaxed prefix lets a token see its own target.
+        """Return the targets, −100 where a token sees its own target (relaxed prefix).
 
-        `prefix` is the length of another model's prefix, such as a teacher's; the longer counts.
+        `prefix` is another model's, such as a teacher's: the longer of the two decides.
         """
         prefix = max(prefix, self.config.relaxed_prefix)
         if prefix <= 1:
@@ -257,12 +258,12 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     ) -> Float[Tensor, "B L D"]:
         """Return the final normalized hidden states of embedded tokens `x`.
 
-        `tokens` are the ids that were embedded, for routes that read them. `places` are the tokens'
-        positions; by default they are counted (over the `valid` tokens, or in each document).
+        `tokens` are the embedded ids, for routes that read them. `places` are the tokens'
+        positions; by default they count the `valid` tokens, or those of each document.
 
         Raises:
-            WakefulError: more tokens than the context, masks that do not go together, or a route
-                that reads token ids, which are not given.
+            WakefulError: there are more tokens than the context, masks contradict each other, or a
+                route reads token ids and none are given.
         """
         x, flow = self.before_blocks(
             x, tokens=tokens, cache=cache, valid=valid, places=places, documents=documents
@@ -286,7 +287,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
-        """Return the first block's input for embedded tokens `x`, and the state that blocks share.
+        """Return the first block's input for embedded tokens `x`, and the shared state.
 
         Raises:
             WakefulError: see `stream`.
@@ -308,11 +309,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                     "documents are for whole rows: give them without valid and without a filled "
                     "cache (padding can be a document of its own)"
                 )
-            begins = begins_of(documents)
-            number = begins.cumsum(1)
+            is_first = begins_of(documents)
+            number = is_first.cumsum(1)
             same = number.unsqueeze(2) == number.unsqueeze(1)
             keep = causal_mask(end, end, 0, x.device) & same
-            places = _places_from(begins) if places is None else places
+            places = _places_from(is_first) if places is None else places
         if keep is not None and self.config.relaxed_prefix > 1:
             raise WakefulError(
                 "a model with model.relaxed_prefix takes neither padded batches nor documents"
@@ -325,12 +326,12 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
             near = None if near is None else F.pad(near, (stored, 0), value=True)
             places = None if places is None else places + stored
-        spots = slice(start + stored, end + stored) if places is None else places
+        positions = slice(start + stored, end + stored) if places is None else places
         x = self.embedding.into(x)
         if self.config.positions == "learned":
-            x = x + self.positions.weight[spots]
+            x = x + self.positions.weight[positions]
         memory = self._initial_memory(tokens, x) if self.plan.before else {}
-        rotations = self._rotations(spots)
+        rotations = self._rotations(positions)
         return x, Flow(memory=memory, cache=cache, rotations=rotations, keep=keep, near=near)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
@@ -375,6 +376,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
     def _block(self, layer: int) -> Block:
+        """Build one layer's block, by the placement of norms and the depth mix."""
         config, shape = self.config, self.config.shape
         normalizer: Normalizer = build("normalizers", config.normalizer)
         with drawn_alike():
@@ -385,9 +387,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         mlp = MLP(
             config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation
         )
-        where = self.placement.at(layer, shape.num_layers)
+        placement = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
-            if where == "over" or config.parallel:
+            if placement == "over" or config.parallel:
                 conflict = (
                     "model.parallel" if config.parallel else f"model.placement = {self.placement}"
                 )
@@ -395,14 +397,17 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                     f"model.depth = {self.depth} decides how each sublayer's output is added, and "
                     f"so does {conflict}: keep one of them"
                 )
-            return SublayerBlock(norm, attention, mlp, layer=layer, depth=self.depth, where=where)
-        if config.parallel and where != "before":
+            return SublayerBlock(
+                norm, attention, mlp, layer=layer, depth=self.depth, where=placement
+            )
+        if config.parallel and placement != "before":
             raise WakefulError(
                 f"model.parallel knows model.placement = pre alone, got {self.placement}"
             )
-        return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
+        return (ParallelBlock if config.parallel else BLOCKS[placement])(norm, attention, mlp)
 
     def _norm(self, part: NormSite, layer: int) -> Norm:
+        """Build the norm at a site; queries and keys always have RMSNorm, over their heads."""
         config, shape = self.config, self.config.shape
         heads = {"query": shape.num_heads, "key": shape.num_kv_heads}.get(part)
         width = shape.width
@@ -445,7 +450,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return block(*inputs)
 
     def _initial_memory(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
-        """Return what routes read that no layer computes: embeddings and token ids."""
+        """Return the model's inputs that routes read: embeddings and token ids."""
         memory: dict[Read, Tensor] = {}
         if EMBEDDED in self.plan.before:
             memory[EMBEDDED] = x

@@ -14,7 +14,7 @@ from wakeful.variants import build
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the description of what `folded` makes of such a decoder."""
+    """Return the configuration of `folded(decoder)` for a decoder of this configuration."""
     norm: Norm = build("norms", config.norm)
     embedding: Embedding = build("embeddings", config.embedding)
     return dataclasses.replace(
@@ -27,10 +27,10 @@ def folded_config(config: ModelConfig) -> ModelConfig:
 
 @torch.no_grad()
 def folded(decoder: Decoder) -> Decoder:
-    """Return a decoder with the same logits in which what can be multiplied into weights is.
+    """Return a decoder with the same logits, with scales and projections multiplied into weights.
 
-    It shares all other weights with `decoder`, which stays as it is; where there is nothing to
-    fold, it is `decoder`.
+    All other weights are shared with `decoder`, which is not changed. If there is nothing to fold,
+    `decoder` itself is returned.
     """
     config = folded_config(decoder.config)
     if config == decoder.config:

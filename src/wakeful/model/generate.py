@@ -45,7 +45,7 @@ class Sampling:
         return torch.Generator().manual_seed(self.seed)
 
     def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
-        """Return a token id for every row."""
+        """Sample a token id for every row."""
         check_logits(logits)
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -127,7 +127,7 @@ def continuation(
     num_tokens: int,
     stop: Container[int] = (),
 ) -> Iterator[int]:
-    """Return token ids as `generate` does, for any model.
+    """Yield the token ids that continue a prompt, for any model.
 
     `step` takes the next tokens (1, L) and returns the logits (1, V) of the token after them; it
     keeps the state of earlier tokens.
@@ -141,17 +141,18 @@ def continuation(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
             f"context of {context}"
         )
-    return _tokens(step, torch.tensor([prompt], device=device), how, num_tokens, stop)
+    return _sample_tokens(step, torch.tensor([prompt], device=device), how, num_tokens, stop)
 
 
 @torch.inference_mode()
-def _tokens(
+def _sample_tokens(
     step: Callable[[Tensor], Tensor],
     tokens: Tensor,
     how: Sampling,
     num_tokens: int,
     stop: Container[int],
 ) -> Iterator[int]:
+    """Yield sampled token ids up to `num_tokens`, or to a token of `stop`."""
     generator = how.generator
     for _ in range(num_tokens):
         token = int(how.choose(step(tokens).float().cpu(), generator))
@@ -162,7 +163,7 @@ def _tokens(
 
 
 @torch.inference_mode()
-def side_by_side(
+def continue_prompts(
     step: Callable[[Tensor, list[int]], Tensor],
     prompts: Sequence[Sequence[int]],
     *,
@@ -172,23 +173,24 @@ def side_by_side(
     reply: Sequence[int] = (),
     how: Sampling,
 ) -> list[list[int]]:
-    """Return every prompt with its continuation, each of up to `length` tokens in all.
+    """Return every prompt with its continuation, at most `length` tokens together.
 
-    A row ends with the first token of `ends`. A `reply` replaces that first token, and the row ends
-    with the second one: the model writes a question, and then its answer.
+    A row ends with the first token of `ends`. With a `reply`, that token is replaced by the reply
+    and the row ends with the next one: the model writes a question, then its answer.
 
-    No row is padded: the length of the shortest prompt is read at once, and the rest of longer
-    prompts and replies token by token while other rows continue. `step` takes the new tokens (B, L)
-    and the rows of the previous step that they continue, and returns the logits (B, V) of the next.
+    No row is padded. The first step reads as many tokens of all prompts as the shortest has; the
+    others are read one by one while shorter rows are already continued. `step` takes new tokens
+    (B, L) and the indices of the rows of the previous step that they continue, and returns logits
+    (B, V).
     """
     generator = how.generator
     rows = [list(prompt) for prompt in prompts]
-    asks = [bool(reply)] * len(rows)
+    awaits_reply = [bool(reply)] * len(rows)
     alive = list(range(len(rows)))
-    kept_rows, read = alive, min(map(len, rows))
+    continued, read = alive, min(map(len, rows))
     tokens = [row[:read] for row in rows]
     while alive:
-        logits = step(torch.tensor(tokens, device=device), kept_rows).float().cpu()
+        logits = step(torch.tensor(tokens, device=device), continued).float().cpu()
         chosen = how.choose(logits, generator)
         ended: set[int] = set()
         for row, token in zip(alive, chosen.tolist(), strict=True):
@@ -196,16 +198,16 @@ def side_by_side(
                 continue
             if token not in ends:
                 rows[row].append(token)
-            elif asks[row]:
-                asks[row] = False
+            elif awaits_reply[row]:
+                awaits_reply[row] = False
                 rows[row] += reply
             else:
                 rows[row].append(token)
                 ended.add(row)
         if read + 1 >= length:
             break
-        kept_rows = [index for index, row in enumerate(alive) if row not in ended]
-        alive = [alive[index] for index in kept_rows]
+        continued = [index for index, row in enumerate(alive) if row not in ended]
+        alive = [alive[index] for index in continued]
         tokens = [[rows[row][read]] for row in alive]
         read += 1
     return [row[:length] for row in rows]

@@ -18,14 +18,14 @@ def hooked(
     after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
     named: bool = False,
 ) -> Iterator[None]:
-    """Call `before(key, args)` before each module's forward pass and `after(key, args, output)`
-    after it. A result that is not None replaces the inputs or the output.
+    """Call hooks around each module's forward pass, inside the context.
 
-    With `named` it is `before(key, args, kwargs)`, whose result replaces both.
+    `before(key, args)` and `after(key, args, output)` may return new inputs or a new output, or
+    None to keep them. With `named` it is `before(key, args, kwargs)`, which returns both.
     """
 
-    def call(look: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:
-        return look(key, *arguments)
+    def call(hook: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:
+        return hook(key, *arguments)
 
     with ExitStack() as hooks:
         for key, module in modules.items():

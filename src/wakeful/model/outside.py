@@ -24,8 +24,7 @@ _CLOSE = 1e-4
 
 @torch.no_grad()
 def check_outside(config: ModelConfig) -> None:
-    """Test a model's variants from outside the package in a narrow model with the same numbers of
-    layers and heads.
+    """Test a model's foreign variants in a narrow model of as many layers and heads.
 
     Raises:
         WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ

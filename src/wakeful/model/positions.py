@@ -61,7 +61,7 @@ def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tenso
         cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
     if torch.is_grad_enabled() and not is_transformed():
         return _Rotate.apply(heads, cos, sin)
-    return _turned(heads, cos, sin, 1.0)
+    return _rotate_halves(heads, cos, sin, 1.0)
 
 
 class _Rotate(torch.autograd.Function):
@@ -70,17 +70,18 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(cos, sin)
-        return _turned(heads, cos, sin, 1.0)
+        return _rotate_halves(heads, cos, sin, 1.0)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cos, sin = ctx.saved_tensors
         if is_differentiated_again():
             return _Rotate.apply(grad, cos, -sin), None, None
-        return _turned(grad, cos, sin, -1.0), None, None
+        return _rotate_halves(grad, cos, sin, -1.0), None, None
 
 
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+def _rotate_halves(heads: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """Rotate channel pairs (i, i + half) by their angles, forward (1.0) or back (−1.0)."""
     half = cos.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     parts = [

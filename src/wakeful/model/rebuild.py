@@ -13,10 +13,10 @@ from wakeful.model.decoder import Decoder
 def rebuild_decoder(
     decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any
 ) -> Decoder:
-    """Return a decoder whose configuration has `changes`; it shares weights with `decoder`.
+    """Return a decoder with a changed configuration, sharing weights with `decoder`.
 
-    `new` are the parameters that the new decoder has in addition or with other values; parameters
-    that it does not have are dropped.
+    `new` holds parameters that are added or replaced; those that the new configuration does not
+    have are dropped.
     """
     state = decoder.state_dict(keep_vars=True)
     added = {

@@ -47,6 +47,7 @@ class RotationPlan(tuple[Line, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
+        """Return a table with one row for all layers' parameters of one name."""
         counts: dict[tuple[str, ...], int] = {}
         for line in self:
             axes = " and ".join(map(str, line.axes)) or "-"
@@ -69,7 +70,7 @@ def _without_layer(name: str) -> str:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Return parameters' names in one line, those of similar layers once, with their number."""
+    """Return parameter names in one line; a name that recurs in layers once, with its count."""
     counts = Counter(map(_without_layer, names))
     listed = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
@@ -87,19 +88,18 @@ def decide_axes(
     parameters: Mapping[str, Tensor],
     axes: Axes | None = None,
     *,
-    both: bool = False,
+    both_sides: bool = False,
     module: nn.Module | None = None,
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the rotated axes of each parameter, the residual stream's first, and the reason.
+    """Return each parameter's rotated axes, the residual stream's first, and the reason.
 
-    `module` is the model whose parameters they are, where it is known. With `both` the other axis
-    of a matrix is rotated too, where a role, a family or the structure says that it does not count
-    tokens or positions.
+    `module` is the parameters' model, if known. With `both`, matrices are rotated on both axes,
+    but not on one that counts tokens or positions.
 
     Raises:
-        WakefulError: a given axis is not one of a matrix, or of a parameter that is not there.
+        WakefulError: `axes` names an unknown parameter, or an axis that a matrix does not have.
     """
-    choose = _chooser(parameters, axes)
+    choose = _axis_chooser(parameters, axes)
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
     structure: dict[int, Role] = {} if module is None else roles_by_structure(module)
     decisions: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -125,23 +125,24 @@ def decide_axes(
         elif role.residual is None:
             decisions[name] = (), why
         else:
-            other_axis = (1 - role.residual,) if both and not role.vocabulary else ()
+            other_axis = (1 - role.residual,) if both_sides and not role.vocabulary else ()
             decisions[name] = (role.residual, *other_axis), why
     return decisions
 
 
-def _chooser(
+def _axis_chooser(
     parameters: Mapping[str, Tensor], axes: Axes | None
 ) -> Callable[[str, Tensor], AxisChoice]:
+    """Return a function that gives the user's choice of a parameter's axes, or None."""
     if axes is None:
         return lambda name, parameter: None
     if not isinstance(axes, Mapping):
         return axes
     choices: dict[str | int, AxisChoice] = {}
-    there = parameters.keys() | {id(parameter) for parameter in parameters.values()}
+    known = parameters.keys() | {id(parameter) for parameter in parameters.values()}
     for key, choice in axes.items():
         choice_key = key if isinstance(key, str) else id(key)
-        if choice_key not in there:
+        if choice_key not in known:
             described = (
                 repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
             )

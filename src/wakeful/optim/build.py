@@ -75,9 +75,9 @@ def build_optimizer(
     """Return an optimizer over `decay_groups` of the parameters.
 
     `optimizer` is a name (adamw, orthoadam, muon), an expression such as "muon(ns_steps=3)" or
-    "my_module:MyOptimizer(k=2)", whose module is imported, or a class or function itself, which is
-    called with groups of named parameters. `options` are its own too, an option in one place only.
-    Weight decay is decoupled in the three; torch.optim:SGD and others add it to the gradient.
+    "my_module:MyOptimizer(k=2)", whose module is imported, or a class or function that takes groups
+    of named parameters. `options` are further arguments, not repeating those of the expression.
+    The three named optimizers decouple weight decay; others, such as torch.optim:SGD, may not.
 
     Raises:
         WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
@@ -138,7 +138,8 @@ def configure_optimizer(
     accepted = inspect.signature(build.func).parameters
     options = {
         name: value for name, value in fields.items()
-        if name in optimizer_options(build) and _form(accepted[name].default) in (_form(value), "")
+        if name in optimizer_options(build)
+        and _describe_form(accepted[name].default) in (_describe_form(value), "")
     }  # fmt: skip
     optimizer = build_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
@@ -173,10 +174,10 @@ def check_step(config: "OptimizerConfig") -> None:
         raise WakefulError(f"optimizer.name = {config.name!r} cannot train: {error}") from error
 
 
-def _form(default: object) -> str:
-    """Return what a value is made of: how many of what; "" where there is none."""
+def _describe_form(default: object) -> str:
+    """Return a default value's form, such as "number" or "(number, number)"; "" for None."""
     if isinstance(default, tuple | list):
-        return f"({', '.join(map(_form, default))})"
+        return f"({', '.join(map(_describe_form, default))})"
     if default is None or default is inspect.Parameter.empty:
         return ""
     return "number" if isinstance(default, int | float) else type(default).__name__
@@ -189,9 +190,9 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def optimizer_of(name: str | Builder, *, imports: bool = False) -> "partial[Any]":
-    """Return what an expression names, with its options, to be called with groups.
+    """Return the constructor that an expression names, with its options bound.
 
-    `imports` lets the module of `my_module:MyOptimizer` be imported: only for what the user wrote.
+    With `imports` the module of `my_module:MyOptimizer` may be imported: only for the user's text.
     """
     if not isinstance(name, str):
         return partial(name)

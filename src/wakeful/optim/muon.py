@@ -36,6 +36,7 @@ class MuonAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         adamw_lr: float = 0.0,
     ) -> None:
+        """Give hidden matrices to Muon and all other parameters to AdamW."""
         for group in ({"lr": lr}, *groups):
             check_rates(group)
         if adamw_lr < 0 or (adamw_lr and not lr):
@@ -50,9 +51,9 @@ class MuonAdamW(torch.optim.Optimizer):
             )
         hidden, rest = (
             [
-                {**group, "params": some}
+                {**group, "params": chosen}
                 for group in groups
-                if (some := _is_chosen(group, is_hidden))
+                if (chosen := _is_chosen(group, is_hidden))
             ]
             for is_hidden in (True, False)
         )

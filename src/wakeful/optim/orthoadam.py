@@ -102,6 +102,7 @@ class OrthoAdam(torch.optim.Optimizer):
         kernel: str = "auto",
         check_finite: bool = True,
     ) -> None:
+        """Decide which axes of which parameters are rotated; see the class."""
         if sides not in {"residual", "both"}:
             raise WakefulError(f"sides={sides!r} is not 'residual' or 'both'")
         if kernel not in KERNELS:
@@ -155,7 +156,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new = [parameter for group in groups for parameter in group["params"]]
-        decisions = decide_axes(parameters, self._axes, both=self._both, module=self._module)
+        decisions = decide_axes(parameters, self._axes, both_sides=self._both, module=self._module)
         for parameter in new if self._recipe.rotates else ():
             rotated = self._rotated[parameter]
             rotated.axes, rotated.why = decisions[rotated.name]
@@ -263,8 +264,8 @@ class OrthoAdam(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Load moments saved by an OrthoAdam with the same names, shapes, seed and rotation.
 
-        Moments keep their precision even where the parameters are bfloat16. Parameters without
-        names go by their order, as in torch's optimizers: only a shape that differs is noticed.
+        Moments keep their precision even for bfloat16 parameters. Parameters without names are
+        matched by order, as in torch's optimizers: only different shapes are noticed.
         """
         saved_groups = state_dict["param_groups"]
         current = [(group["params"], group["rotations"]) for group in self.param_groups]
@@ -274,15 +275,15 @@ class OrthoAdam(torch.optim.Optimizer):
         for saved, (parameters, rotations) in zip(saved_groups, current, strict=True):
             if "rotations" not in saved:
                 raise WakefulError("the state is not OrthoAdam's: it names no rotations")
-            for key, parameter, saved_rotations, mine in zip(
+            for key, parameter, saved_rotations, own_rotations in zip(
                 saved["params"], parameters, saved["rotations"], rotations, strict=True
             ):
                 rotated = self._rotated[parameter]
-                if saved_rotations != mine:
+                if saved_rotations != own_rotations:
                     raise WakefulError(
                         f"the state of {rotated.name} is of another rotation: "
                         f"{_describe_rotations(saved_rotations)} saved, "
-                        f"{_describe_rotations(mine)} here"
+                        f"{_describe_rotations(own_rotations)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
                 self._check_state(states[parameter], parameter)
@@ -303,7 +304,10 @@ class OrthoAdam(torch.optim.Optimizer):
                     state[key] = saved[key].clone()
 
     def _check_names(self, saved: list[str] | None, parameters: list[Tensor]) -> None:
-        """Refuse names that differ: those of rotations miss what is not rotated, or shares one."""
+        """Raise `WakefulError` if the saved names differ from this optimizer's.
+
+        The recorded rotations do not show it for parameters that are not rotated or share one.
+        """
         if saved is None or "param_names" not in self.param_groups[0]:
             return
         for saved_name, parameter in zip(saved, parameters, strict=True):
@@ -312,6 +316,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 raise WakefulError(f"the state has {saved_name} where this optimizer has {mine}")
 
     def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
+        """Raise `WakefulError` if a moment or rotation is missing or misshapen."""
         if not state:
             return
         rotated = self._rotated[parameter]

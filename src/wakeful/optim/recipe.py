@@ -86,7 +86,7 @@ class RotationRecipe:
     def make(
         self, rotated: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
     ) -> Rotation:
-        """Return the rotation of one axis; with `share` the one of its width."""
+        """Return the rotation of one axis; with `share`, all axes of a width have one."""
         width = rotated.shape[axis]
         if (device, dtype, width) in self.shared:
             return self.shared[device, dtype, width]

@@ -24,10 +24,10 @@ CHANGING = frozenset({"params", "lr", "initial_lr", "rotations", "step", BUILT})
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def missing(kind: type, state: Mapping[str, object]) -> list[str] | None:
-    """Return what a parameter's state lacks for an optimizer of the class `kind`, sorted.
+def missing_state(kind: type, state: Mapping[str, object]) -> list[str] | None:
+    """Return the names that a parameter's state lacks for the optimizer class `kind`, sorted.
 
-    None for a class that is not listed, which alone knows its state.
+    None for a class whose state is not known here.
     """
     if kind.__name__ not in _NEEDED or not keeps_options(kind):
         return None
@@ -106,7 +106,7 @@ def _order(tensor: Tensor) -> list[int]:
 
 
 def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's options as JSON holds them, to tell later whether they are the same."""
+    """Return a group's options as JSON, to compare them with a later run's."""
     return {
         key: to_json(value, key, {}, option=True)
         for key, value in group.items()

@@ -29,6 +29,7 @@ class ParameterStep:
         state: dict[str, Any],
         group: dict[str, Any],
     ) -> None:
+        """View a parameter, its gradient and moments with the rotated axis last."""
         self.parameter = parameter
         self.rotations = rotated.rotations or ()
         self.state = state
@@ -86,7 +87,7 @@ class ParameterStep:
         return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
 
     def chunks(self) -> Iterator[MomentRows]:
-        """Yield rows of them, few enough to stay in cache."""
+        """Yield rows of weight, gradient and moments, few enough to stay in cache."""
         if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
             yield self.rows()
             return

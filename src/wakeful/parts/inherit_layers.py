@@ -31,13 +31,13 @@ def inherit_layers(
 
     Args:
         state_dict: weights by name. Tensors are shared with it, not copied.
-        layers: how many of the first layers, or the numbers of those to keep, in their new order.
-            A number that stands twice makes two layers of one.
-        stack: what stands before the layers' numbers, such as "model.layers."; by default the only
-            stack there is.
+        layers: the number of first layers to keep, or the layers' numbers in their new order, in
+            which a repeated number makes a copy.
+        stack: prefix of the layers' names, such as "model.layers."; not needed for a model with one
+            stack of layers.
 
     Raises:
-        ValueError: there is no stack or several, or it has no such layer.
+        ValueError: there is no stack, several to choose from, or no such layer.
     """
     matches = {name: _LAYER.fullmatch(name) for name in state_dict}
     stacks: dict[str, set[int]] = {}

@@ -72,6 +72,7 @@ class OrthoAdam(torch.optim.Optimizer):
         seed: int = 0,
         axes: Mapping[str, int] | None = None,
     ) -> None:
+        """Take over parameters, or a model: its names tell which axis is rotated."""
         if rotation not in ("hadamard", "haar"):
             raise ValueError(f"rotation={rotation!r} is not 'hadamard' or 'haar'")
         self.axes, self._kind, self._seed = dict(axes or {}), rotation, seed
@@ -166,7 +167,9 @@ class RotatedParameter:
         return [] if self.axis is None else [entry | {"width": parameter.shape[self.axis]}]
 
     def make(self, parameter: Tensor) -> None:
-        """Make Q of the parameter's device: `into` gives g Qᵀ of rows (R, n), `back` s̄ Q."""
+        """Make Q on the parameter's device: `into` maps rows g (R, n) to g Qᵀ, `back` steps s̄ to
+        s̄ Q.
+        """
         made_for = (parameter.device, moment_dtype(parameter))
         if self.axis is None or self.made_for == made_for:
             return
@@ -201,9 +204,10 @@ def adam_step(
     back: list[Callable[[Tensor], Tensor]], *, lr: float, betas: tuple[float, float], eps: float,
     weight_decay: float, count: float,
 ) -> None:  # fmt: skip
-    """Move moments by rotated gradients, and weights: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
+    """Update moments by rotated gradients, then θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
 
-    `back` gives Qᵀ of each. A weight that is narrower than its moments is rounded once.
+    `back` holds for each weight the function that applies Qᵀ. A weight in a narrower type than its
+    moments is rounded once.
     """
     beta1, beta2 = betas
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -247,19 +251,23 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
 
     An int stands for the Hartley transform of that width by FFT.
     """
-    before, width = rows.shape
-    after = width
+    num_groups, width = rows.shape
+    group_width = width
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
-        after //= size
+        group_width //= size
         if isinstance(factor, int):
-            spectrum = torch.fft.fft(rows.reshape(before, size, after), dim=1, norm="ortho")
-            mixed = spectrum.real - spectrum.imag
-        elif after == 1:
-            mixed = rows.reshape(before, size) @ factor
+            spectrum = torch.fft.fft(
+                rows.reshape(num_groups, size, group_width), dim=1, norm="ortho"
+            )
+            transformed = spectrum.real - spectrum.imag
+        elif group_width == 1:
+            transformed = rows.reshape(num_groups, size) @ factor
         else:
-            mixed = torch.bmm(factor.expand(before, size, size), rows.reshape(before, size, after))
-        rows, before = mixed, before * size
+            transformed = torch.bmm(
+                factor.expand(num_groups, size, size), rows.reshape(num_groups, size, group_width)
+            )
+        rows, num_groups = transformed, num_groups * size
     return rows.reshape(-1, width)
 
 

@@ -45,16 +45,15 @@ def softmax1_attention(
 
     Args:
         q, k, v: heads; the L queries are the last of the S tokens. Autocast applies.
-        scale: what the logits q · k are multiplied by; None for 1 / √d.
-        sink: s for each query head (H), or (B, L, H) for each query too, learned where it requires
-            gradients; None for 0.
-        layout: axes of heads and result: "BHLd", as torch's own attention has them, or "BLHd".
-        causal: whether a query sees no later key.
-        keep: pairs (1 or B, L, S) that may see each other, in place of `causal`; a query that sees
-            nothing gets zeros.
+        scale: factor of the logits q · k; None for 1 / √d.
+        sink: s, (H,) or (B, L, H) to differ by query, which may require gradients; None for 0.
+        layout: order of the axes of q, k, v and the result: "BHLd", as in torch, or "BLHd".
+        causal: whether no query sees a later key.
+        keep: mask (1 or B, L, S) of the pairs that may attend, in place of `causal`; a query that
+            sees nothing gets zeros.
 
     Raises:
-        ValueError: the layout is another, or no fused kernel serves this dtype and device.
+        ValueError: the layout is unknown, or no fused kernel serves this dtype and device.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
@@ -113,6 +112,7 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, sink, keep, causal, scale):
+        """Scale a stock kernel's output by e^{lse − lse'}, lse' = ln(e^lse + e^s)."""
         heads = [x.transpose(1, 2) for x in (q, k, v)]
         out, lse = _stock_kernels(q, keep)[0](*heads, keep=keep, causal=causal, scale=scale)
         sink = _by_query(sink).to(lse.dtype)
@@ -137,6 +137,7 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the stock kernel's backward with lse'; differentiate by s here."""
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]  # one may make another
@@ -159,7 +160,7 @@ class SinkAttention(torch.autograd.Function):
 def _by_definition(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Return the same by the definition, with the L × S matrix made, in float32 at least."""
+    """Return `attend_with_sink` by the L × S matrix of weights, in float32 or wider."""
     if keep is None and causal:
         keep = _causal_mask(q.shape[1], k.shape[1], q.device)
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -267,6 +268,7 @@ def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
+    """Return out and lse by the memory-efficient kernel, key heads repeated."""
     width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     q, k, v = map(_aligned, (q, k, v))
@@ -278,6 +280,7 @@ def _efficient_forward(q, k, v, keep, causal, scale):
 
 
 def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    """Return the gradients of q, k and v, summed over repeated key heads."""
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
@@ -299,7 +302,7 @@ def _aligned(heads: Tensor) -> Tensor:
 
 
 def _padded_bias(keep: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return the mask as a bias whose rows are aligned to 16 elements, as the kernel demands."""
+    """Return the mask as a bias with rows aligned to 16 elements, as the kernel requires."""
     bias = _additive(keep, q)
     if bias is None:
         return None

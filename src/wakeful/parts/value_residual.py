@@ -112,10 +112,19 @@ def add_value_residuals(
         if hasattr(projection, "value_residual"):
             raise ValueError(f"the value projection of layer {layer} has a value residual already")
         projection.value_residual = ValueResidual(layer, mode, scale=scale, init=init)
-        projection.register_forward_hook(functools.partial(_mix, first=first, columns=columns))
+        projection.register_forward_hook(
+            functools.partial(_mix_output, first=first, columns=columns)
+        )
 
 
-def _mix(projection: Any, _: Any, output: Any, *, first: list[Any], columns: slice | None) -> Any:
+def _mix_output(
+    projection: Any, _: Any, output: Any, *, first: list[Any], columns: slice | None
+) -> Any:
+    """Replace the values in a projection's output by their mix with the first layer's.
+
+    A hook: `first` holds V_1 of this forward pass, `columns` says where values lie in a joint
+    output.
+    """
     if isinstance(output, tuple):
         mixed, first[0] = projection.value_residual(output[-1], first[0])
         return (*output[:-1], mixed)
@@ -138,12 +147,12 @@ class SharedValueCache:
         self.values: Tensor | None = None
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new tokens' keys, in layer 0 their values too; return those of all tokens so far."""
-        before = [] if layer not in self.keys else [self.keys[layer]]
-        self.keys[layer] = torch.cat([*before, keys], self.axis)
+        """Append new tokens' keys, and values in layer 0; return all of both so far."""
+        earlier = [] if layer not in self.keys else [self.keys[layer]]
+        self.keys[layer] = torch.cat([*earlier, keys], self.axis)
         if layer == 0:
-            before = [] if self.values is None else [self.values]
-            self.values = torch.cat([*before, values], self.axis)
+            earlier = [] if self.values is None else [self.values]
+            self.values = torch.cat([*earlier, values], self.axis)
         assert self.values is not None, "layer 0 comes first"
         return self.keys[layer], self.values
 

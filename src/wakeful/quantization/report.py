@@ -34,7 +34,7 @@ from wakeful.quantization.sensitivity import LayerCost, cost_frame, cost_sentenc
 from wakeful.quantization.smallest import Smallest
 from wakeful.quantization.smallest_report import proof_words, smallest_section
 from wakeful.reports import charts
-from wakeful.reports.terms import explained
+from wakeful.reports.terms import explain
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -156,7 +156,7 @@ def _errors(damage: Damage) -> charts.Drawing:
         for name in damage.schemes
     ]
     frame = pl.concat(frames).filter(pl.col("value") > 0)
-    lines = charts.lines(
+    lines = charts.draw_lines(
         frame, "scheme", [*damage.schemes], charts.LAYERS, _log("relative error of layers", "~p"),
         ["scheme:N", "layer:Q", _ERROR], points=True, outliers=True,
     )  # fmt: skip
@@ -386,10 +386,10 @@ def quantization_report(
             Legend(names),
             SideBySide([
                 Chart("Relative error of each block's layers", partial(_errors, damage),
-                      "Relative error", explained("relative_error")),
+                      "Relative error", explain("relative_error")),
                 Chart("Kurtosis of the inputs of each block's layers",
                       partial(_kurtosis, damage), "Kurtosis of the inputs",
-                      explained("kurtosis")),
+                      explain("kurtosis")),
             ], wide=True),
             Text("Does error follow kurtosis?", "heading"),
             Text(full["kurtosis_predicts"]),

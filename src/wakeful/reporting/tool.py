@@ -6,7 +6,7 @@ from pathlib import Path
 from wakeful.config.reading import FigureFormat, TableFormat
 from wakeful.errors import WakefulError
 from wakeful.inheritance import Inheritance, inheritance_report
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.result import StoredResult
 from wakeful.runs.run import Run
 from wakeful.training import report_comparison
@@ -62,7 +62,7 @@ def report(
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        done = Inheritance(places[0], write(inheritance_report(places[0]), page, figures))
+        done = Inheritance(places[0], write_page(inheritance_report(places[0]), page, figures))
         done.save_results(table, figures)
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:

@@ -119,9 +119,9 @@ def heatmap(
     frame: Any, x: alt.X, y: alt.Y, value: str, legend: alt.Legend, *, type: Any = alt.Undefined,
     domain: Any = alt.Undefined, tooltip: Tips = (),
 ) -> alt.Chart:  # fmt: skip
-    """Draw a column as a cell's color at each place.
+    """Draw the column `value` as the color of the cell at (x, y).
 
-    `type` and `domain` are the scale's: linear, and what the values span, where not given.
+    `type` and `domain` are the scale's; by default it is linear over the range of the values.
     """
     scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
     color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
@@ -135,15 +135,13 @@ def opacity(field: str, usual: float = 1.0) -> Any:
 
 
 def switchable(*layers: alt.Chart) -> Drawing:
-    """Return a chart of layers whose names, drawn with `opacity`, the page's legend switches on and
-    off.
-    """
-    # Of a chart that is layered already Altair would copy every layer four times.
+    """Layer charts whose lines the page's legend switches on and off (see `opacity`)."""
+    # The first chart gets the parameter: of a layered chart Altair copies every layer four times.
     return alt.layer(layers[0].add_params(alt.param(name=HIDDEN, value=[])), *layers[1:])
 
 
 def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
-    """Return points of which the one nearest to the pointer shows itself and the tooltip."""
+    """Return points, invisible but for the one nearest to the pointer, with a tooltip."""
     here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     condition = {"param": here.name, "empty": False, "value": 1}
     points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
@@ -153,27 +151,27 @@ def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
     return points.add_params(here)
 
 
-def lines(
+def draw_lines(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
     tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
     points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
 ) -> Drawing:  # fmt: skip
-    """Draw a line for each name in `by` over the column `at`, by color and dash, with a band where
-    the frame has low and high; the pointer finds the nearest of some hundred places.
+    """Draw a line over the column `at` for each name in `by`, told apart by color and dash.
 
-    The page's legend switches the names on and off; on a `legend` of the chart's own a click fades
-    the others. `detail` parts the lines of one name that come apart, such as those of its runs,
-    `under` is drawn first, and `outliers` names the places where a line leaps (see `leaps`).
+    A band spans the columns low and high where the frame has them. Without `legend` the page's own
+    legend switches names on and off; with it a click on a name fades the others. Lines of one name
+    with different values of `detail` are not connected. `under` is drawn first; with `outliers` the
+    places where a line leaps are labelled (see `leaps`).
     """
     frame = round_digits(frame, 5)
-    picked = alt.selection_point(fields=[by], bind="legend")
+    selection = alt.selection_point(fields=[by], bind="legend")
     visibility: Any = opacity(by)
     if legend is not None:
-        visibility = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
-    bare = encode_colors(
+        visibility = alt.OpacityValue(0.12, condition={"param": selection.name, "value": 1})
+    color_without_legend = encode_colors(
         by, names, legend=None
     )  # else a second legend would stand beside the lines'
-    base = alt.Chart(frame).encode(x=x, color=bare)
+    base = alt.Chart(frame).encode(x=x, color=color_without_legend)
     line = base.mark_line(strokeWidth=2).encode(
         y=y, color=encode_colors(by, names, legend=legend), opacity=visibility,
         strokeDash=encode_names(alt.StrokeDash, by, names, dashes(names), legend=legend),
@@ -184,20 +182,28 @@ def lines(
         area = alt.Chart(frame.drop_nulls(["low", "high"])).mark_area()
         clear = opacity(by, 0.2) if legend is None else alt.value(0.18)
         layers.append(
-            area.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=bare, opacity=clear)
+            area.encode(
+                x=x,
+                y=alt.Y("low:Q"),
+                y2=alt.Y2("high:Q"),
+                color=color_without_legend,
+                opacity=clear,
+            )
         )
     places = frame[at].unique().sort()
-    some = places.gather_every(max(1, len(places) // _PLACES))
-    near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
+    sampled_places = places.gather_every(max(1, len(places) // _PLACES))
+    tooltip_base = alt.Chart(frame.filter(pl.col(at).is_in(sampled_places.implode()))).encode(
+        x=x, color=color_without_legend
+    )
     layers += [
-        line if legend is None else line.add_params(picked),
-        nearest_points(near, tooltip, y),
+        line if legend is None else line.add_params(selection),
+        nearest_points(tooltip_base, tooltip, y),
     ]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
         layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
     if outliers and not (named := line_outliers(frame, by, at)).is_empty():
         label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
-            x=x, y=y, color=bare, opacity=visibility, text="label:N"
+            x=x, y=y, color=color_without_legend, opacity=visibility, text="label:N"
         )  # fmt: skip
         layers.append(label)
     if legend is None:
@@ -232,12 +238,12 @@ def scatter(
     return wide(switchable(points, nearest_points(base, tooltip, y)), height)
 
 
-def dots(
+def draw_intervals(
     frame: pl.DataFrame, by: str, x: alt.X, color: alt.Color, *, order: Sequence[str],
     shape: Any = alt.Undefined, tooltip: Tips = (), row: int = 34,
     under: Sequence[alt.Chart] = (), over: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
-    """Draw a line of the page for each name in `by`: a point, and a bar from low to high."""
+    """Draw a row for each name in `by`: a point, and a bar from low to high."""
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
     base = alt.Chart(round_digits(frame)).encode(y=y, color=color)
     points = base.mark_point(filled=True, size=90, opacity=1)
@@ -274,7 +280,7 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
     needed.
     """
     path = Path(path)
-    spec = still(specification(chart), title=title)
+    spec = standalone_spec(specification(chart), title=title)
     if (suffix := path.suffix.lower()) not in _WRITERS:
         raise WakefulError(f"charts are written as .svg, .png, .pdf or .csv, not {suffix!r}")
     content = _WRITERS[suffix](spec)
@@ -340,10 +346,11 @@ def slug(title: str) -> str:
     return re.sub("[^a-z0-9]+", "-", title.translate(_PLAIN).lower()).strip("-")
 
 
-def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
-    """Return a specification that stands by itself: with a width of its own, the legends that a
-    page has beside its charts, a title, and what is chosen of a list; without what only a pointer
-    brings up.
+def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
+    """Return a specification for a chart outside a page, as a picture.
+
+    It gets a width, a title, the legends that a page draws itself and the initial choice of a list;
+    what only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
     spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
@@ -392,24 +399,24 @@ def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
 
 def name_width(spec: dict[str, Any]) -> int:
     """Return the pixels that the longest name in a legend takes, its symbol included."""
-    return _LETTER * _longest(spec) + _SYMBOL
+    return _LETTER * _longest_legend_name(spec) + _SYMBOL
 
 
-def _longest(part: Any) -> int:
-    """Return the letters of the longest name in any legend."""
+def _longest_legend_name(part: Any) -> int:
+    """Return the number of letters of the longest name in any legend."""
     if isinstance(part, list):
-        return max(map(_longest, part), default=0)
+        return max(map(_longest_legend_name, part), default=0)
     if not isinstance(part, dict):
         return 0
     scale = part.get("scale") if part.get("legend", {}) is not None else None
     names = scale.get("domain") if isinstance(scale, dict) else None
-    here = [len(name) for name in names or () if isinstance(name, str)]
-    inside = [_longest(name) for key, name in part.items() if key != "datasets"]
-    return max([*here, *inside], default=0)
+    lengths = [len(name) for name in names or () if isinstance(name, str)]
+    inside = [_longest_legend_name(name) for key, name in part.items() if key != "datasets"]
+    return max([*lengths, *inside], default=0)
 
 
 def _first_choice(spec: dict[str, Any]) -> str:
-    """Return what a list beside the chart has chosen at first; nothing where there is no list."""
+    """Return the label of the initial choice of a chart's list; "" for no list."""
     for parameter in spec.get("params", ()):
         if "labels" in parameter.get("bind", ()):
             return parameter["bind"]["labels"][parameter["value"]]
@@ -417,13 +424,12 @@ def _first_choice(spec: dict[str, Any]) -> str:
 
 
 def specification(chart: Drawing) -> dict[str, Any]:
-    """Return a chart as Vega-Lite with its data inside, however many rows they are.
+    """Return a chart as a Vega-Lite specification with all of its data.
 
-    JSON knows no NaN and no infinity: a value that is neither number nor text is null. Text is what
-    `drawable` makes of it.
+    JSON has no NaN and no infinity, so that they become null. Text passes through `drawable`.
     """
     with alt.data_transformers.enable("default", max_rows=None):
-        return _drawable(chart.to_dict(validate=schemapi.DEBUG_MODE))
+        return _drawable_values(chart.to_dict(validate=schemapi.DEBUG_MODE))
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:
@@ -469,11 +475,12 @@ def drawable(text: str) -> str:
     return f"{text} " if text in _PROPERTIES else text
 
 
-def _drawable(value: Any) -> Any:
+def _drawable_values(value: Any) -> Any:
+    """Replace, at every depth, text by `drawable` and numbers that are not finite by None."""
     if isinstance(value, dict):
-        return {key: _drawable(entry) for key, entry in value.items()}
+        return {key: _drawable_values(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_drawable(entry) for entry in value]
+        return [_drawable_values(entry) for entry in value]
     if isinstance(value, str):
         return drawable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -25,15 +25,16 @@ _NOTEBOOK = 480
 
 
 @charts.unchecked
-def write(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path:
-    """Write a report as one offline page; an old page stays until the new one is whole. Its charts
-    are written in the formats of `figures` too, into a folder of that name beside it.
+def write_page(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path:
+    """Write a report as one page that needs no network; it replaces an old page atomically.
 
-    Every value is escaped, and only the two scripts that are the package's own can run: the page
-    names them by their hash, so that a script in a value would be refused even if it were not.
+    The charts are written too, in the formats of `figures`, to the folder "figures" beside it.
+
+    Every value is escaped. Beyond that the page allows two scripts by their hash, our own, so that
+    a browser would refuse a script in a value.
     """
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
-    template = _environment().get_template("report.html.j2")
+    template = _template_environment().get_template("report.html.j2")
     html = template.render(
         report=report,
         scripts=scripts,
@@ -47,15 +48,16 @@ def write(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path
     return path
 
 
-def notebook(report: Report) -> str:
-    """Return what a notebook shows: in short what was found and the first chart, with nothing to
-    fetch and nothing that runs.
+def notebook_html(report: Report) -> str:
+    """Return a report for a notebook: its headlines, short sections and first chart, as HTML
+    without scripts or links.
     """
-    template = _environment().get_template("notebook.html.j2")
+    template = _template_environment().get_template("notebook.html.j2")
     return template.render(report=report, chart=report.picture)
 
 
-def _environment() -> jinja2.Environment:
+def _template_environment() -> jinja2.Environment:
+    """Return jinja2's environment with the filters that the templates use."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -75,7 +77,7 @@ def _environment() -> jinja2.Environment:
 
 def _picture(spec: dict[str, Any]) -> Markup:
     """Return a chart as the address of an image that holds it."""
-    png = vl_convert.vegalite_to_png(charts.still(spec, _NOTEBOOK), scale=2)
+    png = vl_convert.vegalite_to_png(charts.standalone_spec(spec, _NOTEBOOK), scale=2)
     return Markup(f"data:image/png;base64,{base64.b64encode(png).decode()}")
 
 
@@ -96,25 +98,25 @@ def _hash(script: str) -> str:
 
 
 def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with its rows as columns, a third of the size, which page.js unpacks,
-    and what its legends need.
+    """Return a specification with data by column, a third of the size, and what legends need.
 
-    A column of text is its names and, for each row, which of them it is.
+    page.js unpacks it. A column of text is stored as its distinct values and each row's index.
     """
-    tables = {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}
+    tables = {name: _pack_rows(rows) for name, rows in spec.get("datasets", {}).items()}
     wide = charts.name_width(charts.add_legends(spec))
     options = {"legends": charts.legends(spec), "nameWidth": wide}
     return spec | {"datasets": tables, "usermeta": options}
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return rows as columns; a column of text as distinct names and the rows' indices."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         if all(isinstance(value, str) for value in values):
             names = list(dict.fromkeys(values))
-            positions = {text: number for number, text in enumerate(names)}
-            columns[name] = {"names": names, "at": [positions[value] for value in values]}
+            index_of = {text: number for number, text in enumerate(names)}
+            columns[name] = {"names": names, "at": [index_of[value] for value in values]}
         else:
             columns[name] = [
                 int(value) if isinstance(value, float) and value.is_integer() else value
@@ -125,10 +127,10 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @cache
 def vega_bundle() -> str:
-    """Return Vega, Vega-Lite and what embeds them, as one script.
+    """Return Vega, Vega-Lite and vega-embed as one script.
 
-    Bundling takes seconds, so the script is kept in the cache folder, its SHA-256 in the first
-    line; one that does not match, or a cache that cannot be written, means bundling again.
+    Bundling takes seconds, so that the script is cached, with its SHA-256 in the first line. It is
+    bundled again if the hash does not match or the cache cannot be written.
     """
     path = default_cache_dir() / "vega" / f"vl-convert-{metadata.version('vl-convert-python')}.js"
     try:

@@ -22,8 +22,8 @@ def describe_bridge(fit: BridgeGap, bridge: BridgeConfig | None) -> str:
     )
 
 
-def objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) -> str:
-    """Return the loss of learning from a teacher, in words."""
+def describe_objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) -> str:
+    """Return the loss of distillation as a formula."""
     share = f"{lesson.alpha:g} CE + {1 - lesson.alpha:g} · " if lesson.alpha else ""
     squared = f"{lesson.temperature**2:g} · " if lesson.temperature != 1 else ""
     heat = f" at temperature {lesson.temperature:g}" if lesson.temperature != 1 else ""

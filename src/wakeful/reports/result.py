@@ -13,9 +13,9 @@ from rich.console import RenderableType
 
 from wakeful.config.reading import FigureFormat
 from wakeful.reports.charts import Drawing, Titled, save_figures
-from wakeful.reports.html import notebook, write
+from wakeful.reports.html import notebook_html, write_page
 from wakeful.reports.results import save_results
-from wakeful.reports.terminal import terminal
+from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import World
 from wakeful.runs.run import Environment, Run, disk_errors
@@ -50,13 +50,13 @@ class Result(ABC):
         """Write the run directory with its page to `folder`, which must not exist; return it."""
 
     def __rich__(self) -> RenderableType:
-        return terminal(self.report)
+        return render_terminal(self.report)
 
     def __repr__(self) -> str:
         return "\n".join([f"<{type(self).__name__}>", *(f"  {line}" for line in self.verdicts)])
 
     def _repr_html_(self) -> str:
-        return notebook(self.report)
+        return notebook_html(self.report)
 
     def picture(self) -> Drawing | None:
         """Return the one chart that a notebook shows."""
@@ -91,9 +91,10 @@ class MeasuredResult(Result):
         files: Mapping[str, pl.DataFrame | Mapping[str, Any]],
         **fields: Any,
     ) -> Path:
-        """Write a new run directory with these files, summary.json, the page and its charts.
+        """Write a new run directory with `files`, summary.json, the page and its charts; return the
+        folder.
 
-        `fields` are those of run.json. Return the folder.
+        `fields` are entries of run.json.
         """
         with Run.create(folder, verb, {**fields, "status": "done"}) as run:
             run.write_json("environment.json", machine)
@@ -101,13 +102,17 @@ class MeasuredResult(Result):
             for name, content in files.items():
                 put = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
                 put(name, content)  # pyright: ignore[reportArgumentType]
-        write(self.report, Path(folder) / "report.html", self.figures)  # when all else is saved
+        write_page(
+            self.report, Path(folder) / "report.html", self.figures
+        )  # when all else is saved
         return Path(folder)
 
 
 @contextlib.contextmanager
-def showing(display: DisplayFactory | None, name: str, world: World) -> Iterator[Display]:
-    """Give the display of a verb: of several processes the first one's alone says anything."""
+def first_process_display(
+    display: DisplayFactory | None, name: str, world: World
+) -> Iterator[Display]:
+    """Open the display named `name`; of several processes only the first shows it."""
     if not world.first:
         yield Display()
         return

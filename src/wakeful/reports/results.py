@@ -22,10 +22,10 @@ _ENDS = ("_low", "_high")
 
 
 def save_results(frame: pl.DataFrame, folder: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a table of results, one row per model, to `folder`/results in these formats.
+    """Write a table of results, one row per model, to results.FORMAT in `folder`.
 
-    Columns FIGURE_low and FIGURE_high hold the ends of FIGURE's 95% confidence interval: CSV keeps
-    them, the others print "figure [low, high]".
+    FIGURE_low and FIGURE_high are the ends of FIGURE's 95% confidence interval: CSV keeps them as
+    columns, the other formats print "figure [low, high]".
     """
     paths: list[Path] = []
     for ending in formats:
@@ -69,10 +69,11 @@ def _format_rows(frame: pl.DataFrame) -> Iterator[list[str]]:
     names = [name for name in frame.columns if not name.endswith(_ENDS)]
     yield [name.replace("_", " ") for name in names]
     for row in frame.iter_rows(named=True):
-        yield [_figure(row, name) for name in names]
+        yield [_format_figure(row, name) for name in names]
 
 
-def _figure(row: Mapping[str, Any], name: str) -> str:
+def _format_figure(row: Mapping[str, Any], name: str) -> str:
+    """Return a cell: a name, a count, or a figure with its interval to their digits."""
     value, low, high = row[name], *(row.get(f"{name}{end}") for end in _ENDS)
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)

@@ -13,11 +13,11 @@ _LONGEST = 48
 """Characters of a row's name: a longer expression folds, so that its figures have room."""
 
 
-def terminal(report: Report) -> RenderableType:
-    """Return what a terminal shows of a report."""
+def render_terminal(report: Report) -> RenderableType:
+    """Return a report for a terminal: headlines, short sections and suggested commands."""
     lines: list[RenderableType] = [_line(headline, "bold") for headline in report.headlines]
     for part in report.brief:
-        lines += _renderables(part)
+        lines += _render_part(part)
     lines += [Line()] if report.steps else []
     for step in report.steps:
         lines.append(
@@ -26,7 +26,8 @@ def terminal(report: Report) -> RenderableType:
     return Group(*lines)
 
 
-def _renderables(part: Part) -> list[RenderableType]:
+def _render_part(part: Part) -> list[RenderableType]:
+    """Return a part's lines; [] for parts that a terminal does not show."""
     lines: list[RenderableType] = []
     match part:
         case Text(text, style) if style in ("", "caveat"):

@@ -97,10 +97,11 @@ TERMS = {
 """By a figure's or metric's name, or what it begins with."""
 
 
-def explained(name: str) -> str:
-    """Return the line of a figure, or of the one that a measure or drawing of it names.
+def explain(name: str) -> str:
+    """Return the glossary's line for a figure; "" for a name without one.
 
-    A name without a line of its own has that of what it begins with; plain words have "".
+    `name` may be a figure, one with a suffix ("kurtosis_first"), or a chart's expression with a
+    parameter such as "metric='x'".
     """
     inner = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
     figure = re.split("[@(]", inner[2] if inner else name)[0]

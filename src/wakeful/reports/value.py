@@ -8,7 +8,7 @@ from typing import Literal
 
 from wakeful.finding import Finding, Level
 from wakeful.reports.charts import Drawing, Titled
-from wakeful.reports.terms import explained
+from wakeful.reports.terms import explain
 
 Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
 
@@ -109,7 +109,7 @@ class Chart:
     """Title on its own: in a paper, to a screen reader."""
     draw: Callable[[], Drawing | None]
     heading: str = ""
-    explained: str = ""
+    explain: str = ""
     plays: bool = False
     """True where the page plays the choices one after the other."""
 
@@ -207,7 +207,7 @@ class Report:
         """The headlines, the sentences of brief parts, and all findings."""
         parts = (part for section in self.sections for part in section.parts
                  if section.brief or isinstance(part, Findings))  # fmt: skip
-        return list(dict.fromkeys([*self.headlines, *_sentences(parts)]))
+        return list(dict.fromkeys([*self.headlines, *_brief_sentences(parts)]))
 
     def charts(self) -> Titled:
         """Return every chart with a title of its own."""
@@ -224,7 +224,8 @@ class Report:
                 yield chart.label, chart.drawing
 
 
-def _sentences(parts: Iterable[Part]) -> Iterator[str]:
+def _brief_sentences(parts: Iterable[Part]) -> Iterator[str]:
+    """Yield the sentences of texts, brief facts and findings among the parts."""
     for part in parts:
         if isinstance(part, Text) and not part.style:
             yield part.text
@@ -260,7 +261,7 @@ def rough(value: float) -> str:
 
 def terms(entries: Iterable[tuple[str, str]]) -> Facts:
     """Return names with the lines of their figures, each line once, those that have one."""
-    lines = {explained(figure): name for name, figure in reversed([*entries])}
+    lines = {explain(figure): name for name, figure in reversed([*entries])}
     entries_with_lines = [(name, line) for line, name in reversed(lines.items()) if line]
     return Facts(entries_with_lines, brief=False)
 

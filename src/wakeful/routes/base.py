@@ -128,18 +128,17 @@ class ValueRoute(Variant, nn.Module):
         return attend(q, keys, values)
 
     def shares(self, layer: int) -> tuple[float, ...]:
-        """Return the coefficients of `attend`'s calls in the layer's attention weights.
+        """Return s_1 … s_n of a route that attends n times as U = Σ s_m A_m V.
 
-        A route that attends n times to the same values as U = Σ s_m A_m V returns s_1 … s_n, and
-        probes see Σ s_m A_m. An empty tuple means that the layer's attention is not one matrix over
-        its own tokens.
+        Probes see Σ s_m A_m. An empty tuple means that no one matrix over the layer's tokens
+        describes its attention.
         """
         return (1.0,)
 
     def heads_per_value(self, layer: int) -> int:
         """Return the number n of heads whose values are concatenated for `attend`.
 
-        Each of those n heads attends to all of them, so they are repeated n times.
+        Each of the n heads attends to the concatenation, which is repeated n times.
         """
         return 1
 
@@ -169,10 +168,9 @@ class ValueRoute(Variant, nn.Module):
 
     @torch.no_grad()
     def take_over(self, reference: "ValueRoute", sources: Sequence[int]) -> None:
-        """Copy the trained parameters of the same route in another decoder.
+        """Copy the trained parameters of the same route in another decoder, after `start_plain`.
 
-        `sources[n]` is the layer of that decoder which is layer n here, or −1 for a new layer,
-        which keeps its parameters. Call it after `start_plain`.
+        Layer n here was layer `sources[n]` there; −1 is a new layer, which keeps its parameters.
 
         Raises:
             WakefulError: the parameters do not apply to layers in this order.
@@ -186,7 +184,7 @@ class ValueRoute(Variant, nn.Module):
                     target.copy_(source)
 
     def _parameters_of_layer(self, layer: int) -> list[Tensor]:
-        """Return the parameters of one layer, or the layer's rows of them; see `by_layer`."""
+        """Return one layer's parameters, or its rows of shared ones."""
         parameters: list[Tensor] = []
         for name, parameter in self.named_parameters():
             number = next((part for part in name.split(".") if part.isdigit()), "")
@@ -261,6 +259,7 @@ class OnLayers(ValueRoute):
         self.route = route
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Attach the inner route to the chosen layers alone."""
         outside = sorted(set(self.which) - set(range(shape.num_layers)))
         if outside or not len(self.which):
             raise WakefulError(
@@ -269,8 +268,8 @@ class OnLayers(ValueRoute):
             )
         super().attach(shape, [layer for layer in layers if layer in set(self.which)])
         self.route.attach(shape, self.layers)
-        there = [(layer, route) for layer in self.layers for route in self.route.routes(layer)]
-        if not any(route.acts(layer) or str(route) == route.neutral for layer, route in there):
+        routes = [(layer, route) for layer in self.layers for route in self.route.routes(layer)]
+        if not any(route.acts(layer) or str(route) == route.neutral for layer, route in routes):
             raise WakefulError(
                 f"{self} changes nothing: {self.route} has nothing to do on the layers "
                 f"{list(self.layers)}. Layers are counted from 0 here and from 1 in the papers' "
@@ -292,6 +291,7 @@ class RoutePlan:
     """The routes, sources and shared tensors of each layer, decided when a decoder is built."""
 
     def __init__(self, route: ValueRoute, shape: Shape) -> None:
+        """Attach a route and find each layer's routes, sources and reads."""
         route.attach(shape, range(shape.num_layers))
         everywhere = range(shape.num_layers)
         self.routes = [route.routes(layer) for layer in everywhere]
@@ -312,6 +312,7 @@ class RoutePlan:
         return getattr(self.sources[layer], kind) == layer
 
     def _source(self, layer: int) -> Source:
+        """Return the layers whose query, key and value projections this layer uses."""
         chosen: dict[str, tuple[int, ValueRoute]] = {}
         for route in self.routes[layer]:
             for kind, owner in route.source(layer)._asdict().items():
@@ -323,8 +324,8 @@ class RoutePlan:
                         "comes from; keep one of them, or give them different layers with on_layers"
                     )
                 chosen[kind] = (owner, route)
-        own = Source(layer, layer, layer)
-        return own._replace(**{kind: owner for kind, (owner, _) in chosen.items()})
+        own_source = Source(layer, layer, layer)
+        return own_source._replace(**{kind: owner for kind, (owner, _) in chosen.items()})
 
     def _reads(self, layer: int) -> frozenset[Read]:
         read_of: tuple[Kind, ...] = ("query", "keys", "values")
@@ -333,6 +334,7 @@ class RoutePlan:
         return reads.union(*(route.reads(layer) for route in self.routes[layer]))
 
     def _check(self, layer: int) -> None:
+        """Raise `WakefulError` for borrowed heads, reads or routes that contradict."""
         source = self.sources[layer]
         for kind in ("query", "key", "value"):
             owner = getattr(source, kind)

@@ -57,16 +57,17 @@ class Differential(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
+        """Return RMSNorm((A_1 − λ A_2) V), with the heads of a pair as A_1 and A_2."""
         width, pairs = q.shape[-1], values.shape[2] // 2
         # Each head gets its pair's values, and zeros that make queries and keys as wide: one call
         # of any kernel then gives A_1 V and A_2 V.
-        both = values.unflatten(2, (pairs, 2)).flatten(3).repeat_interleave(2, dim=2)
-        u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), both)
+        pair_values = values.unflatten(2, (pairs, 2)).flatten(3).repeat_interleave(2, dim=2)
+        u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), pair_values)
         first, second = u.unflatten(2, (pairs, 2, -1)).unbind(3)  # (B, L, pairs, H / G, 2d)
         share, start = self._share(layer)
         row = self.scales[self.row_of[layer]] * (1 - start)
-        less = first - share.to(u.dtype) * second
-        normed = F.rms_norm(less, row.shape, row.to(u.dtype), _EPS).to(u.dtype)
+        difference = first - share.to(u.dtype) * second
+        normed = F.rms_norm(difference, row.shape, row.to(u.dtype), _EPS).to(u.dtype)
         # Output heads stand where the plain model has those of the same values.
         return normed.unflatten(-1, (2, width)).transpose(3, 4).flatten(2, 4)
 

@@ -45,6 +45,7 @@ class Gates(ValueRoute):
         raise NotImplementedError
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Make a linear gate of the first `channels` of the input for each layer."""
         super().attach(shape, layers)
         if not 0 <= self.channels <= shape.width:
             raise WakefulError(

@@ -75,6 +75,7 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy weights by layer; in mode "plus" keep each layer's share of the total."""
         if self.mode != "plus":
             super().take_over(reference, sources)
             return
@@ -94,6 +95,7 @@ class ResFormer(ValueRoute):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Return values mixed with the first layer's: V_n ← λ_1 V_1 + λ_n V_n."""
         first = memory[FIRST_VALUE]
         if self.mode == "identity":
             return qkv._replace(v=torch.lerp(qkv.v, first, 0.5))
@@ -146,6 +148,7 @@ class Dense(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy each layer's weights of earlier values, 0 for a new layer."""
         assert isinstance(reference, Dense)
         if not self.learned:
             return

@@ -40,10 +40,10 @@ class XSA(ValueRoute):
         # The heads of a group are taken together, so that no value is repeated.
         groups = v.shape[2]
         length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-        own = (v / length.clamp_min(torch.finfo(v.dtype).tiny)).unsqueeze(3)
+        direction = (v / length.clamp_min(torch.finfo(v.dtype).tiny)).unsqueeze(3)
         grouped = u.unflatten(2, (groups, -1))
-        share = (grouped * own).sum(-1, keepdim=True)
+        share = (grouped * direction).sum(-1, keepdim=True)
         if self.learned:
             strength = self.strengths[self.row_of[layer]].tanh().to(u.dtype)
             share = share * strength.view(groups, -1, 1)
-        return torch.addcmul(grouped, share, own, value=-1).flatten(2, 3)
+        return torch.addcmul(grouped, share, direction, value=-1).flatten(2, 3)

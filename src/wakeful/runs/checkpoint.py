@@ -36,7 +36,7 @@ from wakeful.optim.saved import (
     CHANGING,
     from_json,
     keeps_options,
-    missing,
+    missing_state,
     options_of_group,
     restore_type,
     to_json,
@@ -100,7 +100,7 @@ class ManifestEntry:
     sha256: str
 
 
-def save(
+def save_checkpoint(
     folder: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -110,13 +110,13 @@ def save(
     world: World = ALONE,
     full: bool = False,
 ) -> Path:
-    """Write a checkpoint, called after its step, then remove all but the `keep` newest.
+    """Write the checkpoint step-NNNNNNNN, then remove all but the `keep` newest.
 
-    All processes of `world` call it. `whole` has the first write model.safetensors, gathered, so
-    that other tools find it.
+    All processes of `world` call it. With `full` the first process writes the gathered weights to
+    one model.safetensors, which other tools can read; otherwise each writes its shards.
 
     Raises:
-        WakefulError: the disk is full; the older checkpoints are untouched.
+        WakefulError: the disk is full; older checkpoints are kept.
     """
     final = folder / f"step-{progress.step:08d}"
     part = folder / world.gather(part_beside(final).name)[0]
@@ -124,7 +124,7 @@ def save(
     try:
         with disk_errors(final), evaluation_weights(optimizer) as trained:
             weights = unique_state(model)
-            tensors, numbers = _pack(packed, trained)
+            tensors, numbers = _pack_optimizer(packed, trained)
             cut = {"model": {} if full else _cuts(weights), "optimizer": _cuts(tensors)}
             kind = type(optimizer).__name__
             state = CheckpointState(progress=progress, kind=kind, optimizer=numbers, cut=cut)
@@ -155,7 +155,7 @@ def save(
         if world.first:
             shutil.rmtree(part, ignore_errors=True)
     if world.first:
-        prune(folder, keep=keep)
+        prune_checkpoints(folder, keep=keep)
     return final
 
 
@@ -196,8 +196,8 @@ def _cuts(tensors: dict[str, Tensor]) -> dict[str, shards.Along]:
     return {name: shards.Along(cut.dim) for name, cut in cuts.items() if cut is not None}
 
 
-def prune(folder: Path, *, keep: int) -> None:
-    """Remove what killed processes left half written, and all but the `keep` newest."""
+def prune_checkpoints(folder: Path, *, keep: int) -> None:
+    """Remove files that killed processes left incomplete, and all but the `keep` newest."""
     _sweep(folder)
     with disk_errors(folder):
         for old in steps(folder)[:-keep]:
@@ -215,7 +215,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def newest(folder: Path) -> Path:
+def newest_checkpoint(folder: Path) -> Path:
     """Return the newest checkpoint."""
     numbers = steps(folder)
     if not numbers:
@@ -225,28 +225,28 @@ def newest(folder: Path) -> Path:
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
-    verify(path, world)
+    verify_checkpoint(path, world)
     world.gather("the files are whole")
-    own = unique_state(model)
+    parameters = unique_state(model)
     stored = shards.StoredTensors(path, "model", read_state(path).cut)
-    check_shapes(own, stored.shapes, path)
+    check_shapes(parameters, stored.shapes, path)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in parameters.items():
             shards.local(tensor).copy_(stored.read(name, shards.cut_of(tensor)))
 
 
 def check_description(path: Path, config: ModelConfig) -> None:
-    """Raise `WakefulError` unless a checkpoint holds the weights of the model described.
+    """Raise `WakefulError` unless a checkpoint's shapes are those of the configuration.
 
-    Only the files' headers are read: what the description alone says takes no memory.
+    Only the files' headers are read, and the model is built on the meta device.
     """
-    verify(path, digests=False)
+    verify_checkpoint(path, digests=False)
     try:
         stored = shards.StoredTensors(path, "model", read_state(path).cut)
-        own = unique_state(build_on_meta(config, len(stored.shapes), path))
-        check_shapes(own, stored.shapes, path)
+        parameters = unique_state(build_on_meta(config, len(stored.shapes), path))
+        check_shapes(parameters, stored.shapes, path)
     except WakefulError:
-        verify(path)  # a file that has changed is the better explanation
+        verify_checkpoint(path)  # a file that has changed is the better explanation
         raise
 
 
@@ -282,7 +282,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         placed.add(name)
         # In its file a tensor begins anywhere, and where it lies decides the last bit of a product.
         if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
-            return _like(owner, stored.read(name, shards.cut_of(owner)).clone())
+            return _distribute_like(owner, stored.read(name, shards.cut_of(owner)).clone())
         tensor = stored.read(name).clone()
         return tensor.to(owner.device) if moved else tensor
 
@@ -294,7 +294,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
             int(index): put(packed_state.state[index], parameters[int(index)])
             for index in packed_state.state
         }
-        groups = _same_groups(path, packed_state.param_groups, optimizer, put)
+        groups = _restore_groups(path, packed_state.param_groups, optimizer, put)
         constants = {key: put(value, parameters[0]) for key, value in packed_state.others.items()}
         trained = [
             put(value, owner)
@@ -324,17 +324,20 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     return state.progress
 
 
-def _same_groups(
+def _restore_groups(
     path: Path,
     saved: tuple[dict[str, Any], ...],
     optimizer: torch.optim.Optimizer,
-    put: Callable[..., Any],
+    restore: Callable[..., Any],
 ) -> list[dict[str, Any]]:
-    """Return saved groups of parameters, which must have been made with the optimizer's options.
+    """Return the optimizer's groups of parameters with the saved state, if their options agree.
 
-    In a group of another package's optimizer, what has changed since then is state. In others, and
-    in older checkpoints, which do not say what a group was made with, all is an option but the
-    learning rate and a count of steps.
+    An entry of a group is either an option, fixed when the optimizer is built, or state, which
+    changes. In another package's optimizer every entry that differs from its value when built is
+    state. In others, and in older checkpoints, only the learning rate and step counts are.
+
+    Raises:
+        WakefulError: the number of groups or an option differs.
     """
     fixed = keeps_options(type(optimizer))
     fresh = optimizer.state_dict()["param_groups"]
@@ -343,17 +346,18 @@ def _same_groups(
     groups: list[dict[str, Any]] = []
     for saved_group, fresh_group, live in zip(saved, fresh, optimizer.param_groups, strict=True):
         options = saved_group if fixed else saved_group.get(BUILT, saved_group)
-        now = fresh_group.get(BUILT) or options_of_group(fresh_group)
-        for key in now.keys() & options.keys() - CHANGING:
-            if options[key] != now[key]:
+        options_here = fresh_group.get(BUILT) or options_of_group(fresh_group)
+        for key in options_here.keys() & options.keys() - CHANGING:
+            if options[key] != options_here[key]:
                 raise WakefulError(
                     f"{path} is of an optimizer whose {key} is {options[key]!r}, and the "
-                    f"configuration's is {now[key]!r}"
+                    f"configuration's is {options_here[key]!r}"
                 )
         changed = {
-            key: put(value, live["params"][0], moved=True)
+            key: restore(value, live["params"][0], moved=True)
             for key, value in saved_group.items()
-            if key != BUILT and (key in CHANGING or key not in now or value != options.get(key))
+            if key != BUILT
+            and (key in CHANGING or key not in options_here or value != options.get(key))
         }
         groups.append(fresh_group | changed)
     return groups
@@ -361,7 +365,7 @@ def _same_groups(
 
 def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: type) -> None:
     """Raise `WakefulError` unless an optimizer of this kind could have saved this state."""
-    lacks = missing(kind, state)
+    lacks = missing_state(kind, state)
     if lacks is None:
         return
     if lacks:
@@ -376,18 +380,18 @@ def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: typ
             )
 
 
-def _like(owner: DTensor, part: Tensor) -> DTensor:
-    """Return the tensor that lies over the processes as `owner` does, made of this one's part."""
+def _distribute_like(owner: DTensor, part: Tensor) -> DTensor:
+    """Return a DTensor of this process's `part`, laid out over processes as `owner` is."""
     return DTensor.from_local(
         part.to(owner.device), owner.device_mesh, owner.placements, run_check=False,
         shape=owner.shape, stride=owner.stride(),
     )  # fmt: skip
 
 
-def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
-    """Check every file of a checkpoint against its manifest, each process its share of them.
+def verify_checkpoint(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
+    """Check a checkpoint's files against its manifest, divided among the processes.
 
-    Without `digests` only the files' sizes are.
+    Without `digests` only the files' sizes are checked.
 
     Raises:
         WakefulError: a file is missing, cut short or changed.
@@ -414,14 +418,16 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
             raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
 
 
-def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tensor], Numbers]:
-    """Return an optimizer's state_dict, and the weights to train, as files hold them."""
+def _pack_optimizer(
+    packed: dict[str, Any], trained: list[Tensor]
+) -> tuple[dict[str, Tensor], Numbers]:
+    """Return an optimizer's state_dict and trained weights as tensors by name and JSON."""
     tensors: dict[str, Tensor] = {}
     entries: dict[str, dict[str, Any]] = {}
-    own: dict[str, Any] = {}
+    own_state: dict[str, Any] = {}
     for index, entry in packed["state"].items():
         if not isinstance(index, int):
-            own[index] = entry
+            own_state[index] = entry
             continue
         for key, value in entry.items():
             form = to_json(value, f"{index}.{key}", tensors)
@@ -437,7 +443,7 @@ def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tens
         for number, group in enumerate(packed["param_groups"])
     ]
     constants = {key: value for key, value in packed.items() if key != "param_groups"}
-    constants = to_json({**constants, "state": own}, "others", tensors)
+    constants = to_json({**constants, "state": own_state}, "others", tensors)
     weights = [to_json(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
     numbers = Numbers(
         state=entries, param_groups=tuple(groups), others=constants, trained=tuple(weights)
@@ -446,7 +452,7 @@ def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tens
 
 
 def _copy_shared_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with copies of those that share memory with one before them."""
+    """Return the tensors, copied where they share memory with an earlier one."""
     storages: set[int] = set()
     tensors_alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -72,9 +72,9 @@ class World:
                 dist.broadcast(tensor, 0)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every process's value, in order; values are what JSON can hold.
+        """Return every process's value (JSON), in the order of ranks.
 
-        All must call it, so it is also a place where they wait for each other.
+        A collective operation: all processes must call it, and wait for each other.
         """
         if self.size == 1:
             return [value]
@@ -107,9 +107,9 @@ class World:
         return result
 
     def meet(self) -> None:
-        """Wait for all processes, which all must call it, however long each has worked.
+        """Wait until all processes have called this, without a time limit.
 
-        Collectives alone give up after `SILENCE`.
+        Collectives give up after `SILENCE`.
 
         Raises:
             WakefulError: another process failed meanwhile.
@@ -120,7 +120,7 @@ class World:
         store.add(key, 1)
         _wait_until(lambda: store.add(key, 0) == self.size or store.check([_FAILED]))
         if store.add(key, 0) < self.size:
-            raise WakefulError(lost(_AGAIN))
+            raise WakefulError(lost_message(_AGAIN))
 
     def check_same(self, value: Any, otherwise: str) -> None:
         """Raise `WakefulError(otherwise)` on all processes unless all have one value.
@@ -150,14 +150,14 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[World]:
-    """Give the world this process was started in; entered again inside, it gives the same.
+def join_processes() -> Iterator[World]:
+    """Join the processes that torchrun started and leave them at the end; nested calls do nothing.
 
-    An error raised inside ends this process, and so, within `SILENCE` and on one machine at once,
-    all others; only the one that failed first raises it, the others exit with status 1.
+    An error inside ends this process, and with it the others: at once on one machine, else within
+    `SILENCE`. Only the process that failed first raises it; the others exit with status 1.
 
     Raises:
-        WakefulError: the environment is not what torchrun makes, or another process was lost.
+        WakefulError: torchrun's environment is incomplete, or another process was lost.
     """
     if _joined:
         yield _joined[-1]
@@ -165,19 +165,19 @@ def joined() -> Iterator[World]:
     if started_as() == (0, 1):
         yield ALONE
         return
-    world = _join()
+    world = _init_world()
     _joined.append(world)
-    after = on_signal(signal.SIGTERM, _terminate)
+    after = set_signal_handler(signal.SIGTERM, _terminate)
     try:
         yield world
     except (Exception, KeyboardInterrupt) as error:
         after = signal.SIG_IGN  # torchrun's, to those left, must not cut off what they say
-        on_signal(signal.SIGTERM, after)
+        set_signal_handler(signal.SIGTERM, after)
         if not world.speaks_of_failure():
             time.sleep(_LET_IT_SPEAK)
             sys.exit(1)
         if is_lost(error):
-            raise WakefulError(lost(_AGAIN)) from error
+            raise WakefulError(lost_message(_AGAIN)) from error
         if isinstance(error, _Terminated):
             raise WakefulError(
                 "stopped by SIGTERM: torchrun was told to stop, or another process of this run is "
@@ -185,7 +185,7 @@ def joined() -> Iterator[World]:
             ) from error
         raise
     finally:
-        on_signal(signal.SIGTERM, after)
+        set_signal_handler(signal.SIGTERM, after)
         _joined.clear()
         dist.destroy_process_group()
 
@@ -230,15 +230,16 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
-def lost(cure: str) -> str:
-    """Return the line for a process that is gone, with what to do."""
+def lost_message(cure: str) -> str:
+    """Return the message that another process is gone, with what to do (`cure`)."""
     return (
         "another process of this run is gone (killed, out of memory, or its machine or network "
         f"failed); {cure}"
     )
 
 
-def _join() -> World:
+def _init_world() -> World:
+    """Join torchrun's process group and return this process's ranks."""
     rank, size = started_as()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -284,13 +285,13 @@ def _wait_until(done: Callable[[], bool]) -> None:
     deadline, pause = time.monotonic() + _WORK_OF_ONE.total_seconds(), 0.001
     while not done():
         if time.monotonic() > deadline:
-            raise WakefulError(lost(_AGAIN))
+            raise WakefulError(lost_message(_AGAIN))
         time.sleep(pause)
         pause = min(2 * pause, _BETWEEN_LOOKS)
 
 
-def on_signal(number: signal.Signals, handler: Any) -> Any:
-    """Set what a signal does and return what it did."""
+def set_signal_handler(number: signal.Signals, handler: Any) -> Any:
+    """Set a signal's handler and return the previous one."""
     try:
         return signal.signal(number, handler)
     except ValueError:  # not the main thread: leave signals alone

@@ -186,7 +186,7 @@ def data_facts(data: Data) -> DataFacts:
 
 
 def check_same_data(run: Run, data: Data) -> None:
-    """Raise `WakefulError` unless the data is what the run was begun with."""
+    """Raise `WakefulError` if the data is not that on which the run was begun."""
     if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
         raise WakefulError(
             f"{run.path} was trained on other data than data.source gives now: the text, what is "

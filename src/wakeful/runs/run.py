@@ -138,15 +138,16 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: str | Path, kind: str, fields: Mapping[str, Any]) -> Iterator["Run"]:
-        """Give a new run to fill; it is at `path` when that is done, and not at all if it fails.
+        """Create a run directory that the context fills; it appears at `path` when it succeeds.
 
-        A path that exists is refused, except an empty folder, which is filled where it is.
+        `fields` are further entries of run.json. An existing path is refused, but for an empty
+        folder, which is filled in place.
         """
         final = cls(path)
         final.refuse_existing(kind)
-        aside = not final.path.is_dir()
+        via_temporary = not final.path.is_dir()
         part = part_beside(final.path)
-        run = cls(part if aside else path)
+        run = cls(part if via_temporary else path)
         try:
             with disk_errors(final.path):
                 run.path.mkdir(parents=True, exist_ok=True)
@@ -157,16 +158,16 @@ class Run:
                 {"format": RUN_FORMAT, "kind": kind, "created": now, "status": "running",
                  "wakeful": __version__, **fields},
             )  # fmt: skip
-            if aside:
+            if via_temporary:
                 final.refuse_existing(kind)  # another process may have been faster
                 with disk_errors(final.path):
                     part.rename(final.path)
         except BaseException:
-            if not aside:
+            if not via_temporary:
                 _empty(run.path)
             raise
         finally:
-            if aside:
+            if via_temporary:
                 shutil.rmtree(part, ignore_errors=True)
 
     @classmethod
@@ -282,7 +283,7 @@ class Run:
         return frame
 
     def metrics(self, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """Return the rows of such a file; a last line cut off by a crash is left out."""
+        """Return the rows of a JSON Lines file, without a last line cut off by a crash."""
         path = self.path / log
         if not path.is_file():
             return []
@@ -299,10 +300,10 @@ class Run:
         return rows
 
     def logged(self, columns: Columns | None = None, log: str = "metrics.jsonl") -> pl.DataFrame:
-        """Return such a file as a table; of `columns` alone, null where a row lacks them.
+        """Return the rows of `metrics` as a table, of `columns` alone if they are given.
 
         Raises:
-            WakefulError: a field has values of several types, or of another than its column's.
+            WakefulError: a field's values have several types, or not its column's.
         """
         rows = self.metrics(log)
         if columns is not None:
@@ -386,11 +387,10 @@ def read_record(kind: Any, path: Path) -> Any:
 
 
 def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None) -> pl.DataFrame:
-    """Return a parquet file's frame, whose `columns` have these types, and so do the `optional`
-    ones that are there.
+    """Return these columns of a parquet file, cast to their types; `optional` ones may be missing.
 
     Raises:
-        WakefulError: it is missing, damaged, or without one of the columns.
+        WakefulError: the file is missing or damaged, lacks a column, or cannot be cast.
     """
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
@@ -402,8 +402,8 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
             raise WakefulError(
                 f"{path} cannot be read: it has {rows:,} rows, and at most {_MOST_ROWS:,} are read"
             )
-        there = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
-        columns = {**columns, **there}
+        present = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
+        columns = {**columns, **present}
         for name in columns:
             if name not in schema.names:
                 raise WakefulError(f"{path} has no column {name!r}")
@@ -472,7 +472,7 @@ def _is_plain(path: Path) -> bool:
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` and move what was written there into its place."""
+    """Yield a temporary path; what is written there replaces `path` at the end."""
     temporary = part_beside(path.absolute())
     try:
         with disk_errors(path):
@@ -543,7 +543,7 @@ def await_release(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says against writing `path` into a `WakefulError`."""
+    """Raise `WakefulError` in place of the operating system's errors on writing `path`."""
     try:
         yield
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
@@ -556,13 +556,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
-                f"free some space and {_again(path)}"
+                f"free some space and {_retry_advice(path)}"
             ) from error
         raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
 
 
-def _again(path: Path) -> str:
-    """Return how to go on with what was to be written: in a run that can be, by resuming."""
+def _retry_advice(path: Path) -> str:
+    """Return how to repeat a failed write: resume a run that can be resumed, or run again."""
     for parent in path.absolute().parents:
         if (parent / "run.json").is_file():
             with contextlib.suppress(WakefulError):

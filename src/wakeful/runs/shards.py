@@ -54,7 +54,7 @@ def cut_of(tensor: Tensor) -> Cut | None:
 
 
 def share_of(tensor: DTensor) -> tuple[int, int, bool]:
-    """Return which part of a tensor this process has, of how many, and whether it writes it."""
+    """Return this process's part number of a tensor, the number of parts, and whether it writes."""
     mesh = tensor.device_mesh
     (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
     ranks = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
@@ -84,10 +84,10 @@ class StoredTensors:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
     def __init__(self, folder: Path, kind: str, cut: Mapping[str, Mapping[str, Along]]) -> None:
-        """`cut` is what state.json says of tensors in parts.
+        """Open the files of `kind`; `cut` is the sharded dimension of tensors, from state.json.
 
         Raises:
-            WakefulError: it or a file says what cannot be.
+            WakefulError: `cut` or a file is damaged.
         """
         full_file = folder / f"{kind}.safetensors"
         paths = (
@@ -105,7 +105,7 @@ class StoredTensors:
             self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """Return a tensor, or a part of it, reading no more than that where the parts allow."""
+        """Return a tensor, or this part of it, reading no other parts where possible."""
         with self._reading():
             dim = self._cut.get(name)
             if dim is None:
@@ -119,6 +119,7 @@ class StoredTensors:
             )
 
     def _between(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        """Return the rows [start, stop) along `dim`, joined from the files' parts."""
         pieces: list[Tensor] = []
         offset = 0
         for file in self._files:
@@ -140,6 +141,7 @@ class StoredTensors:
 
     @contextlib.contextmanager
     def _reading(self):
+        """Raise `WakefulError` in place of the errors that damaged files cause."""
         try:
             yield
         except (

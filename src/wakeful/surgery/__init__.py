@@ -1,6 +1,6 @@
 """Changes of existing models without training: the same function with other weights."""
 
-from wakeful.surgery.absorb import check_absorbs
+from wakeful.surgery.absorb import check_replaceable
 from wakeful.surgery.gates import learned_gates, open_gates
 from wakeful.surgery.own_sinks import check_own_sinks, fit_own_sinks
 from wakeful.surgery.prefix import check_stores, store_prefix
@@ -20,8 +20,8 @@ __all__ = [
     "SinkChoice",
     "SinkTrial",
     "by_preference",
-    "check_absorbs",
     "check_own_sinks",
+    "check_replaceable",
     "check_rotates",
     "check_stores",
     "choose_sink_tokens",

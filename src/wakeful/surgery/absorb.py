@@ -37,15 +37,16 @@ class RecordedAttention(NamedTuple):
     k: Float[Tensor, "B P G d"]
     scale: float
 
-    def ends(
+    def first_and_rest(
         self, shift: "Float[Tensor, '#1 L G d'] | None" = None
     ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
-        """Return of every query the first key's logit, and the log-sum-exp of all others it sees.
+        """Return, for each query, the first key's logit and the log-sum-exp of all other visible
+        keys.
 
-        The others are less `shift`. Both are float64, of N = B · L queries.
+        `shift` is subtracted from those keys. In float64, of N = B · L queries.
         """
-        both = ends_of(self.q, self.k, self.scale, shift)
-        first, rest = both.movedim(0, 2).flatten(2)
+        logits = first_and_rest_logits(self.q, self.k, self.scale, shift)
+        first, rest = logits.movedim(0, 2).flatten(2)
         return first, rest
 
     def inputs(self) -> Float[Tensor, "N D"]:
@@ -53,22 +54,24 @@ class RecordedAttention(NamedTuple):
         return self.x.flatten(0, 1).double()
 
 
-def ends_of(
+def first_and_rest_logits(
     q: Float[Tensor, "B L H d"],
     k: Float[Tensor, "B P G d"],
     scale: float,
     shift: "Float[Tensor, '#1 L G d'] | None" = None,
 ) -> Float[Tensor, "B 2 H L"]:
-    """Return the first key's logit, and the log-sum-exp of the others that a query sees, P = L + 1,
-    less `shift`; in float64.
+    """Return the first key's logit and the log-sum-exp of the other keys that a query sees, P = L +
+    1, in float64.
+
+    `shift` is subtracted from the other keys.
     """
     repeats, length = q.shape[2] // k.shape[2], q.shape[1]
     hidden = ~causal_mask(length, length, 0, q.device)
     ends = []
     for queries, keys in zip(q.double(), k.double(), strict=True):
-        less = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
-        spread = less.repeat_interleave(repeats, dim=1)
-        logits = torch.einsum("lhd,shd->hls", queries, spread) * scale
+        shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
+        per_head = shifted.repeat_interleave(repeats, dim=1)
+        logits = torch.einsum("lhd,shd->hls", queries, per_head) * scale
         rest = logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1)
         ends.append(torch.stack([logits[..., 0], rest]))
     return torch.stack(ends)
@@ -78,8 +81,8 @@ Learn = Callable[[RecordedAttention], tuple[Tensor | float, dict[str, Tensor]]]
 """Given a layer's attention: the change of its keys' bias, and further parameters by name."""
 
 
-def check_absorbs(decoder: Decoder, noun: str) -> None:
-    """Raise `WakefulError` where `noun` (such as "sinks") cannot replace a token in this model."""
+def check_replaceable(decoder: Decoder, noun: str) -> None:
+    """Raise `WakefulError` if `noun`, such as "sinks", cannot replace a stored token."""
     config = decoder.config
     for field, required in (("normalizer", "softmax"), ("route", "own")):
         actual = getattr(config, field)
@@ -108,9 +111,10 @@ def absorb(
     learn: Learn,
     **changes: str,
 ) -> Decoder:
-    """Return a decoder with `changes` and a stored token's values in the attention's biases.
+    """Return a decoder without the stored `token`, whose values go into the attention's biases.
 
-    All other weights are shared with `decoder`, which stays as it is.
+    `learn` gives each layer's key bias and further tensors; `changes` are of the configuration. All
+    other weights are shared with `decoder`, which is not changed.
     """
     prefixed = store_prefix(decoder, [token])
     attentions = {n: block.attention for n, block in enumerate(prefixed.blocks)}
@@ -125,7 +129,7 @@ def absorb(
         q, k, v = heads
         attention = attentions[layer]
         scale = attention.dot.scale
-        key, more = learn(RecordedAttention(layer, inputs.pop(layer), q, k, scale))
+        key, learned = learn(RecordedAttention(layer, inputs.pop(layer), q, k, scale))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         added = {"query": 0.0, "key": key, "value": -value.flatten()}
@@ -135,7 +139,7 @@ def absorb(
             old = linear.bias
             old = linear.weight.new_zeros(len(linear.weight)) if old is None else old
             new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
-        new.update({name: tensor.to(q.dtype) for name, tensor in more.items()})
+        new.update({name: tensor.to(q.dtype) for name, tensor in learned.items()})
 
     queries = {n: attention.query for n, attention in attentions.items()}
     dots = {n: attention.dot for n, attention in attentions.items()}
@@ -148,13 +152,13 @@ def absorb(
     )
 
 
-def level(ends: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
-    """Return s with mean σ(s − ends) = mean weights, for each head."""
+def solve_sink(logits: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
+    """Return s with mean σ(s − logits) = mean weights, for each head, by bisection."""
     mean = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
     # Where all ends were equal, s would be that plus the weight's log-odds: it lies in between.
-    low, high = (bound + mean.logit() for bound in ends.aminmax(dim=1, keepdim=True))
+    low, high = (bound + mean.logit() for bound in logits.aminmax(dim=1, keepdim=True))
     for _ in range(60):
         middle = (low + high) / 2
-        less = (middle - ends).sigmoid().mean(1, keepdim=True) < mean
-        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+        too_small = (middle - logits).sigmoid().mean(1, keepdim=True) < mean
+        low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
     return ((low + high) / 2).squeeze(1)

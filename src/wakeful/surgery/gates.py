@@ -19,7 +19,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuild_decoder
-from wakeful.surgery.absorb import RecordedAttention, absorb, check_absorbs, level
+from wakeful.surgery.absorb import RecordedAttention, absorb, check_replaceable, solve_sink
 
 ROUTE = "output_gate"
 _RIDGE = 0.1
@@ -39,25 +39,25 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
 
     Args:
         decoder: with the ordinary softmax over each layer's own keys and values.
-        token: stands before every sequence in what the gates are made of.
+        token: token that stands before every sequence while the gates are fitted.
         text: sequences to fit the gates on.
 
     Raises:
         WakefulError: another normalizer or route, a stored prefix, or a token that is none.
     """
-    check_absorbs(decoder, "gates")
+    check_replaceable(decoder, "gates")
 
     def learn(recorded: RecordedAttention) -> tuple[float, dict[str, Tensor]]:
-        first, rest = recorded.ends()
+        first, rest = recorded.first_and_rest()
         odds = rest - first  # (H, N)
         x = recorded.inputs()
-        aim = odds.clamp(-_FURTHEST, _FURTHEST).T
+        target = odds.clamp(-_FURTHEST, _FURTHEST).T
         centered = x - x.mean(0)
         covariance = centered.T @ centered
         ridge = _RIDGE * covariance.diagonal().mean()
         covariance.diagonal().add_(ridge.clamp_min(sys.float_info.min))  # all x may be alike
-        weight = torch.linalg.solve(covariance, centered.T @ (aim - aim.mean(0))).T
-        bias = level(-(weight @ x.T), odds.sigmoid())
+        weight = torch.linalg.solve(covariance, centered.T @ (target - target.mean(0))).T
+        bias = solve_sink(-(weight @ x.T), odds.sigmoid())
         name = f"route.gates.{recorded.layer}"
         return 0.0, {f"{name}.weight": weight, f"{name}.bias": bias}
 
@@ -80,11 +80,11 @@ def open_gates(decoder: Decoder) -> Decoder:
             f"model.route = {config.route}: gates are put into models whose route is own"
         )
     heads, width = config.shape.num_heads, config.width
-    like = decoder.embed.weight
+    embedding = decoder.embed.weight
     new: dict[str, Tensor] = {}
     for layer in range(config.num_layers):
-        new[f"route.gates.{layer}.weight"] = like.new_zeros(heads, width)
-        new[f"route.gates.{layer}.bias"] = like.new_zeros(heads)
+        new[f"route.gates.{layer}.weight"] = embedding.new_zeros(heads, width)
+        new[f"route.gates.{layer}.bias"] = embedding.new_zeros(heads)
         out = f"blocks.{layer}.attention.out.weight"
         new[out] = 2 * decoder.get_parameter(out).detach()
     return rebuild_decoder(decoder, new, route=ROUTE)

@@ -23,7 +23,7 @@ from wakeful.errors import WakefulError
 from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, Probe
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
-from wakeful.surgery.absorb import ends_of, level
+from wakeful.surgery.absorb import first_and_rest_logits, solve_sink
 from wakeful.surgery.sink_tokens import prepend_tokens
 
 
@@ -53,7 +53,7 @@ def check_own_sinks(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fit_own_sinks(model: PreTrainedModel, token: int, text: Int[Tensor, "B L"]) -> PreTrainedModel:
-    """Return a copy of a gpt-oss model whose own sinks replace a `token` before each text.
+    """Return a copy of a gpt-oss model whose sinks replace a `token` stored before each text.
 
     Its outputs are nearly those of `model` with that token first. All weights but the sinks and the
     biases of the attention are shared with `model`, which is not changed. Only the beginning of a
@@ -84,25 +84,28 @@ def _set_sinks(
     cos_sin: tuple[Tensor, Tensor],
     attention_scaling: float,
 ) -> None:
-    """Set the sinks and biases of one layer; RoPE multiplies keys by `attention_scaling` too."""
+    """Set one layer's sinks and biases so that they replace the token's key and value.
+
+    RoPE multiplies keys by `attention_scaling` too.
+    """
     q, k = (torch.cat([getattr(event, part) for event in events]).transpose(1, 2) for part in "qk")
     groups, scale = k.shape[2], events[0].scale
     cos, sin = cos_sin
     key = k[:1, :1].expand(-1, cos.shape[1], -1, -1)
     shift_before_rope = _apply_rope(key, cos, -sin).mean(1, keepdim=True) / attention_scaling**2
-    first, rest = ends_of(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
+    first, rest = first_and_rest_logits(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
     shift = _apply_rope(shift_before_rope.expand_as(key), cos, sin)
-    _, shifted = ends_of(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
-    own = attention.sinks.double()[:, None].expand_as(first)
-    both = torch.logaddexp(first, own)
-    sink_weights = (both - rest).sigmoid()
-    share = ((first - both).exp() * sink_weights).sum(1) / sink_weights.sum(1)
+    _, shifted = first_and_rest_logits(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
+    own_sinks = attention.sinks.double()[:, None].expand_as(first)
+    all_sinks = torch.logaddexp(first, own_sinks)
+    sink_weights = (all_sinks - rest).sigmoid()
+    share = ((first - all_sinks).exp() * sink_weights).sum(1) / sink_weights.sum(1)
     value = events[0].v[0, :, 0] * share.view(groups, -1).mean(1, keepdim=True).to(q.dtype)
     repeated = value.repeat_interleave(len(share) // groups, 0).flatten()
     _add_to_bias(attention.k_proj, -shift_before_rope.flatten())
     _add_to_bias(attention.v_proj, -value.flatten())
     _add_to_bias(attention.o_proj, attention.o_proj.weight @ repeated)
-    attention.sinks = _parameter(level(shifted, sink_weights).to(attention.sinks.dtype))
+    attention.sinks = _parameter(solve_sink(shifted, sink_weights).to(attention.sinks.dtype))
 
 
 def _apply_rope(

@@ -34,9 +34,9 @@ def check_stores(decoder: Decoder, num_tokens: int) -> None:
 def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
     """Return a decoder that reads every sequence as if these tokens stood before it.
 
-    It shares its weights with `decoder`, which stays as it is. In layers with a window a later
-    token still sees them, which no longer sees the beginning of a text: within the window the
-    function is the model's own after these tokens, and past it another.
+    It shares its weights with `decoder`, which is not changed. In layers with a window every token
+    sees the prefix, however far back it lies: within the window the logits are those of `decoder`
+    after these tokens, past it they differ.
 
     Raises:
         WakefulError: no tokens, ids past the vocabulary, more than the context holds, or a model

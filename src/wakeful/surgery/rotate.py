@@ -62,17 +62,16 @@ def rotate(
     2401.15024, section 3; QuaRot, 2404.00456).
 
     Args:
-        decoder: stays as it is; the result shares no weights with it.
-        rotation: of the residual stream and, where `values`, of every head's values.
-        stream: whether the residual stream turns. Where it stays, all matrices outside of attention
-            and `inner`'s do, and norms may stand anywhere.
-        values: whether the heads' values turn too.
-        inner: whether what the feed-forward networks' last projections read turns too. That is done
-            as the model runs, so the result is of no stock architecture.
-        seed: gives the rotation that is drawn.
+        decoder: is not changed; the result shares no weights with it.
+        rotation: kind of rotation.
+        stream: whether to rotate the residual stream. Without it norms may have any placement.
+        values: whether to rotate every head's values.
+        inner: whether to rotate the inputs of the feed-forward networks' last projections. This
+            happens in every forward pass, so that the result has no stock architecture.
+        seed: seeds random rotations.
 
     Raises:
-        WakefulError: a part of the model does not commute with a rotation; it is named.
+        WakefulError: a part of the model, which is named, does not commute with a rotation.
     """
     kind = check_rotates(decoder, rotation, stream=stream, values=values)
     stream = stream and type(kind) is not Identity
@@ -80,22 +79,22 @@ def rotate(
     plain = folded(decoder) if decoder.embedding.plainer else decoder
     turned = copy.deepcopy(plain, {id(p): p for p in plain.parameters()}).eval()
     if stream:
-        _untie(turned)
+        _untie_head(turned)
     norms = [m for m in turned.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
     norms = norms if stream else []
     centered = any(norm.centers for norm in norms)
     readers, roles = (list(_stream_readers(turned)), roles_of(turned)) if stream else ([], {})
     shape, device = turned.config.shape, turned.embed.weight.device
     of_stream = kind if stream else Identity()
-    turn = turning(of_stream, "stream", shape.width, device, seed=seed, centered=centered)
-    turn_values = turning(kind, "values", shape.head_width, device, seed=seed)
+    turn = make_turn(of_stream, "stream", shape.width, device, seed=seed, centered=centered)
+    turn_values = make_turn(kind, "values", shape.head_width, device, seed=seed)
     for names in _parts(turned) if stream else _each_block(turned):
-        parts = [turned.get_submodule(name[:-1]) for name in names]
-        inside = {module for part in parts for module in part.modules()}
-        with in_memory(*parts):
+        modules = [turned.get_submodule(name[:-1]) for name in names]
+        inside = {module for part in modules for module in part.modules()}
+        with in_memory(*modules):
             for norm, reading in readers:
                 if norm in inside:
-                    _fold(norm, reading)
+                    _fold_norm(norm, reading)
             for name, role in roles.items():
                 if role.residual is not None and name.startswith(names):
                     _turn_matrix(turned, name, role, turn, centered=centered)
@@ -103,7 +102,7 @@ def rotate(
                 bias = getattr(norm, "bias", None) if norm in inside else None
                 if bias is not None:
                     bias.copy_(turn(bias.double()))
-            for part in parts:
+            for part in modules:
                 if isinstance(part, Block) and values:
                     _turn_values(part, turned, turn_values)
                 if isinstance(part, Block) and inner:  # the columns that read what is to turn
@@ -111,19 +110,19 @@ def rotate(
                     down.copy_(WalshHadamard()(down.double()))
     if inner:
         turned = rebuild_decoder(turned, mlp_rotation=True)
-    _compare(decoder, turned, kind)
+    _check_logits_kept(decoder, turned, kind)
     return turned
 
 
 @torch.no_grad()
 def rotate_keys(decoder: Decoder) -> Decoder:
-    """Return a decoder with the same logits whose queries and keys are rotated after RoPE.
+    """Return a decoder with the same logits that rotates queries and keys after RoPE.
 
-    That is done as the model runs, so the result is of no stock architecture. It shares its weights
-    with `decoder`, which stays as it is.
+    This happens in every forward pass, so that the result has no stock architecture. It shares its
+    weights with `decoder`, which is not changed.
 
     Raises:
-        WakefulError: the model's route does more with them than attend; it is named.
+        WakefulError: the model's route, which is named, uses queries and keys for more than logits.
     """
     stored: dict[str, Tensor] = {}
     if decoder.config.stored_prefix and not decoder.config.qk_rotation:
@@ -131,7 +130,7 @@ def rotate_keys(decoder: Decoder) -> Decoder:
             if name.endswith("attention.stored.keys"):
                 stored[name] = WalshHadamard()(keys.double()).to(keys.dtype)
     turned = rebuild_decoder(decoder, stored, qk_rotation=True)
-    _compare(decoder, turned, "a rotation of queries and keys")
+    _check_logits_kept(decoder, turned, "a rotation of queries and keys")
     return turned
 
 
@@ -203,8 +202,8 @@ def _each_block(decoder: Decoder) -> Iterator[tuple[str]]:
         yield (f"blocks.{number}.",)
 
 
-def _untie(decoder: Decoder) -> None:
-    """Give the head a matrix of its own where the final norm's scale goes into one of the two."""
+def _untie_head(decoder: Decoder) -> None:
+    """Give the head its own matrix if the final norm's scale is to be folded into it alone."""
     if not decoder.config.tied or not decoder.norm.scales_channels:
         return
     decoder.head.weight = nn.Parameter(decoder.embed.weight.detach(), requires_grad=False)
@@ -212,10 +211,13 @@ def _untie(decoder: Decoder) -> None:
 
 
 def _stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
-    """Yield each norm of the stream with the linear layers that read what it gives."""
+    """Yield each norm of the stream with the linear layers that read its output."""
     for block in decoder.blocks:
-        for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
-            yield cast(Norm, norm), list(_reading(half))  # Identity only where refused
+        for norm, sublayer in (
+            (block.attention_norm, block.attention),
+            (block.mlp_norm, block.mlp),
+        ):
+            yield cast(Norm, norm), list(_reading(sublayer))  # Identity only where refused
     yield decoder.norm, [decoder.head]
 
 
@@ -225,8 +227,8 @@ def _reading(part: nn.Module) -> Iterator[nn.Linear]:
             yield part.get_submodule(name.rpartition(".")[0])  # pyright: ignore[reportReturnType]
 
 
-def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
-    """Take a norm's scale γ and bias β out of it: W (γ n + β) + b = W γ n + (W β + b)."""
+def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
+    """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b)."""
     scale, bias = norm.take_scale()
     if bias is not None:
         if all(reader.bias is not None for reader in readers):
@@ -246,13 +248,15 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
                 rows.copy_(rows.double() * scale.double())
 
 
-def turning(
+def make_turn(
     kind: Rotation, part: str, width: int, device: torch.device, *, seed: int,
     centered: bool = False,
 ) -> Turning:  # fmt: skip
-    """Return what turns the channels of the `stream` or of a head's `values`: each `width` numbers
-    x of the last axis to x Qᵀ; with `centered`, of a Q that keeps (1, …, 1): U diag(1, R) U with R
-    one narrower and U the reflection `_exchanged`.
+    """Return a function that turns every row x (`width`) of the last axis to x Qᵀ.
+
+    `part` ("stream" or "values") enters the seed. With `centered`, Q keeps (1, …, 1): it is
+    U diag(1, R) U with a rotation R of `width` − 1 channels and the reflection U of
+    `_exchange_axes`.
     """
     rotation = kind.for_width(
         width - centered, generator=generator_for(seed, part, width), device=device,
@@ -271,7 +275,7 @@ def turning(
 
 
 def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -> Turning:
-    """Return what `rotate` makes of a decoder's block outputs.
+    """Return the function by which `rotate` turns a decoder's block outputs.
 
     Raises:
         WakefulError: a rotation is known not to be exact.
@@ -280,7 +284,7 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
     norms = [m for m in decoder.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
     centered = any(norm.centers for norm in norms)
     width, device = decoder.config.width, decoder.embed.weight.device
-    turn = turning(kind, "stream", width, device, seed=seed, centered=centered)
+    turn = make_turn(kind, "stream", width, device, seed=seed, centered=centered)
     return (lambda h: turn(h - h.mean(-1, keepdim=True))) if centered else turn
 
 
@@ -320,8 +324,8 @@ def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
         stored.copy_(turn(stored.double()))
 
 
-def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
-    """Refuse a result that is another function: a user's own part may not commute."""
+def _check_logits_kept(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
+    """Raise `WakefulError` if the logits changed: a user's part may not commute."""
     config = before.config
     check_same(
         before, after, before.embed.weight, as_stored(before.embed.weight).dtype, "the logits",
@@ -335,8 +339,10 @@ def check_same(
     before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor], table: Tensor,
     dtype: torch.dtype, noun: str, why: str, *, length: int = 64,
 ) -> None:  # fmt: skip
-    """Raise `WakefulError` where two models with the embedding `table` have logits of random tokens
-    that differ by more than rounding to a type explains.
+    """Raise `WakefulError` if two models' logits of random tokens differ by more than the rounding
+    of `dtype` explains.
+
+    `table` is their embedding; `noun` and `why` are for the message.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(table), (1, length), generator=generator).to(table.device)

@@ -18,7 +18,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
 from wakeful.optim.rotations.base import LearnedRotation, Rotation, rotation_of
 from wakeful.paged import store_like
-from wakeful.surgery.rotate import Turning, check_same, turning
+from wakeful.surgery.rotate import Turning, check_same, make_turn
 
 _MLP = r"mlp\.(?:shared_expert\.)?"
 _READS = {
@@ -50,10 +50,10 @@ def rotate_experts(
     stream: bool = True,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Return a model with the same logits whose residual stream lies in a random basis, and every
-    head's values in another; its head is its own. Without `stream` the values alone turn.
+    """Return a model with the same logits, its residual stream and heads' values rotated.
 
-    It shares what stays with `model`, which stays as it is.
+    Without `stream` only the values are. Its head is no longer tied. Parameters that are not
+    rotated are shared with `model`, which is not changed.
 
     Raises:
         WakefulError: the rotation is learned, a parameter is not known, or the logits change.
@@ -67,33 +67,33 @@ def rotate_experts(
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
         turned.config.tie_word_embeddings = False
     named = dict(turned.named_parameters())
-    ends = {name: _BLOCK.sub("", name, count=1) for name in named}
+    suffixes = {name: _BLOCK.sub("", name, count=1) for name in named}
     if stream:
-        _check_names(ends, type(model).__name__)
+        _check_names(suffixes, type(model).__name__)
     config = turned.config
     head_width = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     turns = {
-        part: turning(kind, part, width, table.weight.device, seed=seed)
+        part: make_turn(kind, part, width, table.weight.device, seed=seed)
         for part, width in (("stream", config.hidden_size), ("values", head_width))
     }
     for name, parameter in named.items():
-        end, block = ends[name], name.removesuffix(ends[name])
+        suffix, block = suffixes[name], name.removesuffix(suffixes[name])
         norm = next(
-            (n for n in _READS if stream and re.fullmatch(_READS[n], end)),
+            (n for n in _READS if stream and re.fullmatch(_READS[n], suffix)),
             None,
         )
-        reads = norm is not None or (stream and end == _TABLE)
+        reads = norm is not None or (stream and suffix == _TABLE)
         steps: list[_Step] = []
         if norm is not None:
             scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
-            steps.append((_axis(turned, name, reads=True), scale.double().mul))
-        if reads or (stream and re.fullmatch(_WRITES, end)):
-            steps.append((_axis(turned, name, reads=reads), turns["stream"]))
-        if re.fullmatch(r"self_attn\.(?:v_proj\.(?:weight|bias)|o_proj\.weight)", end):
-            steps.append((0 if "v_proj" in end else 1, turns["values"]))
-        if stream and end in _READS:
+            steps.append((_stream_axis(turned, name, reads=True), scale.double().mul))
+        if reads or (stream and re.fullmatch(_WRITES, suffix)):
+            steps.append((_stream_axis(turned, name, reads=reads), turns["stream"]))
+        if re.fullmatch(r"self_attn\.(?:v_proj\.(?:weight|bias)|o_proj\.weight)", suffix):
+            steps.append((0 if "v_proj" in suffix else 1, turns["values"]))
+        if stream and suffix in _READS:
             steps.append((0, torch.ones_like))
         if steps:
             _transform_parameter(turned, name, parameter, steps)
@@ -106,18 +106,21 @@ def rotate_experts(
     return turned
 
 
-def _check_names(ends: Mapping[str, str], kind: str) -> None:
+def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
+    """Raise `WakefulError` for a parameter of which it is unknown whether it reads the residual
+    stream.
+    """
     pattern = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
-    for name, end in ends.items():
-        if end not in _READS and end != _TABLE and not pattern.fullmatch(end):
+    for name, suffix in suffixes.items():
+        if suffix not in _READS and suffix != _TABLE and not pattern.fullmatch(suffix):
             raise WakefulError(
                 f"{kind} has a parameter {name}, of which it is not known whether it reads the "
                 "residual stream, so that it cannot be rotated"
             )
 
 
-def _axis(model: nn.Module, name: str, *, reads: bool) -> int:
-    """Return the axis of a parameter that lies in the residual stream, from its last."""
+def _stream_axis(model: nn.Module, name: str, *, reads: bool) -> int:
+    """Return the axis of a parameter that lies in the residual stream, as −1 or −2."""
     if name.endswith("bias"):
         return -1
     owner = model.get_submodule(name.rpartition(".")[0])

@@ -86,16 +86,16 @@ def choose_sink_tokens(
     before: Sequence[int] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Return which of the candidates is best stored before a text, by the order above.
+    """Choose the candidate that is best stored before a text, by the order above.
 
     Args:
-        decoder: stays as it is.
+        decoder: is not changed.
         windows: text to measure on.
         candidates: token ids, at least one.
-        preferred: BOS, which is chosen where it is as good as the best.
-        opening: what the model as it is reads before each window.
-        before: tokens that stand before the candidate.
-        on_progress: called with the candidates measured so far and all of them.
+        preferred: BOS, which is chosen if it is as good as the best.
+        opening: tokens that the uncured model reads before each window.
+        before: tokens already chosen, which are stored before the candidate.
+        on_progress: called with the number of candidates measured and of all candidates.
 
     Raises:
         WakefulError: an id is past the vocabulary, or the model has a stored prefix already.
@@ -108,22 +108,22 @@ def choose_sink_tokens(
 
     if len(ids) > FINALISTS:
         rows, length = SCREENED
-        short = windows[:rows, :length]
+        screening_windows = windows[:rows, :length]
         screened: dict[int, float] = {}
         for number, token in enumerate(ids):
             on_progress(number, total)
-            screened[token] = sum(losses_after_opening(prefixed(token), short))
+            screened[token] = sum(losses_after_opening(prefixed(token), screening_windows))
         ids = sorted(ids, key=screened.__getitem__)[:FINALISTS]
         if preferred in screened and preferred not in ids:
             ids[-1] = preferred
-    none = SinkTrial((), losses_after_opening(decoder, windows, opening))
+    uncured = SinkTrial((), losses_after_opening(decoder, windows, opening))
     trials = dict[int, SinkTrial]()
     for number, token in enumerate(ids):
         on_progress(total - FINALISTS + number, total)
         losses = losses_after_opening(prefixed(token), windows)
         trials[token] = SinkTrial((*before, token), losses)
     choice = choose_sink_cure(
-        none, trials, preferred=preferred, even=float(even_shares(windows.shape[1])[0]),
+        uncured, trials, preferred=preferred, even=float(even_shares(windows.shape[1])[0]),
         measure_share=lambda token: first_token_share(prefixed(token), windows[:SHARE_WINDOWS]),
     )  # fmt: skip
     on_progress(total, total)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wakeful.model.decoder import Decoder
 from wakeful.model.positions import turn_pairs
-from wakeful.surgery.absorb import RecordedAttention, absorb, check_absorbs, level
+from wakeful.surgery.absorb import RecordedAttention, absorb, check_replaceable, solve_sink
 
 NORMALIZER = "softmax1(learned=True)"
 
@@ -28,19 +28,19 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """Return a decoder with learned sinks whose logits are nearly those of `decoder` after `token`.
 
     With k_z and v_z the token's key and value, keys become k_j − k_z and values v_j − v_z, and the
-    denominator of the softmax gets e^s, s = 0. Without rotary positions and normalized keys that is
-    the same function; RoPE turns the shift of the keys, so there it is a mean over positions, and s
-    gives the sink the mean weight that the token had. All weights but those
-    of the attention's biases are shared with `decoder`, which stays as it is. What it takes and
-    raises is that of `learned_gates`: the text is that of which sinks take their weights.
+    denominator of the softmax gets e^s, s = 0. Without rotary positions and normalized keys this is
+    the same function. RoPE rotates the shift of the keys, so there the mean shift over positions is
+    taken, and s chosen so that the sink gets the token's mean weight on `text`. All weights but the
+    attention's biases are shared with `decoder`, which is not changed. Errors: see
+    `learned_gates`.
     """
-    check_absorbs(decoder, "sinks")
+    check_replaceable(decoder, "sinks")
 
     def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
         shift, turned = _key_shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
-        first, rest = recorded.ends()
-        _, shifted = recorded.ends(turned)
-        sink = level(shifted, (first - rest).sigmoid())
+        first, rest = recorded.first_and_rest()
+        _, shifted = recorded.first_and_rest(turned)
+        sink = solve_sink(shifted, (first - rest).sigmoid())
         name = f"blocks.{recorded.layer}.attention.dot.normalizer.log_sinks"
         return -shift.flatten(), {name: sink}
 

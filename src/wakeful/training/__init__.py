@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from wakeful.training.charts import (
         METRIC_TITLES,
         difference_chart,
-        followed_charts,
+        metric_charts,
         relative_loss_chart,
     )
     from wakeful.training.compared import ComparedRuns, TrainedRun
@@ -40,9 +40,9 @@ __all__ = [
     "comparison_verdicts",
     "difference_chart",
     "distillation_in_rows",
-    "followed_charts",
     "machines",
     "mean_loss",
+    "metric_charts",
     "relative_loss_chart",
     "report_comparison",
     "resume_command",
@@ -56,7 +56,7 @@ __all__ = [
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "charts": ["METRIC_TITLES", "difference_chart", "followed_charts", "relative_loss_chart"],
+        "charts": ["METRIC_TITLES", "difference_chart", "metric_charts", "relative_loss_chart"],
         "compared": ["ComparedRuns", "TrainedRun"],
         "comparison": ["Comparison", "compare", "report_comparison"],
         "distillation": ["distillation_in_rows"],

@@ -58,7 +58,7 @@ def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
     y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
     steady = steady.select("variant", "step", "low", "high", value="difference")
     zero = [charts.line_at("y", 0.0, "zero")]
-    return _curves(comparison, steady, y, "+.4f", variants, under=zero)
+    return _draw_curves(comparison, steady, y, "+.4f", variants, under=zero)
 
 
 def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
@@ -67,24 +67,26 @@ def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
     frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
     frame = frame.filter(pl.col("variant").is_in(variants)).rename({"loss": "value"})
     y = alt.Y("value:Q", title="training loss (nats per token)", scale=alt.Scale(zero=False))
-    return _curves(comparison, frame, y, ".4f", variants)
+    return _draw_curves(comparison, frame, y, ".4f", variants)
 
 
-def followed_charts(comparison: ComparedRuns) -> list[Chart]:
-    """Draw what the variants' heads came to over steps, a chart a figure.
+def metric_charts(comparison: ComparedRuns) -> list[Chart]:
+    """Draw each metric of the heads over steps: a chart with a line for each variant.
 
-    Each line is the mean over seeds, its band the 95% confidence interval.
+    A line is the mean over layers, heads and seeds, its band the 95% confidence interval.
     """
     variants, curve_charts = with_curves(comparison), list[Chart]()
     for _, title, frame in _each_followed(tables.followed_figures(comparison), variants):
-        far = pl.col("error") * pl.col("seeds").map_elements(
+        half_width = pl.col("error") * pl.col("seeds").map_elements(
             lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
         )
-        error = pl.when(far.is_finite()).then(far)
+        error = pl.when(half_width.is_finite()).then(half_width)
         value = pl.col("value")
         bands = frame.select("variant", "step", value, low=value - error, high=value + error)
         y = alt.Y("value:Q", title=title)
-        curve_charts.append(Chart(title, partial(_curves, comparison, bands, y, ".4f", variants)))
+        curve_charts.append(
+            Chart(title, partial(_draw_curves, comparison, bands, y, ".4f", variants))
+        )
     return curve_charts
 
 
@@ -99,21 +101,21 @@ def _each_followed(
 
 
 def head_charts(comparison: ComparedRuns) -> list[tuple[str, list[Chart]]]:
-    """Draw what each layer and head came to over steps, a title a figure and a chart a variant.
+    """Draw each metric by layer, head and step: its title and a heat map for each variant.
 
-    Colors are those of one scale in all charts of a figure.
+    All heat maps of a metric have one color scale.
     """
     variants, by_figure = with_curves(comparison), list[tuple[str, list[Chart]]]()
     for name, title, frame in _each_followed(tables.heads_over_steps(comparison), variants):
         largest = max(1.0, *frame["value"])
         domain = charts.SHARE if name.startswith("bos_mass") else (0.0, largest)
         head = "key/value head" if name.startswith("value_drain") else "head"
-        of_each = [
+        variant_charts = [
             Chart(f"{title}, {variant}", partial(
                 _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
             for variant in variants if variant in frame["variant"]
         ]  # fmt: skip
-        by_figure.append((title, of_each))
+        by_figure.append((title, variant_charts))
     return by_figure
 
 
@@ -153,7 +155,7 @@ def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
         charts.tip("low", "+.4f", title="95% interval from"),
         charts.tip("high", "+.4f", title="to"),
     ]
-    return charts.dots(
+    return charts.draw_intervals(
         frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
         under=[charts.line_at("x", 0.0, "zero")],
     )  # fmt: skip
@@ -166,12 +168,15 @@ def cost_charts(comparison: ComparedRuns) -> list[Chart]:
         return []
     return [
         Chart(f"Ratios to {comparison.baseline}: {title}",
-              partial(_cost, comparison, table, title, column), title)
+              partial(_draw_cost, comparison, table, title, column), title)
         for title, column in _MEASURES
     ]  # fmt: skip
 
 
-def _cost(comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str) -> charts.Drawing:
+def _draw_cost(
+    comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str
+) -> charts.Drawing:
+    """Draw a bar for each variant's ratio to the baseline."""
     frame = charts.round_digits(table.select("variant", ratio=column).drop_nulls())
     largest = max((1.0, *frame["ratio"]))
     base = alt.Chart(frame).encode(
@@ -191,13 +196,13 @@ def _cost(comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str
     return chart.properties(height=26 * len(frame), width="container")
 
 
-def _curves(
+def _draw_curves(
     comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, variants: Sequence[str],
     under: Sequence[alt.Chart] = (),
 ) -> charts.Drawing:  # fmt: skip
-    """Draw a line over steps for each variant, with a legend of those `shown`."""
+    """Draw a line over steps for each of `variants`; the legend names no others."""
     tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
-    chart = charts.lines(
+    chart = charts.draw_lines(
         frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",
         legend=alt.Legend(values=list(variants)), under=under,
     )  # fmt: skip

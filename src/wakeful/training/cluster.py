@@ -24,7 +24,7 @@ from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.runs.distributed import on_signal
+from wakeful.runs.distributed import set_signal_handler
 from wakeful.runs.run import await_release, disk_errors, is_done, lock_file, refuse_link
 from wakeful.terminal.display import Display
 from wakeful.training.loop import train_run
@@ -114,10 +114,10 @@ def cluster_of(expression: str) -> Cluster:
         WakefulError: it names none, an option is out of its range, submitit is not installed, or
             SLURM is not to be had here.
     """
-    engines = {"local": _local, "slurm": _slurm}
+    engines = {"local": _local_cluster, "slurm": _slurm_cluster}
     cluster: Cluster = build_call("cluster", engines, expression)(expression)
     check_rules(cluster, AtLeast("workers", 1), AtLeast("gpus", 0))
-    _submitit()
+    _import_submitit()
     if cluster.engine == "slurm" and shutil.which("srun") is None:
         raise WakefulError(
             f"cluster = {expression}: there is no srun here; give the command on a machine that "
@@ -135,24 +135,23 @@ def distribute_work(
     may_diverge: Container[str] = (),
     may_fail: bool = False,
 ) -> dict[str, str]:
-    """Do unfinished work in jobs of one row or of several small ones, `workers` at a time.
+    """Run unfinished rows in jobs, at most `cluster.workers` at a time; small rows share a job.
 
-    A row whose job ended early continues in another, a run from its newest checkpoint. Jobs write
-    their logs into a new folder below `folder`/jobs, which all machines must see, as well as the
-    rows' folders. submitit unpickles its jobs' results there, so no earlier file is read.
-    If a row whose label is in `may_diverge` diverges, the others continue without it; with
-    `may_fail` after any fault. Return the faults by label.
+    A row whose job ends early continues in a new one, from its newest checkpoint. Logs go to a new
+    folder below `folder`/jobs; all machines must see it and the rows' folders. submitit unpickles
+    results from there, so that no earlier file is read. If a row labelled in `may_diverge`
+    diverges, or with `may_fail` any row fails, the others continue. Return the faults by label.
 
-    Workers of this machine end when the command does, also where it is killed.
+    Local workers end with this command, even if it is killed.
 
     Raises:
-        WakefulError: a row's training raised it, its jobs kept ending before they had saved a
-            step, or another command's workers hold the folder.
-        Interrupted: SIGTERM came, and the jobs are canceled.
+        WakefulError: a row failed, its jobs kept ending before they saved a step, or another
+            command's workers hold the folder.
+        Interrupted: SIGTERM arrived; the jobs are canceled.
     """
-    submitit, command = _submitit(), folder / _LOGS / _COMMAND
+    submitit, command = _import_submitit(), folder / _LOGS / _COMMAND
     logs = command.with_name(secrets.token_hex(8))
-    running = dict[int, tuple[list[Work], Any]]()
+    jobs = dict[int, tuple[list[Work], Any]]()
     locked = (
         f"another command distributes work in {folder}, or the workers of one that was killed are "
         "saving their step: wait a minute, then give the command again"
@@ -161,28 +160,30 @@ def distribute_work(
     refuse_link(command)
     with disk_errors(logs):
         command.parent.mkdir(parents=True, exist_ok=True)
-    with lock_file(command, locked), ExitStack() as ends:
-        executor = _executor(submitit, cluster, logs)
+    with lock_file(command, locked), ExitStack() as cleanup:
+        executor = _make_executor(submitit, cluster, logs)
         remaining = [row for row in rows if not row.done]
         queue = _Queue(remaining, cluster.workers, logs, may_diverge, may_fail)
-        ends.callback(on_signal, signal.SIGTERM, on_signal(signal.SIGTERM, _stop))
-        ends.callback(lambda: _end([job for _, job in running.values()], cluster))
-        while queue.waiting or running:
+        cleanup.callback(
+            set_signal_handler, signal.SIGTERM, set_signal_handler(signal.SIGTERM, _stop)
+        )
+        cleanup.callback(lambda: _end_jobs([job for _, job in jobs.values()], cluster))
+        while queue.waiting or jobs:
             for slot in range(cluster.workers):
-                if slot not in running and (batch := queue.take_batch()):
-                    job = _submitted(executor, cluster, slot, batch, command)
-                    running[slot] = batch, job
-            for slot, (batch, job) in list(running.items()):
+                if slot not in jobs and (batch := queue.take_batch()):
+                    job = _submit(executor, cluster, slot, batch, command)
+                    jobs[slot] = batch, job
+            for slot, (batch, job) in list(jobs.items()):
                 if not job.done():
                     for row in itertools.takewhile(lambda row: row.done, batch):
                         queue.note_done(row, show)
                     continue
-                del running[slot]
-                for row, result in zip(batch, _result(submitit, job, batch), strict=False):
+                del jobs[slot]
+                for row, result in zip(batch, _job_results(submitit, job, batch), strict=False):
                     queue.take_result(row, result, show)
                 unfinished = [row for row in batch if row.label in queue.remaining]
                 queue.waiting = unfinished + queue.waiting
-            time.sleep(_PAUSE[cluster.engine] if running else 0)
+            time.sleep(_PAUSE[cluster.engine] if jobs else 0)
     return queue.faults
 
 
@@ -197,6 +198,7 @@ class _Queue:
         may_diverge: Container[str],
         may_fail: bool,
     ) -> None:
+        """Queue rows and count their tries; see `distribute_work` for the arguments."""
         self.waiting, self.total, self.workers, self.logs = list(rows), len(rows), workers, logs
         self.may_diverge, self.may_fail = may_diverge, may_fail
         self.remaining = {row.label for row in rows}
@@ -230,7 +232,11 @@ class _Queue:
             show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
 
     def take_result(self, row: Work, result: JobResult, show: Display) -> None:
-        """Take the result of a row whose job has ended; raise its fault if it may not fail."""
+        """Record the result of a row whose job has ended, to be retried if a signal stopped it.
+
+        Raises:
+            WakefulError: the row failed and may not.
+        """
         fault = result.fault
         if not fault or row.done:  # a signal may come after the last step
             self.note_done(row, show)
@@ -271,11 +277,11 @@ def _checkpoints_of(folder: Path) -> set[str]:
     return {path.as_posix() for path in folder.rglob("step-*")}
 
 
-def _end(jobs: Sequence[Any], cluster: Cluster) -> None:
-    """Cancel jobs, those of this machine after they have saved the step under way.
+def _end_jobs(jobs: Sequence[Any], cluster: Cluster) -> None:
+    """Cancel jobs; local ones first get the time to save their current step.
 
-    SLURM itself gives its jobs the time to save. Submitit's local `cancel` sends SIGINT and kills a
-    worker that still runs a second later, but its controller passes a SIGTERM on and waits.
+    SLURM gives its jobs that time itself. Submitit's local `cancel` kills a worker one second after
+    SIGINT, but its controller passes SIGTERM on and waits.
     """
     if cluster.engine == "local":
         for job in jobs:
@@ -339,7 +345,7 @@ def job_result(work: Callable[[], object]) -> JobResult:
     return JobResult()
 
 
-def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
+def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     if cluster.engine == "local":  # the automatic one does not let a job see GPUs of its own
         executor = submitit.LocalExecutor(folder=logs)
     else:
@@ -348,9 +354,10 @@ def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submitted(
+def _submit(
     executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work], command: Path
 ) -> Any:
+    """Submit a job for a batch of rows; a local one uses the GPUs of its slot."""
     calls = [row.call for row in batch]
     if cluster.engine == "local" and cluster.gpus:
         gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
@@ -358,17 +365,17 @@ def _submitted(
     if cluster.engine != "local":
         return executor.submit(run_calls, calls)
     # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
-    handler = on_signal(signal.SIGINT, signal.SIG_IGN)
+    handler = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
     try:
-        with _threads(cluster.workers):
+        with _divide_cores(cluster.workers):
             return executor.submit(run_calls, calls, str(command))
     finally:
-        on_signal(signal.SIGINT, handler)
+        set_signal_handler(signal.SIGINT, handler)
 
 
 @contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Give processes started now their share of the cores, unless the user sets the number."""
+def _divide_cores(workers: int) -> Iterator[None]:
+    """Let processes started inside use 1 / `workers` of the cores, unless the user set it."""
     if THREADS in os.environ:
         yield
         return
@@ -381,7 +388,7 @@ def _threads(workers: int) -> Iterator[None]:
         del os.environ[THREADS]
 
 
-def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResult]:
+def _job_results(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResult]:
     """Return the outcomes of an ended job's rows, up to its end; a killed one was stopped."""
     try:
         return job.result()
@@ -392,17 +399,19 @@ def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResult]:
         return [*finished, JobResult(fault, stopped=True)][: len(batch)]
 
 
-def _submitit() -> Any:
+def _import_submitit() -> Any:
     return optional("submitit", extra="cluster", wants="--cluster")
 
 
-def _local(_written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0) -> Cluster:
+def _local_cluster(
+    _written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0
+) -> Cluster:
     """Return processes of this machine, each with `gpus` GPUs of its own."""
     parameters: dict[str, Any] = {"timeout_min": round(60 * hours), "gpus_per_node": gpus}
     return Cluster("local", workers, gpus, parameters)
 
 
-def _slurm(
+def _slurm_cluster(
     _written: str,
     *,
     workers: int = 8,
@@ -415,7 +424,7 @@ def _slurm(
     qos: str = "",
     constraint: str = "",
 ) -> Cluster:
-    """Return SLURM's jobs, each of one machine's `gpus` GPUs and `cpus` cores."""
+    """Return a cluster of SLURM jobs, each on one machine with `gpus` and `cpus` cores."""
     named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
     parameters: dict[str, Any] = {
         "name": "wakeful", "timeout_min": round(60 * hours), "gpus_per_node": gpus,

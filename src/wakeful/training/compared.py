@@ -95,7 +95,7 @@ class ComparedRuns:
         """Return the comparison of the baseline with these variants alone.
 
         Raises:
-            WakefulError: one is none of the variants that have finished.
+            WakefulError: a name is not that of a finished variant.
         """
         for name in variants:
             self._check_finished("only", name)
@@ -146,10 +146,7 @@ class ComparedRuns:
         return "seeds" if len(self.compared(variant)) > 1 else "windows"
 
     def compared(self, variant: str) -> list[TrainedRun]:
-        """Return the runs behind a variant's figures: those whose seed the baseline has too.
-
-        If it shares no seed with the baseline, all of its runs.
-        """
+        """Return a variant's runs whose seed the baseline has too, or all if there are none."""
         return [run for run, _ in self.pairs(variant)] or self.of(variant)
 
     @cached_property
@@ -192,7 +189,7 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     if isinstance(source, str | Path):
         header = Run.open(source).header
         if header.kind == "compare":
-            comparison = _comparison_folder(Path(source), header, baseline or header.baseline)
+            comparison = _read_comparison(Path(source), header, baseline or header.baseline)
             return comparison.with_baseline(baseline) if baseline else comparison
         source = [source]
     runs: list[TrainedRun] = []
@@ -246,7 +243,8 @@ def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, Traine
     return differences
 
 
-def _comparison_folder(path: Path, header: Header, baseline: str) -> ComparedRuns:
+def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
+    """Return the finished and unfinished runs of a comparison's folder."""
     for name in header.variants:
         if not _is_folder_name(name):
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
@@ -292,17 +290,17 @@ def _is_folder_name(name: str) -> bool:
 
 
 def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> TrainedRun:
-    """Read a finished training run, or with `done` false one under way, which has no summary.
+    """Read a finished training run, or without `done` an unfinished one, which has no summary.
 
     Raises:
-        WakefulError: a file of it is missing, damaged or incomplete.
+        WakefulError: one of its files is missing, damaged or incomplete.
     """
     run = Run.open(path)
     summary = run.read(RunSummary, "summary.json") if done else None
     validation = pl.DataFrame(schema=VALIDATION)
     if done:
         validation = read_windows(run.path / "validation.parquet").sort("window")
-    config, every, table = run.config, _trajectories(run), run.path / "metrics.parquet"
+    config, trajectories, table = run.config, _read_trajectories(run), run.path / "metrics.parquet"
     metrics = read_frame(table, METRICS) if table.is_file() else run.logged(METRICS)
     return TrainedRun(
         path=run.path,
@@ -314,14 +312,14 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
         done=summary,
         metrics=metrics,
         validation=validation,
-        followed=_followed(run, every),
-        heads=every.filter(
+        followed=_mean_over_layers(run, trajectories),
+        heads=trajectories.filter(
             pl.col("head").is_not_null() | pl.col("head").is_null().all().over("figure")
         ),
     )
 
 
-def _trajectories(run: Run) -> pl.DataFrame:
+def _read_trajectories(run: Run) -> pl.DataFrame:
     """Return what training logged of layers and heads: step, figure, layer, head, value."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
     variant, of_head = pl.col("variant"), pl.col("head").is_not_null()
@@ -332,8 +330,9 @@ def _trajectories(run: Run) -> pl.DataFrame:
     return selected.select("step", figure, "layer", "head", "value")
 
 
-def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
-    of_layers = every.filter(pl.col("head").is_null())
+def _mean_over_layers(run: Run, trajectories: pl.DataFrame) -> pl.DataFrame:
+    """Return each metric's mean over layers by step, with validation's excess loss."""
+    of_layers = trajectories.filter(pl.col("head").is_null())
     frame = of_layers.group_by("step", "figure").agg(pl.col("value").mean()).sort("step")
     if frame.is_empty():
         return frame
@@ -346,15 +345,17 @@ def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
 
 
 def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
-    """Raise `WakefulError` for runs whose losses cannot be paired."""
+    """Return the comparison, or raise `WakefulError` if losses of its runs cannot be paired."""
     first = comparison.runs[0]
     for run in (*comparison.runs[1:], *comparison.partial):
-        if odd := _difference(run, first):
-            raise WakefulError(f"{run.path} and {first.path} cannot be compared: their {odd}")
+        if difference := _unpaired_difference(run, first):
+            raise WakefulError(
+                f"{run.path} and {first.path} cannot be compared: their {difference}"
+            )
     return comparison
 
 
-def _difference(run: TrainedRun, first: TrainedRun) -> str:
+def _unpaired_difference(run: TrainedRun, first: TrainedRun) -> str:
     """Return the difference that keeps two runs' losses from being paired; "" without any."""
     for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
         if getattr(run.data, key) != getattr(first.data, key):

@@ -12,7 +12,7 @@ from wakeful.config.rows import rows_of
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, chosen_variants
 from wakeful.errors import WakefulError, nearest
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.result import ResultPage
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
@@ -80,18 +80,18 @@ def compare(
         wakeful.compare({"name": "a", "preset": "cpu-tiny"}, {"name": "b", ...})
 
     Args:
-        configs: `Config`s, presets' names, TOML files or tables, each of one variant or with a
-            table of variants.
-        seeds: empty is those that the files name, or 0.
-        only: the variants to train, by name; empty is all.
-        out: folder to create; empty is runs/compare-NAME.
-        title: of the page.
+        configs: `Config`s, names of presets, TOML files or tables, each with one variant or a table
+            of variants.
+        seeds: by default those of the files, or 0.
+        only: names of the variants to train; by default all.
+        out: folder to create; by default runs/compare-NAME.
+        title: title of the page.
         layouts: names of layouts that add to the page, such as a paper's table.
-        baseline: variant that the others are compared with; empty is the first of all.
-        resume: continue the comparison that was interrupted there.
-        cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
-            empty is here, one after another.
-        figures: formats to write the charts in too, into the folder figures.
+        baseline: variant that the others are compared with; by default the first.
+        resume: continue an interrupted comparison in `out`.
+        cluster: where runs are trained, such as "local(workers=2)" or "slurm(...)"; by default
+            here, one after another.
+        figures: formats in which the charts are written too, to the folder figures.
         display: shows progress; None is a bar where there is a terminal.
 
     Raises:
@@ -150,6 +150,6 @@ def report_comparison(
     if only:
         compared = compared.select_variants(only)
     content = comparison_report(compared, title=title or f"wakeful: {folders[0].name}")
-    comparison = Comparison(folders[0], write(content, page, figures), compared)
+    comparison = Comparison(folders[0], write_page(content, page, figures), compared)
     comparison.save_results(table, figures)
     return comparison

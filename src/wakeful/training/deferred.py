@@ -84,9 +84,10 @@ class PendingSteps:
         self._steps.append(_PendingStep(step, lr, self.tokens, loss, norm, best))
 
     def read(self) -> Fault | None:
-        """Wait for the device; return the first step with a figure that is not finite.
+        """Wait for the device and read the steps' losses and gradient norms.
 
-        That step and those after it are dropped.
+        Return the first step with a figure that is not finite, or None; it and the steps after it
+        are dropped.
         """
         steps, self._values = self._steps, []
         if not steps:

@@ -39,8 +39,7 @@ def distillation_loss(
 
     CE is the student's cross-entropy; KL = Σ_v p_v (ln p_v − ln q_v) with p and q the softmax of
     the teacher's and the student's logits over T. The paper states α = 0.6 and T = 1; its losses
-    suggest that its KL was averaged over the vocabulary (`over="mean"`), which leaves next to
-    nothing of it.
+    suggest that it averaged the KL over the vocabulary (`over="mean"`), which makes it negligible.
     """
     if student.dtype != torch.float64:
         student, teacher = student.float(), teacher.float()
@@ -125,7 +124,11 @@ class Distillation:
         teacher: Decoder,
         lesson: DistillConfig,
     ) -> None:
-        """Raises `WakefulError` where the two cannot see the same tokens."""
+        """Freeze the teacher.
+
+        Raises:
+            WakefulError: the vocabularies of teacher and student differ.
+        """
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
@@ -142,7 +145,7 @@ class Distillation:
     ) -> Tensor:
         """Return the distillation loss of a batch; gradients reach the student alone.
 
-        Both see of each row what `documents` lets them see (`Decoder.forward`).
+        `documents` masks the attention of both models; see `Decoder.forward`.
         """
         lesson = self.lesson
         with torch.no_grad():

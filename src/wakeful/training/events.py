@@ -62,9 +62,10 @@ def _to_tensorboard(
     return log
 
 
-def _to_wandb(
+def _log_to_wandb(
     wandb: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
+    """Start a Weights & Biases session and return its `log`; `stack` ends it."""
     try:
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
@@ -87,9 +88,10 @@ def _to_wandb(
     return session.log
 
 
-def _to_trackio(
+def _log_to_trackio(
     trackio: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
+    """Start a trackio session and return its `log`; `stack` ends it."""
     # What the package says goes where messages go.
     with contextlib.redirect_stdout(sys.stderr):
         session = trackio.init(
@@ -112,8 +114,8 @@ def _to_trackio(
 
 _PACKAGES: Mapping[str, tuple[str, Callable[..., Callable[..., None]]]] = {
     "tensorboard": ("torch.utils.tensorboard", _to_tensorboard),
-    "wandb": ("wandb", _to_wandb),
-    "trackio": ("trackio", _to_trackio),
+    "wandb": ("wandb", _log_to_wandb),
+    "trackio": ("trackio", _log_to_trackio),
 }
 """By the name of the package: the module, and what begins to write to it."""
 

@@ -13,15 +13,14 @@ DOMAIN = "loss_"
 DAMAGE = "damage_"
 
 
-def figure(run: TrainedRun, name: str) -> float | None:
-    """Return one figure of a run; None where the run did not measure it.
+def figure_of(run: TrainedRun, name: str) -> float | None:
+    """Return one figure of a run; None if the run did not measure it.
 
-    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `loss_DOMAIN`
-    of a part of a mixture;
-    `increase_SCHEME`, its increase by quantization, and `damage_SCHEME`, that of the loss, in nats;
-    `parameters`; `cache_bytes` a token; `steps_per_second`, `step_milliseconds`;
-    `training_megabytes`, a GPU's peak, or else the weights, their gradients and the optimizer's
-    state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
+    Names: `loss` and `perplexity` of the validation set, `excess_loss` of a task, `loss_DOMAIN` of
+    a part of a mixture; under a quantization scheme `increase_SCHEME` of the perplexity and
+    `damage_SCHEME` of the loss, in nats; `parameters`; `cache_bytes` per token;
+    `steps_per_second`, `step_milliseconds`; `training_megabytes` (a GPU's peak, or else weights,
+    gradients and optimizer state); and what `[train.diagnose]` logs, such as `kurtosis_rest`.
     """
     summary = run.summary
     if name.startswith(INCREASE):

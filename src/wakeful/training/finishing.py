@@ -124,7 +124,7 @@ def finish_run(training: Training) -> None:
         diagnosis=logged_diagnosis(run, steps),
         quantization=quantization_damage(config, decoder, training.windows),
         bytes=used,
-        samples=tuple(_samples(training, decoder)),
+        samples=tuple(_sample_texts(training, decoder)),
         data=data_facts(training.data),
     )
     run.write_json("summary.json", summary)
@@ -137,7 +137,7 @@ def _whole_model(training: Training) -> Decoder:
     decoder = Decoder(training.config.model)
     weight = training.decoder.head.weight
     decoder.to(weight.dtype)
-    checkpoint.load_model(checkpoint.newest(training.run.checkpoints), decoder)
+    checkpoint.load_model(checkpoint.newest_checkpoint(training.run.checkpoints), decoder)
     return decoder.to(weight.device)
 
 
@@ -154,14 +154,15 @@ def _default_prompts(training: Training) -> list[str]:
     return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]
 
 
-def _samples(training: Training, decoder: Decoder) -> Iterator[Sample]:
+def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
+    """Yield a continuation of each prompt by the trained model."""
     config, data = training.config, training.data
     settings, bos = config.sample, data.begin(config.data)
-    before = [] if bos is None else [bos]
+    opening = [] if bos is None else [bos]
     decoder.eval()
     for prompt in settings.prompts or _default_prompts(training):
         # A document begins with the end of the one before; an empty prompt begins one.
-        ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
+        ids = [*opening, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.context - len(ids)
         readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
         new = generate_tokens(

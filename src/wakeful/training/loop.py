@@ -26,7 +26,14 @@ from wakeful.optim.schedule_free import evaluation_weights, switch
 from wakeful.optim.sharding import full_tensor
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
-from wakeful.runs.distributed import World, is_lost, joined, lost, on_signal, started_as
+from wakeful.runs.distributed import (
+    World,
+    is_lost,
+    join_processes,
+    lost_message,
+    set_signal_handler,
+    started_as,
+)
 from wakeful.runs.records import check_rows, check_same_data, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
@@ -83,14 +90,14 @@ def train_run(
             `resume`, holds no such run), the disk is full, or a loss is not finite. Files that
             existed before are kept.
     """
-    with joined() as world:
+    with join_processes() as world:
         show = show if show and world.first else Display()
         named = Run.open(path).naming_modules() if resume else contextlib.nullcontext()
         with named:
-            return _train(config, path, resume, steps, initial, show, world)
+            return _train_in_world(config, path, resume, steps, initial, show, world)
 
 
-def _train(
+def _train_in_world(
     config: Config,
     path: str | Path,
     resume: bool,
@@ -99,6 +106,7 @@ def _train(
     show: Display,
     world: World,
 ) -> Run:
+    """Create or resume a run, train it and finish it; called by every process."""
     if resume:
         config = _resumed_config(Run.open(path), steps)
     else:
@@ -152,7 +160,7 @@ def _train(
                     validate(training, 0)
                 if first == 0 and config.train.diagnose.from_the_start:
                     record_diagnosis(training, 0)
-                _steps(training, progress)
+                _run_steps(training, progress)
                 switch(training.optimizer, train=False)
                 finish_run(training)
         _check_stopped(training)
@@ -192,7 +200,7 @@ def _resumed_config(run: Run, steps: int) -> Config:
     """Return a run's configuration, checked against its newest checkpoint; `steps` lengthen it."""
     config = run.config
     if checkpoint.steps(run.checkpoints):
-        checkpoint.check_description(checkpoint.newest(run.checkpoints), config.model)
+        checkpoint.check_description(checkpoint.newest_checkpoint(run.checkpoints), config.model)
     if not steps:
         return config
     if steps < config.train.steps:
@@ -214,7 +222,7 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
         new.write_json("data.json", data_facts(data))
         _as_trained(config, data).save(new.path)
         if initial is not None:
-            checkpoint.save(
+            checkpoint.save_checkpoint(
                 new.checkpoints, training.decoder, training.optimizer, checkpoint.RunProgress(),
                 keep=1,
             )  # fmt: skip
@@ -235,26 +243,27 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
 def _resume_checkpoint(training: Training) -> checkpoint.RunProgress:
     """Load the newest checkpoint and return its progress; delete those that are not kept."""
     world, folder = training.world, training.run.checkpoints
-    newest = checkpoint.newest(folder)
+    newest = checkpoint.newest_checkpoint(folder)
     checkpoint.load_model(newest, training.decoder, world)
     progress = checkpoint.load_optimizer(newest, training.optimizer)
     world.gather("loaded")  # all processes have read it
     if world.first:
-        checkpoint.prune(folder, keep=training.config.train.keep_checkpoints)
+        checkpoint.prune_checkpoints(folder, keep=training.config.train.keep_checkpoints)
     return progress
 
 
-def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
+def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
+    """Train from the step in `progress` to the last, with evaluations and checkpoints."""
     config, run, world, device = training.config, training.run, training.world, training.device
     settings, optim = config.train, config.optimizer
     decoder, optimizer, first = training.decoder, training.optimizer, progress.step
     parameters = [p for p in decoder.parameters() if p.requires_grad]
-    every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
+    log_every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     fastest = fastest_tokens(config, decoder, device, world)
     pending = PendingSteps(progress.tokens, progress.seconds, fastest)
     batches = prefetch(training.batches, range(first, settings.steps), device)
     decoder.train()
-    _announce(training, first)
+    _announce_run(training, first)
 
     for step in range(first, settings.steps):
         pending.begin()
@@ -270,17 +279,21 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
         batch = next(batches)
         loss = training.gradients(batch)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
-        done = step + 1
+        step_count = step + 1
         tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
-        pending.add(done, lr, tokens, loss, norm, best_loss(training, batch))
+        pending.add(step_count, lr, tokens, loss, norm, best_loss(training, batch))
 
-        last = done == settings.steps
-        evaluates = _is_due(done, settings.eval_every) and not last
-        diagnoses = _is_due(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
-        saves = _is_due(done, settings.checkpoint_every) or last
+        last = step_count == settings.steps
+        evaluates = _is_due(step_count, settings.eval_every) and not last
+        diagnoses = _is_due(step_count, settings.diagnose.every) or (
+            last and settings.diagnose.every > 0
+        )
+        saves = _is_due(step_count, settings.checkpoint_every) or last
         # A single process sees its own signal; several have to ask each other.
-        checks_signals = bool(training.stopped) if world.size == 1 else _is_due(done, _LOG_EVERY)
-        reads = _is_due(done, every) or evaluates or diagnoses or saves or checks_signals
+        checks_signals = (
+            bool(training.stopped) if world.size == 1 else _is_due(step_count, _LOG_EVERY)
+        )
+        reads = _is_due(step_count, log_every) or evaluates or diagnoses or saves or checks_signals
         fault = pending.read() if reads else None
         if fault is None:
             fault = _optimizer_step(optimizer, pending)
@@ -295,22 +308,22 @@ def _steps(training: Training, progress: checkpoint.RunProgress) -> None:
 
         with evaluation_weights(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
             if evaluates:
-                validate(training, done)
+                validate(training, step_count)
             if diagnoses:
-                record_diagnosis(training, done)
+                record_diagnosis(training, step_count)
         stop = _stop_asked(training) if reads else ""
         if saves or stop:
             bad = not all(local(parameter).isfinite().all() for parameter in parameters)
             if world.sum(torch.tensor(int(bad))):
-                raise _not_finite(training, Fault(done, "a weight is not finite"))
-            saved_progress = checkpoint.RunProgress(done, pending.tokens, pending.seconds)
-            checkpoint.save(
+                raise _not_finite(training, Fault(step_count, "a weight is not finite"))
+            saved_progress = checkpoint.RunProgress(step_count, pending.tokens, pending.seconds)
+            checkpoint.save_checkpoint(
                 run.checkpoints, decoder, optimizer, saved_progress, keep=settings.keep_checkpoints,
                 world=world, full=last,
             )  # fmt: skip
         if stop and not last:
             raise Interrupted(
-                f"stopped by {stop} after step {done}, which is saved",
+                f"stopped by {stop} after step {step_count}, which is saved",
                 f"continue with: {resume_command('train', training.run.path)}",
             )
 
@@ -359,8 +372,8 @@ def fastest_tokens(
     return peak * world.size / operations_of(decoder.config, config.train.length)
 
 
-def _announce(training: Training, first: int) -> None:
-    """Say before the first step how much there is to do, and about how long it takes."""
+def _announce_run(training: Training, first: int) -> None:
+    """Show the number of steps, the model's size and a rough duration."""
     config, device = training.config, training.device
     remaining, tokens_per_step = (
         config.train.steps - first,
@@ -382,8 +395,9 @@ def _announce(training: Training, first: int) -> None:
 
 
 def _not_finite(training: Training, fault: Fault) -> Diverged:
-    mine = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
-    starts = [start for part in training.world.gather(mine) for start in part][:4]
+    """Return the error for a step with a loss, norm or weight that is not finite."""
+    own_starts = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
+    starts = [start for part in training.world.gather(own_starts) for start in part][:4]
     return Diverged(
         f"{fault.message} at step {fault.step}, on the batch whose sequences begin at training "
         f"tokens {', '.join(map(str, starts))}...; {_checkpoint_text(training.run)}. Lower "
@@ -412,7 +426,7 @@ def _kept_on_loss(training: Training) -> Iterator[None]:
             raise
         command = resume_command("train", training.run.path)
         remedy = f"{_checkpoint_text(training.run)}; continue with: {command}"
-        raise WakefulError(lost(remedy)) from error
+        raise WakefulError(lost_message(remedy)) from error
 
 
 def _stop_asked(training: Training) -> str:
@@ -436,7 +450,7 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    previous = {number: on_signal(number, receive) for number in _SIGNALS}
+    previous = {number: set_signal_handler(number, receive) for number in _SIGNALS}
     try:
         yield received
     except BaseException:
@@ -445,4 +459,4 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
         raise
     finally:
         for number, handler in previous.items():
-            on_signal(number, handler)
+            set_signal_handler(number, handler)

@@ -103,6 +103,7 @@ class FullyShard(Parallel):
         mixed: bool,
         machines: int,
     ) -> None:
+        """Shard parameters, gradients and moments by FSDP2, within each machine."""
         super().__init__(decoder, world)
         # What a block leaves for later ones is a view of its projection; they read it in place and
         # never write to it, which is what the warning is about.

@@ -52,8 +52,8 @@ def comparison_verdicts(comparison: ComparedRuns) -> list[str]:
     if len(comparison.variants) > _MANY:
         losses = _outcomes(comparison)
     else:
-        losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
-    return [*_sinks(tables.sink_growth(comparison)), *losses]
+        losses = [_describe_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    return [*_sink_sentence(tables.sink_growth(comparison)), *losses]
 
 
 def _outcomes(comparison: ComparedRuns) -> list[str]:
@@ -86,33 +86,36 @@ def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, s
     return difference, with_interval(difference, error, count, "+"), side
 
 
-def _sinks(growth: Sequence[tables.Growth]) -> list[str]:
-    """Return a sentence on where attention on BOS grows, shrinks or is not resolved.
+def _sink_sentence(growth: Sequence[tables.Growth]) -> list[str]:
+    """Return a sentence on variants whose attention on BOS grows or shrinks.
 
-    Empty where no interval resolves a change, as with one seed.
+    None ([]) if no interval resolves a change, as with one seed.
     """
-    begin = {
+    phrases = {
         "grows": "A sink grows in",
         "shrinks": "Attention on BOS shrinks in",
         "not resolved": "Whether a sink grows is not resolved in",
     }
-    ends = {
+    variants_by_outcome = {
         outcome: [
             f"{g.variant} ({with_interval(*g.after, g.seeds)})"
             for g in growth
             if g.outcome == outcome
         ]
-        for outcome in begin
+        for outcome in phrases
     }
-    if not ends["grows"] and not ends["shrinks"]:
+    if not variants_by_outcome["grows"] and not variants_by_outcome["shrinks"]:
         return []
     sentences = [
-        f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names
+        f"{phrases[outcome]} {', '.join(names)}."
+        for outcome, names in variants_by_outcome.items()
+        if names
     ]
     return [" ".join([*sentences, "In parentheses: attention on BOS at the end."])]
 
 
-def _verdict(comparison: ComparedRuns, variant: str) -> str:
+def _describe_verdict(comparison: ComparedRuns, variant: str) -> str:
+    """Return a sentence that compares a variant's final loss with the baseline's."""
     baseline = comparison.baseline
     difference, interval, sure = _compare_loss(comparison, variant)
     side = "below" if difference < 0 else "above"
@@ -174,12 +177,12 @@ def caveat(comparison: ComparedRuns) -> str:
         )
     if not single:
         return f"Differences are paired over seeds. {rule}"
-    whose = "Differences are"
+    subject = "Differences are"
     if len(single) < len(compared):
-        these, verb = ("Those", "are") if len(single) > 1 else ("That", "is")
-        whose = f"Differences are paired over seeds. {these} of {listed(single)} {verb}"
+        pronoun, verb = ("Those", "are") if len(single) > 1 else ("That", "is")
+        subject = f"Differences are paired over seeds. {pronoun} of {listed(single)} {verb}"
     return (
-        f"{whose} paired over the validation windows of one seed: they say how sure the "
+        f"{subject} paired over the validation windows of one seed: they say how sure the "
         f"measurement is, not how much another seed would differ. {rule}"
     )
 
@@ -197,7 +200,7 @@ def notes(comparison: ComparedRuns) -> list[str]:
 
 
 def seeds_missing(comparison: ComparedRuns) -> str:
-    """Return a sentence for each variant that lacks finished seeds of others; "" without any."""
+    """Return sentences on variants that lack finished seeds of others; "" if none does."""
     sentences = []
     for variant in comparison.variants:
         if missing := comparison.missing(variant):
@@ -211,7 +214,7 @@ def seeds_missing(comparison: ComparedRuns) -> str:
 
 
 def errors_over(comparison: ComparedRuns) -> str:
-    """Return what the intervals of the figures are over: seeds or windows."""
+    """Return the unit that the figures' intervals are over: seeds or validation windows."""
     kinds = {comparison.paired_over(variant) for variant in comparison.variants}
     windows = "validation windows, which are the clusters of a ratio estimator"
     if len(kinds) > 1:
@@ -223,8 +226,8 @@ def _seeds(seeds: list[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
 
 
-def _domains(comparison: ComparedRuns) -> Iterator[Section]:
-    """Yield each variant's mean loss on the parts of a mixture, if every run has them."""
+def _domain_section(comparison: ComparedRuns) -> Iterator[Section]:
+    """Yield a table of loss by part of a mixture, if every run has it."""
     runs = comparison.runs
     if not all(run.summary.validation.domains for run in runs):
         return
@@ -281,19 +284,20 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
             *(Text(note, "caveat") for note in caveats),
         ], brief=True),
         *(section for addition in additions for section in addition.first),
-        *_over_steps(comparison),
-        _at_the_end(comparison),
-        *_domains(comparison),
+        *_loss_over_steps(comparison),
+        _final_section(comparison),
+        *_domain_section(comparison),
         *_heads_over_steps(comparison),
         *(section for addition in additions for section in addition.last),
-        _details(comparison),
-        _method(comparison, dict(entry for addition in additions for entry in addition.method)),
+        _detail_section(comparison),
+        _run_method(comparison, dict(entry for addition in additions for entry in addition.method)),
     ]  # fmt: skip
     title = title or f"Comparison with {comparison.baseline}"
     return Report(title, [comparison_headline(comparison)], [next_diagnosis(comparison)], sections)
 
 
-def _over_steps(comparison: ComparedRuns) -> Iterator[Section]:
+def _loss_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
+    """Yield a chart of training loss minus the baseline's by step."""
     chart = Chart(f"Training loss minus that of {comparison.baseline}",
                   partial(charts.relative_loss_chart, comparison))  # fmt: skip
     if chart.drawing is None:
@@ -312,7 +316,8 @@ def _over_steps(comparison: ComparedRuns) -> Iterator[Section]:
     yield Section(f"Training loss against {comparison.baseline}", [text, chart])
 
 
-def _at_the_end(comparison: ComparedRuns) -> Section:
+def _final_section(comparison: ComparedRuns) -> Section:
+    """Return the final figures of each variant: loss, difference, size, cache, speed."""
     several, base = len(comparison.seeds) > 1, comparison.baseline
     rows = []
     for row in tables.summary_table(comparison).iter_rows(named=True):
@@ -370,7 +375,7 @@ def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
 
 
 def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
-    curves = charts.followed_charts(comparison)
+    curves = charts.metric_charts(comparison)
     if not curves:
         return
     bands_note = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
@@ -400,7 +405,8 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
     ], brief=True)  # fmt: skip
 
 
-def _details(comparison: ComparedRuns) -> Section:
+def _detail_section(comparison: ComparedRuns) -> Section:
+    """Return costs, training losses and sampled texts, in folds."""
     folds: list[Part] = []
     which = [Text(text) for text in [_which_curves(comparison)] if text]
     if costs := charts.cost_charts(comparison):
@@ -412,19 +418,20 @@ def _details(comparison: ComparedRuns) -> Section:
         folds.append(Fold(title, [*slow, SideBySide(costs)]))
     training = Chart("Training loss", partial(charts.training_loss_chart, comparison))
     folds.append(Fold("Training loss of each variant", [*which, training]))
-    written: list[Part] = []
+    continuations: list[Part] = []
     firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
     for number, prompt in enumerate(comparison.runs[0].summary.samples):
-        written.append(Text(f"after “{prompt.prompt}”", "heading"))
-        written.append(SideBySide([
+        continuations.append(Text(f"after “{prompt.prompt}”", "heading"))
+        continuations.append(SideBySide([
             Group([Text(name, "note"), Text(samples[number].prompt + samples[number].text, "code")])
             for name, samples in firsts.items() if number < len(samples)
         ]))  # fmt: skip
-    folds.append(Fold("Continuations by each variant", written))
+    folds.append(Fold("Continuations by each variant", continuations))
     return Section("Details", folds)
 
 
-def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
+def _run_method(comparison: ComparedRuns, extra_entries: Mapping[str, str]) -> Section:
+    """Return how the runs were trained and measured; `more` adds entries."""
     first, places = comparison.of(comparison.baseline)[0], tables.machines(comparison)
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
@@ -443,7 +450,7 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
         bos = "before every window, in training and validation"
     elif not data.train_tokens:
         bos = "every window begins with it"
-    ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
+    document_ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
     likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
     seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
     parts = {field.partition(".")[0] for field, _ in tables.differing_fields(comparison)}
@@ -466,8 +473,8 @@ def _method(comparison: ComparedRuns, more: Mapping[str, str]) -> Section:
                   "agree, and the data order"),
         ("Validation", f"all {validation.num_windows} windows of {train.length} tokens, side by "
                        "side, each token predicted once"),
-        ("BOS", f"{bos}{ends}"),
-        *more.items(),
+        ("BOS", f"{bos}{document_ends}"),
+        *extra_entries.items(),
         ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
                           f"{likeliest}, seed {sample.seed}"),
         ("Intervals", f"{INTERVAL} {errors_over(comparison)}; differences are paired"),

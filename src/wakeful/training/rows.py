@@ -40,15 +40,12 @@ def train_variants(
 ) -> Run:
     """Train every variant with every seed below `path`; the first variant is the baseline.
 
-    `layouts` are the names of those that add to the report.
-
-    The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
-    so that differences between variants are paired. `resume` continues an interrupted comparison:
-    finished runs stay, unfinished ones continue, new variants and seeds are added, and those not
-    named here stay unchanged. A run that diverges is left unfinished and the others continue,
-    unless it is the baseline's. Every variant's model, optimizer, text and teacher are checked
-    before anything is written. `cluster` distributes the runs (`training.cluster`); empty trains
-    one after another here.
+    A seed sets the initial weights, equal where names and shapes agree, and the data order, so that
+    differences between variants are paired. `resume` continues an interrupted comparison: finished
+    runs are kept, unfinished ones continue, new variants and seeds are added. A run that diverges
+    stays unfinished while the others continue, unless it is the baseline's. All variants are
+    checked before anything is written. `layouts` names the report's layouts; `cluster` distributes
+    the runs (`training.cluster`), which are otherwise trained here one by one.
     """
     workers = cluster_of(cluster) if cluster else None
     if len(set(seeds)) != len(seeds):

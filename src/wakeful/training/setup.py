@@ -199,6 +199,7 @@ def make_decoder(config: Config, device: torch.device, initial: Decoder | None =
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
+    """Raise `WakefulError` for errors that mean that the model is too large for memory."""
     try:
         yield
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:

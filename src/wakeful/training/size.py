@@ -98,21 +98,21 @@ class _Sketch(Decoder):
 
 @cache
 def _count_parameters(model: ModelConfig) -> tuple[int, int]:
-    """Return the number of a decoder's parameters, and of those in matrix products.
+    """Return the number of all parameters and of those used in matrix products.
 
-    It is made on the meta device, where weights take no memory.
+    The model is built on the meta device, where weights take no memory.
     """
     with torch.device("meta"):
         sketch = _Sketch(model)
-    total = looked_up = 0
+    total = embedded = 0
     for parameter in sketch.parameters():
         role = role_of(parameter)
         total += parameter.numel()
-        looked_up += parameter.numel() if role is not None and role.embedding else 0
+        embedded += parameter.numel() if role is not None and role.embedding else 0
     counts = {
         block: sum(weight.numel() for weight in block.parameters()) for block in set(sketch.blocks)
     }
     total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
     if model.tied:  # the head's product is by the embedding's table
-        looked_up -= sketch.embed.weight.numel()
-    return total, total - looked_up
+        embedded -= sketch.embed.weight.numel()
+    return total, total - embedded

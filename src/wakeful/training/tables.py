@@ -32,13 +32,12 @@ _MOST_POINTS = 500
 def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
     """Return one row per variant: losses, paired differences, size, cache and speed.
 
-    Losses are in nats per token, over the seeds that the variant shares with the baseline, as the
-    difference is (`seeds` is their number, `seeds_used` lists them). Of several seeds a
-    loss is the mean, and its error and the difference's are over seeds; of one they are over
-    validation windows: `paired_over` says which. `_low` and `_high` end the 95% confidence interval
-    (Student's t), and `_error` is the standard error behind it. Perplexity is e to the loss, so
-    with several seeds their geometric mean, and e to the ends of the loss's interval. Columns that
-    end in `_ratio` are ratios to the baseline, null where the baseline's figure is zero.
+    Losses and differences, in nats per token, are over the seeds shared with the baseline (`seeds`,
+    listed in `seeds_used`). With several seeds the loss is their mean and errors are over seeds;
+    with one, errors are over validation windows (`paired_over`). `_error` is the standard error,
+    `_low` and `_high` are the ends of the 95% confidence interval (Student's t). Perplexity and its
+    interval are e to those of the loss. `_ratio` is the ratio to the baseline, null where the
+    baseline's figure is zero.
     """
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
@@ -119,7 +118,7 @@ def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFram
     interval over seeds, at the steps that all of them have; with one seed low and high are null.
     """
     frames = [
-        _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
+        _relative_curve(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
         for variant in comparison.with_curves
         if variant != comparison.baseline
         and (pairs := comparison.pairs(variant, comparison.curves(variant)))
@@ -143,12 +142,15 @@ def training_rows(run: TrainedRun) -> pl.DataFrame:
     return rows.unique("step", keep="last", maintain_order=True).sort("step")
 
 
-def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
+def _relative_curve(pairs: Pairs, window: int) -> pl.DataFrame:
+    """Return the smoothed loss minus the baseline's by step, with its interval."""
     curves: list[pl.DataFrame] = []
     for run, base in pairs:
         base_losses = training_rows(base).select("step", base="loss")
-        both = training_rows(run).join(base_losses, on="step", maintain_order="left")
-        curves.append(both.select("step", difference=_smooth(both["loss"] - both["base"], window)))
+        joined = training_rows(run).join(base_losses, on="step", maintain_order="left")
+        curves.append(
+            joined.select("step", difference=_smooth(joined["loss"] - joined["base"], window))
+        )
     gathered = (
         pl.concat(curves)
         .group_by("step", maintain_order=True)

@@ -10,9 +10,9 @@ from wakeful.config.reading import FigureFormat
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, config_from
 from wakeful.errors import WakefulError
-from wakeful.reports.result import StoredResult, showing
+from wakeful.reports.result import StoredResult, first_process_display
 from wakeful.reports.value import Report
-from wakeful.runs.distributed import joined
+from wakeful.runs.distributed import join_processes
 from wakeful.runs.run import Run as Directory
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import DisplayFactory
@@ -95,8 +95,8 @@ def train(
     if not resume:
         check_rules(full_config.data, TRAINED)
     with (
-        joined() as world,
-        showing(display, folder.name if resume else full_config.name, world) as show,
+        join_processes() as world,
+        first_process_display(display, folder.name if resume else full_config.name, world) as show,
     ):
         train_into(full_config, folder, resume=bool(resume), steps=steps, show=show)
         run = TrainingRun(folder, folder / "report.html")

@@ -9,7 +9,7 @@ import polars as pl
 from wakeful.inheritance.outcome import Arm
 from wakeful.probes.base import Frame, block_outputs
 from wakeful.training.compared import TrainedRun
-from wakeful.training.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure
+from wakeful.training.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure_of
 from wakeful.training.tables import training_rows
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -47,7 +47,7 @@ def seen_of_run(run: TrainedRun) -> SeenRow:
     )
     domains = (f"{DOMAIN}{name}" for name in run.summary.validation.domains or {})
     names = [*PLAIN, *run.summary.diagnosis, *schemes, *domains]
-    figures = {name: value for name in names if (value := figure(run, name)) is not None}
+    figures = {name: value for name in names if (value := figure_of(run, name)) is not None}
     tokens = float(run.summary.tokens)
     figures |= {"tokens": tokens, "all_tokens": tokens, "seconds": run.summary.seconds}
     curves = {"train_loss": train_curve([run]), "validation_loss": validation_curve(run)}

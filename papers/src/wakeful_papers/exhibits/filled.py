@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.training.compared import ComparedRuns
-from wakeful.training.figures import figure
+from wakeful.training.figures import figure_of
 from wakeful_papers.exhibits.table import PublishedTable
 
 
@@ -102,5 +102,5 @@ def by_seed(comparison: ComparedRuns, variant: str, name: str) -> dict[int, floa
     """Return a figure of a variant's finished runs, those that measured it, by seed."""
     if variant not in comparison.variants:
         return {}
-    found = {run.seed: figure(run, name) for run in comparison.of(variant)}
+    found = {run.seed: figure_of(run, name) for run in comparison.of(variant)}
     return {seed: value for seed, value in found.items() if value is not None}

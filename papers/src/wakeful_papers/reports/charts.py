@@ -16,14 +16,14 @@ from wakeful.reports.charts import (
     RANKS,
     Drawing,
     Titled,
-    dots,
+    draw_intervals,
+    draw_lines,
     encode_colors,
     line_at,
-    lines,
     round_digits,
     tip,
 )
-from wakeful.reports.terms import explained
+from wakeful.reports.terms import explain
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
 from wakeful_papers.exhibits.exhibit import Exhibit
@@ -50,7 +50,7 @@ def drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
     """Return the charts, each with its title and a line that explains what it draws."""
     names = Names(exhibit, results)
     return [
-        (title, "; ".join(filter(None, (explained(expression), _described(drawing)))), drawing)
+        (title, "; ".join(filter(None, (explain(expression), _described(drawing)))), drawing)
         for expression in exhibit.draw
         for title, drawing in build_call("draw", DRAWINGS, expression)(names)
     ]
@@ -81,12 +81,14 @@ class Names:
     def color(self) -> alt.Color:
         return encode_colors("row", self.labels, legend=None)
 
-    def lines(
+    def draw_lines(
         self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, height: int, **more: Any
     ) -> Drawing:
         """Draw a line a row over the column x, with a legend."""
         tooltip = ["row:N", "x:Q", tip("value", ".4f")]
-        chart = lines(frame, "row", self.labels, x, y, tooltip, at="x", legend=alt.Legend(), **more)
+        chart = draw_lines(
+            frame, "row", self.labels, x, y, tooltip, at="x", legend=alt.Legend(), **more
+        )
         return chart.properties(height=height, width="container")
 
 
@@ -214,7 +216,7 @@ def bars(names: Names, *, figure: str = "loss", title: str = "", against: bool =
             )
             told["description"] = "points are means over seeds here, open diamonds are the paper's"
         tooltip = [tip("value", "+.4f"), tip("paper", "+.4f")]
-        return dots(
+        return draw_intervals(
             frame, "row", x, names.color(), order=names.labels, tooltip=tooltip, under=under,
             over=over,
         ).properties(**told)  # fmt: skip

@@ -122,7 +122,7 @@ def rank_chart(comparison: ComparedRuns, ranking: Ranking) -> charts.Drawing:
     )
     x = alt.X("rank:Q", title="overall rank, 1 the best", scale=alt.Scale(zero=False))
     tooltip = [charts.tip(name, ".2f") for name in ("rank", "low", "high")]
-    return charts.dots(
+    return charts.draw_intervals(
         frame, "variant", x, _KIND,
         order=[row.variant for row in ranking.rows], tooltip=tooltip, row=20,
     )  # fmt: skip

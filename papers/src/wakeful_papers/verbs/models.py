@@ -54,7 +54,7 @@ def found(source: str) -> Location:
     if place.kind == "run":
         run = Run.open(place.path)
         run.check_kind("train", "holds no trained model")
-        checkpoint.newest(run.checkpoints)
+        checkpoint.newest_checkpoint(run.checkpoints)
     elif place.kind == "gguf":
         read_gguf_header(place.path)
     elif place.kind in ("folder", "export"):

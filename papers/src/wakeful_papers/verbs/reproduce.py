@@ -25,7 +25,7 @@ from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.loading.reading import evaluation_data
 from wakeful.reports.charts import Drawing, save_figures
-from wakeful.reports.html import write
+from wakeful.reports.html import write_page
 from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
@@ -189,7 +189,7 @@ def _asked_for(names: Sequence[str], options: ReproduceOptions) -> tuple[str, ..
 def _claimed(every: Mapping[Path, Judged], page: Path, left_out: Sequence[str]) -> Reproduction:
     """Write the page of exhibits' claims."""
     told, found = claims_report(every, page, left_out), tuple(every.values())
-    return Reproduction([*every][-1], write(told, page), found, told, tuple(left_out))
+    return Reproduction([*every][-1], write_page(told, page), found, told, tuple(left_out))
 
 
 def claims(
@@ -459,7 +459,7 @@ def _work(
         )  # fmt: skip
         run.write_json("summary.json", one)
         report = reproduction_report(plan, results, verdicts, facts)
-        write(report, place / "report.html")
+        write_page(report, place / "report.html")
     save_figures(report.charts(), place / "figures", options.figures)
     return one, report
 

@@ -42,7 +42,7 @@ class Rotation(Variant, ABC):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Make the tensors of a Q of this width.
+        """Make the tensors of a random Q of this width.
 
         Random numbers come from `generator`, a CPU generator, in float64 and are rounded once, so
         that a seed gives one rotation whatever the device. Draw them with `device="cpu"`: torch's
@@ -55,7 +55,7 @@ class Rotation(Variant, ABC):
 
     @abstractmethod
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
-        """Return the step in the parameter's basis, s = s̄ Q; `step` is left unchanged.
+        """Return the step in the parameter's basis, s = s̄ Q, leaving `step` unchanged.
 
         The caller may overwrite the result, which is `step` itself where nothing changes.
         """

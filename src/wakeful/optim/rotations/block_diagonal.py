@@ -29,6 +29,7 @@ class BlockDiagonal(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
+        """Draw Haar matrices for blocks of at most `size`, as equal as they can be."""
         count = -(-width // self.size)
         narrow, wider = divmod(width, count)
         self.split = wider * (narrow + 1)
@@ -45,6 +46,7 @@ class BlockDiagonal(Rotation):
         return self._apply(step, transpose=False)
 
     def _apply(self, rows: Float[Tensor, "R n"], *, transpose: bool) -> Float[Tensor, "R n"]:
+        """Multiply every block of columns by its matrix, or by the transpose."""
         parts = (rows[:, : self.split], rows[:, self.split :]) if self.split else (rows,)
         turned: list[Tensor] = []
         for part, blocks in zip(parts, self.blocks, strict=True):

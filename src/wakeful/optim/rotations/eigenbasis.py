@@ -45,6 +45,7 @@ class Eigenbasis(LearnedRotation):
         return step @ self.basis
 
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
+        """Update the mean of GᵀG; every `every` steps return the change of basis, else None."""
         first = self.seen.item() == 0
         self.seen += 1
         self.covariance.lerp_(grad.mT @ grad, 1.0 if first else 1 - self.beta)
