@@ -841,7 +841,7 @@ def test_what_processes_cannot_share_is_refused_before_there_is_a_folder(
     reference: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = contextlib.nullcontext(World(0, 2))
-    monkeypatch.setattr("wakeful.inheritance.tool.joined", lambda: two)
+    monkeypatch.setattr("wakeful.inheritance.tool.join_processes", lambda: two)
     with pytest.raises(WakefulError, match="cannot be shared evenly by 2 processes"):
         inherit(
             reference.path, text=str(text), out=tmp_path / "out", steps=4, length=16, device="cpu",

@@ -200,6 +200,6 @@ def test_several_processes_and_a_folder_that_is_there_are_refused(
     with pytest.raises(WakefulError, match="out exists"):
         untrained_heir(folder, tmp_path / "out", **texts)
     several = contextlib.nullcontext(World(size=2))
-    monkeypatch.setattr("wakeful.inheritance.tool.joined", lambda: several)
+    monkeypatch.setattr("wakeful.inheritance.tool.join_processes", lambda: several)
     with pytest.raises(WakefulError, match="leave out torchrun"):
         untrained_heir(folder, tmp_path / "other", **texts)

@@ -109,7 +109,7 @@ class Chart:
     """Title on its own: in a paper, to a screen reader."""
     draw: Callable[[], Drawing | None]
     heading: str = ""
-    explain: str = ""
+    explained: str = ""
     plays: bool = False
     """True where the page plays the choices one after the other."""
 
