@@ -69,6 +69,7 @@ def test_a_site_that_leads_nowhere_is_not_built(tmp_path: Path) -> None:
         '<a id="a" href="#b">.</a><a href="three.html">.</a><a href="one.html#up">.</a>'
         '<script src="https://example.org/script.js"></script><img src="none.png">'
     )
+    (tmp_path / "formula.html").write_text("V'<em n_1>n = λ</em>, <em>not this</em>")
     (tmp_path / "404.html").write_text('<a href="/wakeful/none.html">.</a>')
     (tmp_path / "reference" / "index.html").write_text("")
     (tmp_path / "reference" / "wakeful.norms.html").write_text('<h2 id="wakeful.norms.Norm">.</h2>')
@@ -78,6 +79,7 @@ def test_a_site_that_leads_nowhere_is_not_built(tmp_path: Path) -> None:
     assert f"reference/wakeful.norms.html: wakeful.norms.RMSNorm is public, and {words}" in missing
     assert not any("wakeful.norms.Norm is" in each for each in missing)
     assert [each for each in found if each not in missing] == [
+        "formula.html: a formula reads as emphasis: put it in `...`",
         "two.html: #b is no heading",
         "two.html: loads https://example.org/script.js",
         "two.html: none.png does not exist",

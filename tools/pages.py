@@ -125,18 +125,20 @@ def read(file: Path, found: dict[str, Any]) -> None:
 
 
 class Page(HTMLParser):
-    """A page's anchors, and what it links to or loads."""
+    """A page's anchors, what it links to or loads, and whether a formula became emphasis."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.anchors: set[str] = set()
         self.links: set[str] = set()
         self.loads: set[str] = set()
+        self.has_garbled_formula = False
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value for name, value in attrs if value}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        self.has_garbled_formula |= tag == "em" and bool(attrs)
         if tag == "a" and "href" in given:
             self.links.add(given["href"])
         elif tag != "a":
@@ -144,7 +146,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """Return a line for each link to what is not there, and for each load from elsewhere."""
+    """Return a line for each broken link, load from elsewhere and formula read as emphasis."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
     found = [
         f"{path.relative_to(site)}: {name} is public, and its page has no entry"
@@ -155,6 +157,8 @@ def problems(site: Path) -> list[str]:
     for path, page in pages.items():
         if path.name == "404.html":
             continue  # its links begin at a server's root
+        if page.has_garbled_formula:  # _n = λ_{n,1}: emphasis with attributes
+            found.append(f"{path.relative_to(site)}: a formula reads as emphasis: put it in `...`")
         for link in sorted(page.links | page.loads):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

@@ -63,7 +63,7 @@ class KeyResidual(_Projection):
 
 
 class PreviousValue(_Projection):
-    """V'_n = (1 − w) V_n + w V_{n−1}, w = ½ (Value Residual Learning, fig. 9: worse than V_1)."""
+    """`V'_n = (1 − w) V_n + w V_{n−1}`, w = ½ (Value Residual Learning, fig. 9: worse than V_1)."""
 
     name = "previous_value"
     examples = ("previous_value",)

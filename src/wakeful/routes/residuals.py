@@ -14,14 +14,14 @@ Mode = Literal["identity", "constant", "learnable", "plus"]
 
 
 class ResFormer(ValueRoute):
-    """V'_n = λ_{n,1} V_1 + λ_{n,2} V_n for n ≥ 2 (Value Residual Learning, eq. 7 and fig. 6).
+    """`V'_n = λ_{n,1} V_1 + λ_{n,2} V_n` for n ≥ 2 (Value Residual Learning, eq. 7 and fig. 6).
 
     The weights by `mode`:
 
     * `identity`: ½ and ½ (eq. 7).
     * `constant`: `scale` and 1 (fig. 6, best at λ = 2).
-    * `learnable`: two scalars a layer, started at `init` = (λ_{n,1}, λ_{n,2}).
-    * `plus`: λ_{n,1} = λ_s · softmax(λ')_n over the layers the route acts on, λ_{n,2} = ½, with λ_s
+    * `learnable`: two scalars a layer, started at `init = (λ_{n,1}, λ_{n,2})`.
+    * `plus`: `λ_{n,1} = λ_s · softmax(λ')_n` over the route's layers, `λ_{n,2} = ½`, with λ_s
       started at the number of layers N and λ' at 0. The start of λ' is not stated by the authors;
       zero, an equal share for each layer, is our reading.
 
@@ -111,10 +111,10 @@ class ResFormer(ValueRoute):
 
 
 class Dense(ValueRoute):
-    """V'_n = Σ_{m≤n} λ_{n,m} V_m, learned (Value Residual Learning, eq. 5 generalized, fig. 9).
+    """`V'_n = Σ_{m≤n} λ_{n,m} V_m`, learned (Value Residual Learning, eq. 5 generalized, fig. 9).
 
     With `learned=False` the weights stay at eq. 5's 1/n. Learned weights start there too, or at
-    the vanilla point λ_{n,n} = 1, λ_{n,m<n} = 0 with `vanilla_start=True`.
+    the vanilla point `λ_{n,n} = 1`, `λ_{n,m<n} = 0` with `vanilla_start=True`.
     """
 
     examples = ("dense", "dense(learned=False)")
