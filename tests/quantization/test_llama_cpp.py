@@ -90,6 +90,7 @@ def test_a_file_for_llama_cpp_holds_what_was_measured(folder: Path, tmp_path: Pa
     )
     data = sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
     assert data == chosen.bytes["mixed"]
+    assert f"llama-server -m {path}" in str(result.report.steps)
     flags = tmp_path / "small.txt"
     result.save_model(flags)
     lines = flags.read_text("utf-8").splitlines()

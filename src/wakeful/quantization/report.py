@@ -309,11 +309,15 @@ def after_saving(source: str, folder: str, context: int, *, reading: str = "") -
     which the text was read.
     """
     model, small = shlex.quote(source), shlex.quote(folder)
+    if folder.endswith(".txt"):
+        command = f"llama-quantize $(cat {small}) model-f16.gguf model.gguf Q4_0"
+        return [NextStep("give each matrix its type", command)]
     prompt = min(512, longest_prompt(context))
+    serve = f"llama-server -m {small}" if folder.endswith(".gguf") else f"vllm serve {small}"
     comparison, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, small, reading]))
     return [
-        NextStep("serve it", f"vllm serve {small}"),
+        NextStep("serve it", serve),
         NextStep(f"compare it with the original{comparison}", f"{evaluate}{speed}"),
         generation_step(folder, context),
     ]
@@ -343,14 +347,15 @@ def quantization_report(
     if smallest is None:
         steps = [next_quantization(damage, source, options)]
     elif options is not None and not saved:
-        folder = str(free_folder(f"{source.rstrip('/')}-quantized"))
+        ending = ".gguf" if smallest.target.tables else ""
+        folder = str(free_folder(f"{source.rstrip('/')}-quantized{ending}"))
         command = command_of("quantize", replace(options, save=folder), source)
         steps = [NextStep("save it", command)]
     if saved:
         reading = options.text_flags if options else ""
         steps = after_saving(source, saved["folder"], context, reading=reading)
     file = ""
-    if saved:
+    if saved and not saved["folder"].endswith(".txt"):
         share = saved["bytes"] / full["bytes"]
         file = f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
     title = f"Quantization of {damage.measurement.name}"

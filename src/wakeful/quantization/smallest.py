@@ -119,7 +119,7 @@ class Candidates:
     """Bytes of a weight that is not quantized, as it is stored."""
     formats: Formats = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
-    """None before layers are scored: then all cost nothing."""
+    """Empty before layers are scored: then all cost nothing."""
 
     @cached_property
     def groups(self) -> list[tuple[str, ...]]:
