@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from surgery.test_prefix import decoder, text
 from wakeful.estimates import NEGLIGIBLE, LossChange, student_quantile
 from wakeful.surgery import SinkTrial, choose_sink_tokens, losses_after_opening, sink_tokens
-from wakeful.surgery.sink_tokens import choose_sink_cure, first_token_share
+from wakeful.surgery.sink_tokens import choose_sink_cure, measure_trial, race_tokens
 
 BASE = (2.0, 2.2, 1.8, 2.1)
 
@@ -54,7 +54,7 @@ def test_the_sink_that_remains_by_definition() -> None:
     rows = seen.rows()
     rows = rows.filter(rows["head"].is_null())
     mean = rows.filter(metric="first_key_share_without_row_0")["value"].mean()
-    assert first_token_share(model, text())[0] == pytest.approx(mean)
+    assert measure_trial(model, text(), ()).share == pytest.approx(mean)
 
 
 SHIFTS = {
@@ -76,12 +76,10 @@ def test_the_loss_decides_first(case: str) -> None:
 
     def trial(token: int, added: Sequence[float]) -> SinkTrial:
         losses = [base + more for base, more in zip(BASE, added, strict=True)]
-        return SinkTrial((token,), tuple(losses))
+        return SinkTrial((token,), tuple(losses), shares.get(token, 0.06), 0.0)
 
-    found = choose_sink_cure(
-        SinkTrial((), BASE), {token: trial(token, added) for token, added in shifts.items()},
-        preferred=5, even=0.02, measure_share=lambda token: (shares.get(token, 0.06), 0.0),
-    )  # fmt: skip
+    trials = {token: trial(token, added) for token, added in shifts.items()}
+    found = choose_sink_cure(SinkTrial((), BASE), trials, preferred=5, free=0.07)
     assert found.best.tokens == best
     if best == ():
         assert found.token.tokens == (7,)
@@ -90,10 +88,11 @@ def test_the_loss_decides_first(case: str) -> None:
 
 @pytest.mark.slow
 def test_many_candidates_are_screened_and_bos_is_never_left_out() -> None:
+    """Of a single window no candidate is surely worse, so that all who are left run to the end."""
     model = decoder()
     calls: list[tuple[int, int]] = []
     found = choose_sink_tokens(
-        model, text(2), list(range(20)), preferred=13, before=[3],
+        model, text(1), list(range(20)), preferred=13, before=[3],
         on_progress=lambda done, total: calls.append((done, total)),
     )  # fmt: skip
     assert len(found.trials) == 1 + sink_tokens.FINALISTS
@@ -101,8 +100,50 @@ def test_many_candidates_are_screened_and_bos_is_never_left_out() -> None:
     assert found.token.tokens[0] == 3
     assert calls[-1] == (24, 24)
     losses = {
-        token: sum(losses_after_opening(sink_tokens.store_prefix(model, [3, token]), text(2)))
+        token: sum(losses_after_opening(sink_tokens.store_prefix(model, [3, token]), text(1)))
         for token in range(20)
     }
     least = min(losses, key=losses.__getitem__)
     assert (3, least) in {trial.tokens for trial in found.trials}
+
+
+def test_a_race_ends_as_if_all_had_been_measured() -> None:
+    """Who is clearly worse leaves early; the rest is measured on every window."""
+    generator = torch.Generator().manual_seed(0)
+    added = torch.tensor([0.0, 0.001, 0.3, 0.5, *[1.0] * 8])
+    table = 2 + added[:, None] + 0.1 * torch.randn(8, generator=generator)
+    table = table + 0.002 * torch.randn(12, 8, generator=generator)
+    windows = torch.arange(8)[:, None].expand(8, 128)
+    read: dict[int, int] = {}
+
+    def losses_of(token: int, rows: torch.Tensor) -> tuple[float, ...]:
+        read[token] = read.get(token, 0) + rows.numel()
+        return tuple(table[token, rows[:, 0]].tolist())
+
+    def measured(token: int, rows: torch.Tensor) -> SinkTrial:
+        return SinkTrial((token,), losses_of(token, rows), 0.01, 0.0)
+
+    none = SinkTrial((), tuple(table[0].tolist()))
+    whole = {token: measured(token, windows) for token in range(12)}
+    read.clear()
+    for preferred, known in ((None, {}), (1, {1: whole[1]}), (2, {})):
+        trials = race_tokens(
+            range(12), windows, losses_of=losses_of, begin=measured, known=known,
+            preferred=preferred,
+        )  # fmt: skip
+        assert {0, 1} <= set(trials) <= {0, 1, 3}
+        assert all(trial == whole[token] for token, trial in trials.items())
+        expected = choose_sink_cure(none, whole, preferred=preferred, free=0.05)
+        assert (
+            choose_sink_cure(none, trials, preferred=preferred, free=0.05).token == expected.token
+        )
+    screened = sink_tokens.SCREENED[0] * sink_tokens.SCREENED[1]
+    assert read[11] == 3 * screened
+    assert read[2] == 3 * (screened + sink_tokens.SHARE_WINDOWS * 128)
+
+
+@pytest.mark.parametrize("together", [1, 50, 10_000])
+def test_windows_that_are_read_together_have_their_own_losses(together: int) -> None:
+    found = losses_after_opening(decoder(), text(3), [7], together=together)
+    alone = [losses_after_opening(decoder(), row[None], [7])[0] for row in text(3)]
+    assert found == pytest.approx(alone, rel=1e-6)

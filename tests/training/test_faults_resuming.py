@@ -94,6 +94,25 @@ def test_resuming_with_another_optimizer_is_refused(stopped: Run) -> None:
         train_run(Config(), stopped.path, resume=True)
 
 
+def test_a_resumed_run_writes_where_no_key_of_its_folder_points(
+    stopped: Run, tmp_path: Path
+) -> None:
+    """`train.distill.store` once named a folder of a teacher's predictions, outside of the run."""
+    outside = tmp_path / "outside"
+    file = stopped.path / "config.toml"
+    before = file.read_text("utf-8")
+    assert "[train.distill]" in before
+    planted = f'[train.distill]\nstore = "{outside}"'
+    file.write_text(before.replace("[train.distill]", planted), "utf-8")
+    with pytest.raises(WakefulError, match=r"unknown key 'train\.distill\.store'"):
+        train_run(Config(), stopped.path, resume=True)
+    assert not outside.exists()
+    file.write_text(before, "utf-8")
+    others = set(tmp_path.rglob("*")) - set(stopped.path.rglob("*"))
+    train_run(Config(), stopped.path, resume=True)
+    assert set(tmp_path.rglob("*")) - set(stopped.path.rglob("*")) == others
+
+
 @pytest.mark.slow
 def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
     text: Path, tmp_path: Path, uncut: dict[str, Any]

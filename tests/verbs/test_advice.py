@@ -11,17 +11,19 @@ import wakeful
 from surgery.test_prefix import decoder, text
 from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.diagnosis import advice
-from wakeful.diagnosis.advice import Trial, advise, shape_of
+from wakeful.diagnosis.advice import Look, Trial, advise, look_at
 from wakeful.diagnosis.later_sinks import LaterSink
 from wakeful.diagnosis.measure import ModelDiagnosis
+from wakeful.diagnosis.sink_choice import choose_prefix
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.loading.model import Model
-from wakeful.surgery import rotate
+from wakeful.surgery import SinkTrial, rotate
 from wakeful.surgery.rotate import turning_of
 
 NONE, SMALL, LARGE = (LossChange(2.0, 2.0 + more, 0.001, 8) for more in (0.0, 0.01, 0.7))
 SINK = (LaterSink(name="x", share=0.5, mass=0.5, even=0.0),)
+SICK = Look((2.0, 2.0), 0.6, 0.6, 400.0, 3.0, ())
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
 
 
@@ -67,10 +69,10 @@ def test_what_helps_at_no_loss_is_advised(
     given: dict[str, Callable[..., object]] = {
         "try_prefix": lambda _: prefix, "try_sinks": lambda _: sinks,
         "try_rotation": lambda _: rotation,
-        "_measure": lambda *_, **__: trial("", NONE, 0.6, 400.0),
     }  # fmt: skip
     for name, measured in given.items():
         monkeypatch.setattr(advice._CureTrials, name, measured)
+    monkeypatch.setattr(advice, "look_at", lambda *_, **__: SICK)
     assert advise(model, dataclasses.replace(found, later_sinks=()), rows) is None
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
@@ -91,10 +93,10 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
         "try_prefix": lambda _: dataclasses.replace(prefix, later=later),
         "try_sinks": lambda _: None,
         "try_rotation": lambda _: trial("--rotate", NONE, 0.5),
-        "_measure": lambda *_, **__: dataclasses.replace(trial("", NONE, 0.6, 400.0), later=SINK),
     }  # fmt: skip
     for part, measured in given.items():
         monkeypatch.setattr(advice._CureTrials, part, measured)
+    monkeypatch.setattr(advice, "look_at", lambda *_, **__: dataclasses.replace(SICK, later=SINK))
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
     assert told.arguments == (prefix.options[0] if name == "x" else "--rotate")
@@ -129,22 +131,52 @@ def test_a_model_with_a_sink_is_advised_a_cure_that_works(
     """What is tried is what the command does, to the figures."""
     model, found, rows = sick
     tried = advice._CureTrials(model, model.decoder(), torch.tensor(rows), "auto")
-    for made in (tried.prefix(), tried.sinks(), tried.rotation()):
+    for made in (tried.try_prefix(), tried.try_sinks(), tried.try_rotation()):
         assert made is not None
         assert made.loss.windows == 4
-    rotation = tried.rotation()
+    rotation = tried.try_rotation()
     assert rotation is not None
     turned = rotate(model.decoder(), "hadamard")
-    share, kurtosis, _ = shape_of(turned, torch.tensor(rows))
-    assert (rotation.share, rotation.kurtosis) == pytest.approx((share, kurtosis), rel=1e-3)
+    look = look_at(turned, torch.tensor(rows))
+    assert (rotation.share, rotation.kurtosis) == pytest.approx(
+        (look.share, look.kurtosis), rel=1e-3
+    )
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
     assert "on 4 windows" in told.words or "on 8 windows" in told.words
 
 
+@pytest.mark.parametrize("costs", [0.0, 1.0])
+def test_bos_settles_the_choice_where_it_costs_nothing(
+    costs: float, sick: tuple[Model, ModelDiagnosis, list[list[int]]]
+) -> None:
+    """Otherwise the other candidates are measured; what is known is not measured again."""
+    model, _, rows = sick
+    windows = torch.tensor(rows)
+    bos = model.bos
+    assert bos is not None
+    losses = (9.0, 9.1, 9.2, 9.3)  # more than any token's
+    known = [
+        SinkTrial((), losses, 0.6, 0.6),
+        SinkTrial((bos,), tuple(loss + costs for loss in losses), 0.0, 0.0),
+    ]
+    found = choose_prefix(model, model.decoder(), windows, known=known)
+    assert found.trials[:2] == tuple(known)
+    if costs:
+        assert len(found.trials) > 2
+        assert found.best not in known
+    else:
+        assert (found.best, found.trials) == (known[1], tuple(known))
+    pair = choose_prefix(model, model.decoder(), windows, known=known, num_tokens=2)
+    assert len(pair.token.tokens) == 2
+    assert pair.trials[0] == known[0]
+
+
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 def test_turned_states_are_those_of_the_rotated_model(norm: str) -> None:
     model = decoder(norm=norm)
-    expected = shape_of(rotate(model, "hadamard"), text())[:2]
-    assert shape_of(model, text(), turning_of(model))[:2] == pytest.approx(expected, rel=1e-9)
-    assert shape_of(model, text())[:2] != pytest.approx(expected, rel=1e-3)
+    expected = look_at(rotate(model, "hadamard"), text())
+    look = look_at(model, text(), turn=turning_of(model))
+    figures = (look.share, look.turned_kurtosis)
+    assert figures == pytest.approx((expected.share, expected.kurtosis), rel=1e-9)
+    assert look.kurtosis != pytest.approx(expected.kurtosis, rel=1e-3)

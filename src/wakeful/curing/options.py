@@ -28,8 +28,8 @@ class CureOptions(ReadingOptions):
     rotate_keys: How[bool] = False
     """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
     prefix: How[str] = ""
-    """Store a prefix: auto, the token that takes the sink at no loss on the text, BOS if it is as
-    good; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
+    """Store a prefix: auto, BOS if it takes the sink at no loss on the text, else the token that
+    does; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
     gates: How[bool] = False

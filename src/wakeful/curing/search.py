@@ -452,5 +452,5 @@ class _Search:
 
 def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
     """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
-    losses = surgery.losses_after_opening(model, text, opening)
+    losses = surgery.losses_after_opening(model, text, opening, together=1)
     return torch.tensor(losses, dtype=torch.float64, device=text.device)

@@ -5,6 +5,7 @@ remains, then the outliers. Where no cure that was tried helps at no loss, that 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,13 +28,11 @@ from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import KeyShares, Sinks
 from wakeful.probes.base import Frame, HiddenEvent, Probe, mean_over_layers
-from wakeful.probes.exact import even_shares
 from wakeful.probes.experts import is_fused
 from wakeful.probes.hidden import Outliers
-from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.surgery.rotate import Turning, turning_of
-from wakeful.surgery.sink_tokens import FREED, SHARE_WINDOWS
+from wakeful.surgery.sink_tokens import SHARE_WINDOWS, remaining_sink
 from wakeful.terminal.display import Display
 
 KURTOSIS = 5.0
@@ -139,6 +138,70 @@ def advise(
     return Advice(words=text, arguments=" ".join(best.options))
 
 
+@dataclass(frozen=True)
+class Look:
+    """Measurements of a model on windows of text."""
+
+    losses: tuple[float, ...]
+    share: float
+    """Share of (query, head) pairs led by the first token, row 0 left out."""
+    mass: float
+    """Mean attention on that token, likewise."""
+    kurtosis: float
+    """The larger mean kurtosis of block outputs, of the first token or the rest."""
+    turned_kurtosis: float
+    """The same of the outputs after a rotation; NaN where there is none."""
+    later: tuple[LaterSink, ...]
+    """Sinks after the first token."""
+
+
+@torch.inference_mode()
+def look_at(
+    model: nn.Module,
+    windows: Int[Tensor, "B L"],
+    opening: Sequence[int] = (),
+    *,
+    turn: Turning | None = None,
+    text_of: Callable[[int], str] = str,
+) -> Look:
+    """Measure a model on windows that it reads after `opening`: the losses of all, and the rest on
+    the first `SHARE_WINDOWS` of them.
+    """
+    sinks, outliers, keys, turned = Sinks(), Outliers(), KeyShares(), Outliers()
+    probes: list[Probe] = [sinks, outliers, keys]
+    probes += [] if turn is None else [_Turned(turned, turn)]
+    watched, rest = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
+    with watch(model, *probes):
+        losses = surgery.losses_after_opening(model, watched, opening)
+    share, mass = remaining_sink(sinks)
+    rows = surgery.prepend_tokens(opening, watched).tolist()
+    return Look(
+        losses=losses + surgery.losses_after_opening(model, rest, opening),
+        share=share,
+        mass=mass,
+        kurtosis=_kurtosis(outliers),
+        turned_kurtosis=math.nan if turn is None else _kurtosis(turned),
+        later=later_sinks(rows, keys.shares, keys.masses, text_of),
+    )
+
+
+def trial_of(
+    options: tuple[str, ...], cure: str, before: Look, after: Look, *, turned: bool = False
+) -> Trial:
+    """Return the trial of a cure by what was measured before and after it, which may have read
+    fewer windows, and the outliers `turned` by a rotation.
+    """
+    change = LossChange.between(before.losses[: len(after.losses)], after.losses)
+    kurtosis = after.turned_kurtosis if turned else after.kurtosis
+    return Trial(options, cure, change, after.share, kurtosis, after.later)
+
+
+def _kurtosis(outliers: Outliers) -> float:
+    rows = outliers.rows().filter(metric="kurtosis")
+    parts = (mean_over_layers(rows.filter(position=part)) for part in ("first", "rest"))
+    return max(value or 0.0 for value in parts)
+
+
 @dataclass
 class _CureTrials:
     """One model and windows of its text: carries out cures and measures them."""
@@ -150,21 +213,35 @@ class _CureTrials:
     show: Display = SILENT
 
     def __post_init__(self) -> None:
-        self.opening = self.loaded.begin(self.bos)
-        self.losses = surgery.losses_after_opening(self.decoder, self.windows, self.opening)
         self.turn, self.fixed = None, ""
         try:
             self.turn = turning_of(self.decoder)
         except WakefulError as error:  # why it cannot be turned
             self.fixed = str(error).split("; ")[0]
-        self.plain = self._measure((), "as it is", self.decoder, self.opening, self.losses)
-        self.good_share = FREED + float(even_shares(self.windows.shape[1])[0])
+        self.seen = self._look(self.decoder, self.windows, self.loaded.begin(self.bos))
+        self.plain = trial_of((), "as it is", self.seen, self.seen)
+        self.good_share = surgery.free_share(self.windows.shape[1])
+
+    @cached_property
+    def stored_bos(self) -> Look | None:
+        """Measurements of the model with BOS stored; None where it has none."""
+        if self.loaded.bos is None:
+            return None
+        cured = surgery.store_prefix(self.decoder, self.loaded.begin("on"))
+        return self._look(cured, self.windows)
 
     @cached_property
     def choice(self) -> surgery.SinkChoice:
         """The token that is best stored, of all that the model may park on."""
+        looks = [((), self.seen)]
+        if self.stored_bos is not None:
+            looks.append(((*self.loaded.begin("on"),), self.stored_bos))
         return choose_prefix(
             self.loaded, self.decoder, self.windows, bos=self.bos,
+            known=[
+                surgery.SinkTrial(tokens, look.losses, look.share, look.mass)
+                for tokens, look in looks
+            ],
             on_progress=partial(self.show.count, "tokens that may take the sink"),
         )  # fmt: skip
 
@@ -180,29 +257,23 @@ class _CureTrials:
         """Try a rotation alone; return None where the model cannot be rotated."""
         if self.turn is None:
             return None
-        cure = "rotate the outliers away"
-        options = ("--rotate", "hadamard")
-        return self._measure(options, cure, self.decoder, self.opening, self.losses, turned=True)
+        options, cure = ("--rotate", "hadamard"), "rotate the outliers away"
+        return trial_of(options, cure, self.seen, self.seen, turned=True)
 
     def try_prefix(self) -> Trial | None:
-        """Try BOS as a stored prefix, then the other likely sink tokens; return None where the
-        model cannot store one.
+        """Try the token that is best stored before every text; return None where the model cannot
+        store one.
         """
         try:
             surgery.check_stores(self.decoder, 1)
         except WakefulError:
             return None
-        choice = None
-        if self.loaded.bos is not None:
-            choice = surgery.choose_sink_tokens(
-                self.decoder, self.windows, self.loaded.begin("on"), opening=self.opening
-            )
-            if not choice.best.tokens or (choice.best.share or 0.0) > self.good_share:
-                choice = None
-        choice = choice or self.choice
-        cured = surgery.store_prefix(self.decoder, choice.token.tokens)
-        options, cure = ("--prefix", "auto"), "store a token before every text"
-        return self._try_cured(options, cure, cured, choice.token.losses)
+        token, look = self.choice.token, self.stored_bos
+        if look is None or [*token.tokens] != self.loaded.begin("on"):
+            cured = surgery.store_prefix(self.decoder, token.tokens)
+            look = self._look(cured, self.windows[:SHARE_WINDOWS])
+            look = dataclasses.replace(look, losses=token.losses)
+        return self._try_cured(("--prefix", "auto"), "store a token before every text", look)
 
     def try_sinks(self) -> Trial | None:
         """Try learned sinks, fitted without training to the sink token that costs least; return
@@ -212,51 +283,25 @@ class _CureTrials:
             surgery.check_replaceable(self.decoder, "sinks")
         except WakefulError:
             return None
-        cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], self.windows)
-        losses = surgery.losses_after_opening(cured, self.windows)
-        return self._try_cured(("--sinks",), "put a learned sink into every head", cured, losses)
+        first, rest = self.windows[:SHARE_WINDOWS], self.windows[SHARE_WINDOWS:]
+        cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], first)
+        look = self._look(cured, first)
+        if not LossChange.between(self.seen.losses[: len(first)], look.losses).is_worse:
+            losses = look.losses + surgery.losses_after_opening(cured, rest)
+            look = dataclasses.replace(look, losses=losses)
+        return self._try_cured(("--sinks",), "put a learned sink into every head", look)
 
-    def _try_cured(
-        self, options: tuple[str, ...], cure: str, decoder: Decoder, losses: Sequence[float]
-    ) -> Trial:
-        """Measure a cured decoder, rotated too if it still has outliers."""
-        trial = self._measure(options, cure, decoder, (), losses)
-        if trial.kurtosis <= KURTOSIS or self.turn is None:
-            return trial
+    def _try_cured(self, options: tuple[str, ...], cure: str, look: Look) -> Trial:
+        """Return the trial of a cure, with a rotation where its outliers ask for one."""
+        if look.kurtosis <= KURTOSIS or self.turn is None:
+            return trial_of(options, cure, self.seen, look)
         options, cure = ("--rotate", "hadamard", *options), f"{cure} and rotate its outliers away"
-        return self._measure(options, cure, decoder, (), losses, turned=True)
+        return trial_of(options, cure, self.seen, look, turned=True)
 
-    def _measure(
-        self, options: tuple[str, ...], cure: str, decoder: Decoder, opening: Sequence[int],
-        losses: Sequence[float], *, turned: bool = False,
-    ) -> Trial:  # fmt: skip
-        """Measure a cured decoder on the windows, which `opening` precedes."""
-        change = LossChange.between(self.losses, losses)
-        rows = surgery.prepend_tokens(opening, self.windows[:SHARE_WINDOWS])
-        shape = shape_of(decoder, rows, self.turn if turned else None, self.loaded.text_of)
-        return Trial(options, cure, change, *shape)
-
-
-def shape_of(
-    model: nn.Module,
-    rows: Int[Tensor, "B L"],
-    turn: Turning | None = None,
-    text_of: Callable[[int], str] = str,
-) -> tuple[float, float, tuple[LaterSink, ...]]:
-    """Return the first-token share without row 0, the larger mean kurtosis, of the first token or
-    the rest, of block outputs after `turn`, and the sinks after the first token.
-    """
-    sinks, outliers, keys = Sinks(), Outliers(), KeyShares()
-    probe = outliers if turn is None else _Turned(outliers, turn)
-    with torch.inference_mode(), watch(model, sinks, keys, probe):
-        for row in rows:
-            logits_of(model, row[None])
-    shares = sinks.rows().filter(metric="first_key_share_without_row_0")
-    share = mean_over_layers(shares.filter(shares["head"].is_null()))
-    kurtoses = outliers.rows().filter(metric="kurtosis")
-    parts = (mean_over_layers(kurtoses.filter(position=part)) for part in ("first", "rest"))
-    later = later_sinks(rows.tolist(), keys.shares, keys.masses, text_of)
-    return share or 0.0, max(value or 0.0 for value in parts), later
+    def _look(
+        self, decoder: Decoder, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
+    ) -> Look:
+        return look_at(decoder, windows, opening, turn=self.turn, text_of=self.loaded.text_of)
 
 
 class _Turned(Probe):
@@ -285,21 +330,20 @@ def _advise_on_experts(
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")
     start = loaded.begin(bos)
-    losses = surgery.losses_after_opening(loaded.module, windows, start)
+    seen = look_at(loaded.module, windows, start, text_of=loaded.text_of)
 
     def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
-        change = LossChange.between(losses, surgery.losses_after_opening(model, windows, opening))
-        rows = surgery.prepend_tokens(opening, windows[:SHARE_WINDOWS])
-        return Trial(options, cure, change, *shape_of(model, rows, None, loaded.text_of))
+        look = look_at(model, windows, opening, text_of=loaded.text_of)
+        return trial_of(options, cure, seen, look)
 
     model, opening = loaded.module, start
-    uncured = best = measure("as it is", model, opening)
+    uncured = best = trial_of((), "as it is", seen, seen)
     results = list[str]()
     if sunk and _has_own_sinks(model):
         fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
         trial = measure("set its own sinks", fitted, (), "--sinks")
         results.append(trial.describe_change(uncured))
-        if trial.eases(uncured, FREED + float(even_shares(windows.shape[1])[0])):
+        if trial.eases(uncured, surgery.free_share(windows.shape[1])):
             model, opening, best, sink_stays = fitted, (), trial, ""
     if best.kurtosis > KURTOSIS or not results:
         try:

@@ -3,6 +3,8 @@
 `wakeful.surgery.sink_tokens` says how they are measured.
 """
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -21,7 +23,9 @@ from wakeful.surgery import (
     SinkTrial,
     by_preference,
     choose_sink_tokens,
+    free_share,
     losses_after_opening,
+    race_tokens,
 )
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -86,33 +90,54 @@ def choose_prefix(
     *,
     num_tokens: int = 1,
     bos: Bos = "auto",
+    known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
     """Choose the tokens to store before a model's text, one after the other.
 
+    BOS is the first where it takes the sink at no loss: no other token is measured then. `known`
+    are trials on these windows that need not be measured again.
+
     Raises:
         WakefulError: the model has a stored prefix already.
     """
-    candidates = likely_sink_tokens(loaded, decoder, windows)
-    opening = loaded.begin(bos)
-    choice = choose_sink_tokens(
-        decoder, windows, candidates, preferred=loaded.bos, opening=opening,
-        on_progress=on_progress,
-    )  # fmt: skip
+    opening, candidates, choice = loaded.begin(bos), list[int](), None
+    if loaded.bos is not None:
+        choice = choose_sink_tokens(
+            decoder, windows, loaded.begin("on"), opening=opening, known=known
+        )
+        known = choice.trials
+    settled = (
+        choice is not None
+        and choice.best.tokens
+        and choice.best.share <= free_share(windows.shape[1])
+    )
+    if not settled or num_tokens > 1:
+        candidates = likely_sink_tokens(loaded, decoder, windows)
+    if choice is None or not settled:
+        choice = choose_sink_tokens(
+            decoder, windows, candidates, preferred=loaded.bos, opening=opening, known=known,
+            on_progress=on_progress,
+        )  # fmt: skip
     for _ in range(num_tokens - 1):
         choice = choose_sink_tokens(
             decoder, windows, candidates, opening=opening, before=choice.token.tokens,
-            on_progress=on_progress,
+            known=choice.trials[:1], on_progress=on_progress,
         )  # fmt: skip
     return choice
 
 
 def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
     """Return the token that a model best reads before a text, by the loss; BOS if it is as good."""
-    trials = {
-        token: SinkTrial((token,), losses_after_opening(loaded.module, windows, (token,)))
-        for token in likely_sink_tokens(loaded, loaded.module, windows)
-    }
+
+    def losses_of(token: int, rows: Tensor) -> tuple[float, ...]:
+        return losses_after_opening(loaded.module, rows, (token,))
+
+    trials = race_tokens(
+        likely_sink_tokens(loaded, loaded.module, windows), windows, losses_of=losses_of,
+        begin=lambda token, rows: SinkTrial((token,), losses_of(token, rows)), known={},
+        preferred=loaded.bos,
+    )  # fmt: skip
     return trials[by_preference(trials, loaded.bos)[0]]
 
 

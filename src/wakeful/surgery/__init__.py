@@ -11,8 +11,10 @@ from wakeful.surgery.sink_tokens import (
     SinkTrial,
     by_preference,
     choose_sink_tokens,
+    free_share,
     losses_after_opening,
     prepend_tokens,
+    race_tokens,
 )
 from wakeful.surgery.sinks import learned_sinks
 
@@ -26,11 +28,13 @@ __all__ = [
     "check_stores",
     "choose_sink_tokens",
     "fit_own_sinks",
+    "free_share",
     "learned_gates",
     "learned_sinks",
     "losses_after_opening",
     "open_gates",
     "prepend_tokens",
+    "race_tokens",
     "rotate",
     "rotate_experts",
     "rotate_keys",

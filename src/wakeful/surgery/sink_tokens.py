@@ -11,11 +11,13 @@ token at the beginning, or a delimiter. So it is measured on windows of text:
    key of few (query, head) pairs.
 3. BOS if it is among them, else the one of least loss.
 
-Storing nothing is a candidate as well. It wins where every token makes the loss worse.
+Storing nothing is a candidate as well. It wins where every token makes the loss worse. Of many
+candidates, the best few on the beginnings of windows are read on whole ones, and the rest of the
+windows only after those that are not worse than another on the first (`race_tokens`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,11 +39,13 @@ FREED = 0.05
 """Share of (query, head) pairs led by the text's first token, over that of even attention, up to
 which it is no sink."""
 FINALISTS = 4
-"""Candidates that are measured on all windows; more are first read on a few short ones."""
+"""Candidates that are measured on whole windows; more are first read on a few short ones."""
 SCREENED = 4, 64
 """Windows, and the first tokens of each, that more candidates than those are first read on."""
 SHARE_WINDOWS = 4
-"""Windows on which the share of attention is measured."""
+"""Windows on which the share of attention is measured, and clearly worse candidates drop out."""
+TOGETHER = 256
+"""Tokens of windows that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,9 @@ class SinkTrial:
     """The stored ids; none is the model as it is."""
     losses: tuple[float, ...]
     """Mean loss of each window, in nats per token."""
-    share: float | None = None
-    """Share of (query, head) pairs led by the text's first token, row 0 left out; None where the
-    loss had decided already."""
-    mass: float | None = None
+    share: float = math.nan
+    """Share of (query, head) pairs led by the text's first token, row 0 left out."""
+    mass: float = math.nan
     """Mean attention on that token, likewise."""
 
 
@@ -75,6 +78,13 @@ class SinkChoice:
         return LossChange.between(self.trials[0].losses, trial.losses)
 
 
+def free_share(length: int) -> float:
+    """Return the share of (query, head) pairs up to which the first of `length` tokens is no
+    sink.
+    """
+    return FREED + float(even_shares(length)[0])
+
+
 @torch.no_grad()
 def choose_sink_tokens(
     decoder: Decoder,
@@ -84,6 +94,7 @@ def choose_sink_tokens(
     preferred: int | None = None,
     opening: Sequence[int] = (),
     before: Sequence[int] = (),
+    known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
     """Choose the candidate that is best stored before a text, by the order above.
@@ -95,70 +106,96 @@ def choose_sink_tokens(
         preferred: BOS, which is chosen if it is as good as the best.
         opening: tokens that the uncured model reads before each window.
         before: tokens already chosen, which are stored before the candidate.
+        known: trials on these windows that need not be measured again.
         on_progress: called with the number of candidates measured and of all candidates.
 
     Raises:
         WakefulError: an id is past the vocabulary, or the model has a stored prefix already.
     """
-    ids = [*dict.fromkeys(candidates)]
-    total = len(ids) + FINALISTS
+    done = {trial.tokens: trial for trial in known}
+    uncured = done.get(()) or measure_trial(decoder, windows, (), opening=opening)
 
     def prefixed(token: int) -> Decoder:
         return store_prefix(decoder, [*before, token])
 
+    trials = race_tokens(
+        candidates,
+        windows,
+        losses_of=lambda token, rows: losses_after_opening(prefixed(token), rows),
+        begin=lambda token, rows: measure_trial(prefixed(token), rows, (*before, token)),
+        known={
+            tokens[-1]: trial
+            for tokens, trial in done.items()
+            if tokens and tokens[:-1] == (*before,)
+        },
+        preferred=preferred,
+        on_progress=on_progress,
+    )
+    return choose_sink_cure(uncured, trials, preferred=preferred, free=free_share(windows.shape[1]))
+
+
+def race_tokens(
+    candidates: Sequence[int],
+    windows: Int[Tensor, "B L"],
+    *,
+    losses_of: Callable[[int, Tensor], tuple[float, ...]],
+    begin: Callable[[int, Tensor], SinkTrial],
+    known: Mapping[int, SinkTrial],
+    preferred: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> dict[int, SinkTrial]:
+    """Return the trials on all windows of the candidates that stay in the race.
+
+    Of many candidates, the `FINALISTS` of least loss on the beginnings of a few windows run on, and
+    of those, the ones that are not worse than another on the first `SHARE_WINDOWS` windows.
+
+    Args:
+        candidates: token ids.
+        windows: text to measure on.
+        losses_of: returns a candidate's losses on windows.
+        begin: returns its trial on the first windows.
+        known: trials on all windows that need not be measured again.
+        preferred: runs on from the beginnings of windows in any case.
+        on_progress: called with the number of candidates measured and of all candidates.
+    """
+    trials = {token: known[token] for token in candidates if token in known}
+    ids = [token for token in dict.fromkeys(candidates) if token not in trials]
+    total = len(ids) + FINALISTS
     if len(ids) > FINALISTS:
         rows, length = SCREENED
         screening_windows = windows[:rows, :length]
         screened: dict[int, float] = {}
         for number, token in enumerate(ids):
             on_progress(number, total)
-            screened[token] = sum(losses_after_opening(prefixed(token), screening_windows))
+            screened[token] = sum(losses_of(token, screening_windows))
         ids = sorted(ids, key=screened.__getitem__)[:FINALISTS]
         if preferred in screened and preferred not in ids:
             ids[-1] = preferred
-    uncured = SinkTrial((), losses_after_opening(decoder, windows, opening))
-    trials = dict[int, SinkTrial]()
+    first, rest = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
+    begun = dict[int, SinkTrial]()
     for number, token in enumerate(ids):
         on_progress(total - FINALISTS + number, total)
-        losses = losses_after_opening(prefixed(token), windows)
-        trials[token] = SinkTrial((*before, token), losses)
-    choice = choose_sink_cure(
-        uncured, trials, preferred=preferred, even=float(even_shares(windows.shape[1])[0]),
-        measure_share=lambda token: first_token_share(prefixed(token), windows[:SHARE_WINDOWS]),
-    )  # fmt: skip
+        begun[token] = begin(token, first)
+    starts = [trial.losses[: len(first)] for trial in (*trials.values(), *begun.values())]
+    for token, trial in begun.items():
+        if not LossChange.between(min(starts, key=sum), trial.losses).is_worse:
+            trials[token] = replace(trial, losses=trial.losses + losses_of(token, rest))
     on_progress(total, total)
-    return choice
+    return trials
 
 
 def choose_sink_cure(
-    none: SinkTrial,
-    trials: Mapping[int, SinkTrial],
-    *,
-    preferred: int | None,
-    even: float,
-    measure_share: Callable[[int], tuple[float, float]],
+    none: SinkTrial, trials: Mapping[int, SinkTrial], *, preferred: int | None, free: float
 ) -> SinkChoice:
     """Return which of the trials, by their last token, is best beside storing nothing.
 
-    `measure_share` gives the share and the mass that remain after a token, which are asked for as
-    long as they decide; `even` is the share of even attention.
+    Up to the share `free` a text's first token is no sink.
     """
-    measured: list[SinkTrial] = []
-    for token in by_preference(trials, preferred):
-        share, mass = measure_share(token)
-        measured.append(replace(trials[token], share=share, mass=mass))
-        if share <= FREED + even:
-            break
-    token = min(measured, key=_share)
+    tied = [trials[token] for token in by_preference(trials, preferred)]
+    token = next((trial for trial in tied if trial.share <= free), None)
+    token = token or min(tied, key=lambda trial: trial.share)
     harmless = LossChange.between(none.losses, token.losses).is_harmless
-    unmeasured = [
-        trial for trial in trials.values() if trial.tokens not in {m.tokens for m in measured}
-    ]
-    return SinkChoice(token if harmless else none, token, (none, *measured, *unmeasured))
-
-
-def _share(trial: SinkTrial) -> float:
-    return math.inf if trial.share is None else trial.share
+    return SinkChoice(token if harmless else none, token, (none, *trials.values()))
 
 
 def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:
@@ -171,14 +208,29 @@ def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> lis
     return sorted(tied, key=lambda token: token != preferred)
 
 
-def first_token_share(model: nn.Module, windows: Int[Tensor, "B L"]) -> tuple[float, float]:
-    """Return the share of (query, head) pairs led by each window's first token and the attention
-    that it takes, row 0 left out: means over layers.
+def measure_trial(
+    model: nn.Module,
+    windows: Int[Tensor, "B L"],
+    tokens: tuple[int, ...],
+    *,
+    opening: Sequence[int] = (),
+) -> SinkTrial:
+    """Return the trial of a model with the stored `tokens`: its losses on windows after `opening`,
+    and the sink that remains in the first `SHARE_WINDOWS` of them, a mean over layers.
     """
     sinks = Sinks()
     with torch.inference_mode(), watch(model, sinks):
-        for row in windows:
-            logits_of(model, row[None])
+        losses = losses_after_opening(model, windows[:SHARE_WINDOWS], opening)
+    share, mass = remaining_sink(sinks)
+    return SinkTrial(
+        tokens, losses + losses_after_opening(model, windows[SHARE_WINDOWS:], opening), share, mass
+    )
+
+
+def remaining_sink(sinks: Sinks) -> tuple[float, float]:
+    """Return the share of (query, head) pairs led by each sequence's first token and the attention
+    that it takes, row 0 left out: means over layers.
+    """
     rows = sinks.rows()
     rows = rows.filter(rows["head"].is_null())
     share, mass = (
@@ -196,14 +248,20 @@ def prepend_tokens(opening: Sequence[int], text: Int[Tensor, "B L"]) -> Int[Tens
 
 @torch.inference_mode()
 def losses_after_opening(
-    model: nn.Module, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
+    model: nn.Module,
+    windows: Int[Tensor, "B L"],
+    opening: Sequence[int] = (),
+    *,
+    together: int = TOGETHER,
 ) -> tuple[float, ...]:
     """Return the mean loss of each window's tokens after its first, in nats per token.
 
-    Every window is read alone, after `opening`.
+    Windows are read after `opening`, as many at once as have `together` tokens: alone where that
+    is 1, as a model is read whose scales are a whole batch's.
     """
     losses: list[float] = []
-    for row in windows:
-        logits = logits_of(model, prepend_tokens(opening, row[None]))[0, len(opening) : -1].float()
-        losses.append(float(cross_entropy(logits, row[1:], reduction="none").double().mean()))
+    for rows in windows.split(max(1, together // windows.shape[1])) if len(windows) else ():
+        logits = logits_of(model, prepend_tokens(opening, rows))[:, len(opening) : -1].float()
+        tokens = cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+        losses += tokens.double().view(len(rows), -1).mean(1).tolist()
     return tuple(losses)
