@@ -10,7 +10,7 @@ from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import inherit_blocks
-from wakeful.inheritance.bridge import bridge, gaps, solve
+from wakeful.inheritance.bridge import bridge, find_gaps, solve_bridge
 from wakeful.inheritance.equations import whole_products
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.stream import TextStream
@@ -167,10 +167,10 @@ def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -
 
 
 def test_gaps_lie_between_neighbors_and_behind_the_last() -> None:
-    assert gaps(LayerMap((0, 1, 4, 5), "x"), 8) == [Gap(1, 2, 3), Gap(3, 6, 7)]
-    assert gaps(LayerMap((2, 3), "x"), 4) == []
-    assert gaps(LayerMap((0, 1, 0, 1), "stacked"), 4) == []
-    assert gaps(LayerMap((3, 1), "x"), 4) == []
+    assert find_gaps(LayerMap((0, 1, 4, 5), "x"), 8) == [Gap(1, 2, 3), Gap(3, 6, 7)]
+    assert find_gaps(LayerMap((2, 3), "x"), 4) == []
+    assert find_gaps(LayerMap((0, 1, 0, 1), "stacked"), 4) == []
+    assert find_gaps(LayerMap((3, 1), "x"), 4) == []
 
 
 def test_layers_that_do_nothing_are_left_out_without_a_trace() -> None:
@@ -194,8 +194,8 @@ def alone(heir: Decoder, reference: Decoder, gap: Gap, options: BridgeConfig) ->
     """Bridge one gap on the heir's stream as it is now."""
     streams = TextStream(heir, TOKENS), TextStream(reference, TOKENS)
     for stream, layer in zip(streams, (gap.after, gap.last + 1), strict=True):
-        stream.through(layer)
-    return solve(*streams, gap, options)
+        stream.advance(layer)
+    return solve_bridge(*streams, gap, options)
 
 
 @pytest.mark.parametrize("first", ["apart", "out"])
@@ -209,13 +209,13 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     actual = bridge(whole, reference, layers, TOKENS, options)
     assert [(b.after, b.first, b.last) for b in actual] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
     steps = inherit_blocks(reference, layers)
-    for gap, one in zip(gaps(layers, 6), actual, strict=True):
+    for gap, one in zip(find_gaps(layers, 6), actual, strict=True):
         assert alone(steps, reference, gap, options) == one
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter, steps.get_parameter(name)), name
     # In another order the last is solved on a stream that it does not have later.
     wrong = inherit_blocks(reference, layers)
-    for gap in reversed(gaps(layers, 6)):
+    for gap in reversed(find_gaps(layers, 6)):
         alone(wrong, reference, gap, options)
     assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
 

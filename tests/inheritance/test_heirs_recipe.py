@@ -37,8 +37,8 @@ from wakeful.inheritance.outcome import (
     arms,
     compare_arms,
     curve,
+    estimate_outlook,
     footprints,
-    outlook,
     over_seeds,
 )
 from wakeful.inheritance.plan import budget_warnings, make_recipe
@@ -358,17 +358,17 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
         return Point(run="x", step=tokens, tokens=tokens, loss=loss)
 
     # 0.5 nats a doubling, 1 nat to go: four times the tokens.
-    actual = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
+    actual = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
     assert actual == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
     # One right before the last, as `eval_every` may fall, is the same loss and its noise.
-    assert outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == actual
-    assert outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
-    endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
+    assert estimate_outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == actual
+    assert estimate_outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
+    endless = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
     assert endless.times_the_tokens is None
     assert endless.nats_per_doubling == pytest.approx(0.1)
-    rising = outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
+    rising = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
     assert rising.times_the_tokens is None
-    assert outlook([point(100, 2.0), point(200, 1.5)], 2.5).times_the_tokens is None
+    assert estimate_outlook([point(100, 2.0), point(200, 1.5)], 2.5).times_the_tokens is None
 
 
 @pytest.mark.parametrize("name", BASELINES)

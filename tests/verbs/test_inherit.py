@@ -37,7 +37,7 @@ from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_paired_difference, with_interval
 from wakeful.inheritance import report as inheritance
-from wakeful.inheritance.bridge import gaps
+from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.outcome import BehindCount, read_inheritance
@@ -248,7 +248,7 @@ def test_a_card_and_a_page_say_all_that_an_heir_went_through(
     # Bridges stand over every gap of the heir.
     found = [(one.after, one.first, one.last) for one in summary.choice.bridges]
     layers = LayerMap(heir.layers, "angle")
-    assert found == [(gap.after, gap.first, gap.last) for gap in gaps(layers, 4)]
+    assert found == [(gap.after, gap.first, gap.last) for gap in find_gaps(layers, 4)]
     (run,) = heir.runs
     card = card_of(out / run, tmp_path / run)
     page = (out / "report.html").read_text("utf-8")

@@ -16,7 +16,7 @@ import torch
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError, nearest
-from wakeful.inheritance.blocks import at_random, inherit_blocks
+from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import Copy
 from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
@@ -104,9 +104,9 @@ class Setting:
             seed=self.seed,
         )  # fmt: skip
 
-    def at_random(self, num_layers: int) -> Decoder:
+    def random_like_heir(self, num_layers: int) -> Decoder:
         """Return a target of as many of the heir's first layers, with nothing inherited."""
-        return at_random(
+        return random_like_heir(
             self.reference, self.layers.sources[:num_layers], route=self.route,
             normalizer=self.normalizer, seed=self.seed,
         )  # fmt: skip
@@ -329,7 +329,7 @@ def _trained_beside(
     heirs = [each.stage for each in rounds]
     with seed.resumable():
         finished = [
-            seed.finish(stage)
+            seed.run_stage(stage)
             for name in baselines
             for stage in stages(name, setting, recipe, heirs, folder)
         ]

@@ -60,10 +60,10 @@ def inherit_blocks(
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     donors = [Donor(reference, source, copy) for source in layers.sources]
-    return _assembled(config, reference, donors, ends=copy != "blocks", seed=seed)
+    return _assemble(config, reference, donors, copy_ends=copy != "blocks", seed=seed)
 
 
-def at_random(
+def random_like_heir(
     reference: Decoder,
     sources: Sequence[int],
     *,
@@ -71,7 +71,7 @@ def at_random(
     normalizer: str = "",
     seed: int = 0,
 ) -> Decoder:
-    """Return a decoder of the shape that an heir of these layers has, with nothing inherited."""
+    """Return a randomly initialized decoder of the shape of an heir of these layers."""
     config = target_config(reference.config, sources, route=route, normalizer=normalizer)
     return initialize(Decoder(config).to(reference.head.weight.dtype), seed)
 
@@ -128,15 +128,18 @@ def departures(
 
 
 @torch.no_grad()
-def _assembled(
+def _assemble(
     config: ModelConfig,
     base: Decoder,
     donors: Sequence[Donor],
     *,
-    ends: bool,
+    copy_ends: bool,
     seed: int,
 ) -> Decoder:
-    """Return a decoder of the donors' blocks; with `ends`, embedding to head are `base`'s."""
+    """Return a decoder of the donors' blocks.
+
+    With `copy_ends`, embeddings, final norm and head are copied from `base`.
+    """
     if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
         raise WakefulError(
             f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
@@ -144,7 +147,7 @@ def _assembled(
     with without_matrices():
         target = Decoder(config).to(base.head.weight.dtype)
     initialize(target, seed)
-    for part in _ENDS if ends else ():
+    for part in _ENDS if copy_ends else ():
         if hasattr(target, part):
             _copy_part(target, part, getattr(base, part))
     _start_variants(target, base, [donor.layer for donor in donors])

@@ -52,11 +52,11 @@ _MIN_COSINE = 3**0.5 / 2
 """Cosine of the mean first token to the reference's from which no constraint is needed."""
 
 
-def gaps(layers: LayerMap, total: int) -> list[Gap]:
-    """Return the gaps of a map, in order of depth.
+def find_gaps(layers: LayerMap, total: int) -> list[Gap]:
+    """Return the gaps between the reference's layers that a map keeps, in order of depth.
 
-    Layers before the map's first are no gap: no layer before them could carry a bridge. Nor does
-    a map have gaps that goes back or repeats layers.
+    Layers before the first kept layer are no gap, for no layer there could carry a bridge. A map
+    that reorders or repeats layers has no gaps.
     """
     if not layers.ascends:
         return []
@@ -99,29 +99,29 @@ def bridge(
     autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
 ) -> list[BridgeGap]:
-    """Bridge the gaps of an heir's layers, in place; return each bridge with its errors.
+    """Bridge the gaps between an heir's layers, in place; return each bridge with its errors.
 
-    Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
-    models go through all of the text layer by layer, so that the activations of one layer of each
-    are held. The normal equations are summed in float64, of products in float32 of 2,048 tokens,
-    or in float64 where the models are.
+    Gaps are bridged in order of depth, each with the earlier bridges in place. Both models run over
+    the whole text layer by layer, so that memory holds the activations of one layer of each. Normal
+    equations are summed in float64, of products of 2,048 tokens in float32 (float64 for models in
+    float64).
 
     Args:
         heir: a decoder whose block t was the reference's block `layers.sources[t]`.
-        reference: stays as it is.
-        layers: the heir's.
+        reference: is not changed.
+        layers: the layers that the heir keeps.
         tokens: sequences to solve on.
         options: map, ridge, weights and first tokens; by default `BridgeConfig()`.
-        documents: the number of each token's document, where none sees another; each then has a
-            first token of its own.
-        autocast: the context that both models run in.
-        progress: called with every layer that the reference has gone through.
+        documents: each token's document number, if tokens attend within their document alone; each
+            document then has a first token.
+        autocast: context that both models run in.
+        progress: called with the number of reference layers done and of all to run.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
     """
     options = options or BridgeConfig()
-    selected = gaps(layers, reference.config.num_layers)
+    selected = find_gaps(layers, reference.config.num_layers)
     if options.map == "none" or not selected:
         return []
     check_bridge(heir)
@@ -133,16 +133,18 @@ def bridge(
     last = selected[-1].last + 1
     progress(0, last)
     for gap in selected:
-        heir_stream.through(gap.after)
+        heir_stream.advance(gap.after)
         for layer in range(reference_stream.layer, gap.last + 1):
-            reference_stream.through(layer + 1)
+            reference_stream.advance(layer + 1)
             progress(layer + 1, last)
-        bridges.append(solve(heir_stream, reference_stream, gap, options))
+        bridges.append(solve_bridge(heir_stream, reference_stream, gap, options))
     return bridges
 
 
-def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig) -> BridgeGap:
-    """Solve for one bridge and fold it into the layer before the gap."""
+def solve_bridge(
+    heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig
+) -> BridgeGap:
+    """Solve for one bridge and fold it into the MLP of the layer before the gap."""
     block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
     weight, bias = widened(down.weight), down.bias
@@ -171,7 +173,7 @@ def solve(heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConf
         total += float((weights * lengths).sum())
         plain += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
-    solution = _solution(equations, size, options, first, scale)
+    solution = _solve_equations(equations, size, options, first, scale)
     new = solution[:size].T
     replace_parameter(down, "weight", new @ weight.double() if on_output else new)
     if bias is not None:
@@ -244,12 +246,13 @@ class _Mean:
         return [total / self.count for total in self.sums]
 
 
-def _solution(
+def _solve_equations(
     equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
 ) -> Tensor:
-    """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖².
+    """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖².
 
-    Where first is apart and that turns the first token, S f₁ = z₁ is a constraint.
+    With `options.first` "apart", S f₁ = z₁ is a constraint if the first token's state would
+    otherwise change its direction.
     """
     factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)

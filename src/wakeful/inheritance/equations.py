@@ -36,7 +36,7 @@ class Equations:
     def factored(self, ridge: float, size: int | None = None) -> Tensor:
         """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
 
-        Only the first `size` entries of f are counted and damped; a bias comes after them.
+        λ is added to, and the mean taken over, the first `size` entries of f; a bias follows them.
         """
         damped = self.ff.clone()
         diagonal = damped.diagonal()[:size]

@@ -98,10 +98,12 @@ class Angles(Probe):
         return pl.DataFrame(schema=SCHEMA)
 
     def matrix(self) -> Tensor:
-        """Return arccos(cos(x_l, x_k)) / π, mean over sequences, (N + 1, N + 1)."""
+        """Return arccos(cos(x_l, x_k)) / π, mean over sequences, for all pairs of layer inputs and
+        the output, (N + 1, N + 1).
+        """
         layers = sorted(self.inputs)
-        ends = [*(self.inputs[layer] for layer in layers), self.outputs[layers[-1]]]
-        states = torch.stack([torch.stack(states) for states in ends])
+        layer_states = [*(self.inputs[layer] for layer in layers), self.outputs[layers[-1]]]
+        states = torch.stack([torch.stack(states) for states in layer_states])
         unit = F.normalize(states, dim=-1)
         cosines = torch.einsum("lsd,ksd->slk", unit, unit).clamp(-1, 1)
         return cosines.arccos().mean(0) / math.pi

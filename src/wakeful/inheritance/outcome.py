@@ -328,12 +328,12 @@ def _comparison_key(arm: str, final: FinishedStage) -> tuple[str, int, int]:
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
 
-def outlook(points: Sequence[Point], target: float) -> Outlook:
-    """Return the gap to the reference and how many times the tokens a straight line would take.
+def estimate_outlook(points: Sequence[Point], target: float) -> Outlook:
+    """Estimate how many times the tokens an heir needs to reach the reference's loss.
 
-    The line of loss over the logarithm of tokens goes through the last evaluation and the latest
-    with at most nine tenths of its tokens: a crude guess, since the learning rate has fallen there,
-    and curves flatten.
+    A line of loss over log tokens is drawn through the last evaluation and the latest with at most
+    nine tenths of its tokens. That is a crude guess: the learning rate has fallen there, and curves
+    flatten.
     """
     end, gap = points[-1], points[-1].loss - target
     earlier = [point for point in points if 0 < point.tokens <= _LATEST_START * end.tokens][-1:]
@@ -353,10 +353,10 @@ def _behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:
 
 
 def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[float, float | None]:
-    """Return the loss minus another's over the same windows, with its paired standard error."""
+    """Return the loss minus the baseline's over the same windows, and its error."""
     baseline = baseline.select("window", baseline="loss")
-    both = windows.join(baseline, on="window", maintain_order="left")
-    loss, error = mean_paired_difference(both["loss"], both["baseline"], both["tokens"])
+    joined = windows.join(baseline, on="window", maintain_order="left")
+    loss, error = mean_paired_difference(joined["loss"], joined["baseline"], joined["tokens"])
     return loss, finite(error)
 
 
@@ -396,10 +396,14 @@ def footprints(
                 generate_tokens(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0)
             )
             speeds[name].append(len(text) / (time.perf_counter() - began))
-    return {name: _footprint(decoder, context, speeds[name]) for name, decoder in decoders.items()}
+    return {
+        name: _measure_footprint(decoder, context, speeds[name])
+        for name, decoder in decoders.items()
+    }
 
 
-def _footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
+def _measure_footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
+    """Return a decoder's parameters, bytes and, from timings, its median speed."""
     context = min(context, decoder.config.context)
     return Footprint(
         parameters=decoder.num_parameters()["total"],

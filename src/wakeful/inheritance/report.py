@@ -100,7 +100,7 @@ def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
         f"{heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its key/value "
         f"cache, and writes {_times_as_fast(summary.sizes)} times as fast."
     )
-    return [_parity(summary), *baselines, saved]
+    return [_parity_sentence(summary), *baselines, saved]
 
 
 def _reference_cost(reference: Reference) -> str:
@@ -139,7 +139,8 @@ def _healing_text(summary: InheritanceSummary) -> str:
     )
 
 
-def _parity(summary: InheritanceSummary) -> str:
+def _parity_sentence(summary: InheritanceSummary) -> str:
+    """Return a sentence on the heir's final loss, and how far it is from parity."""
     heir, reference = summary.heir, summary.reference
     rounds = sum(arm.heir for arm in summary.arms)
     grown = ""  # what all rounds took where each began from the reference
@@ -148,29 +149,29 @@ def _parity(summary: InheritanceSummary) -> str:
             f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
         )
     gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
-    begins = (
+    result = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
         f"{_loss_text(summary, heir.loss, heir.standard_error)} nats per token after "
         f"{heir.tokens:,} tokens{grown}; {reference.name} itself has "
         f"{_loss_text(summary, reference.loss, reference.standard_error)} on the same text"
     )
     if heir.parity:
-        return f"{begins}: parity is reached, {gap} under it."
+        return f"{result}: parity is reached, {gap} under it."
     outlook = summary.outlook
     times, slope = outlook.times_the_tokens, outlook.nats_per_doubling
     if times is not None:
-        rest = (
+        prospect = (
             f" At the pace of its last evaluations ({slope:.3f} nats per doubling of the tokens) a "
             f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
         )
     elif slope is not None and slope > 0:
-        rest = (
+        prospect = (
             f" Its last evaluations gain {slope:.3f} nats per doubling of the tokens: at that "
             "pace more than a thousand times the tokens."
         )
     else:
-        rest = " Its last evaluations do not say what more training would bring."
-    return f"{begins}: it is {gap} short of parity.{rest}"
+        prospect = " Its last evaluations do not say what more training would bring."
+    return f"{result}: it is {gap} short of parity.{prospect}"
 
 
 def _how_often(counts: BehindCount | None) -> str:
@@ -240,7 +241,7 @@ def inheritance_report(path: str | Path) -> Report:
             ]),
         ]),
         *_parts(summary),
-        *_over_seeds(summary),
+        *_seed_section(summary),
         Section("Depth", [
             Text(choice),
             *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.choice.bridges),
@@ -249,11 +250,11 @@ def inheritance_report(path: str | Path) -> Report:
         ]),
         Section("What it saved", [
             Table(["measured here", reference.name, heir.arm, "ratio"],
-                  [_size(summary.sizes, *size) for size in _SIZES], "What the heir saves"),
+                  [_size_row(summary.sizes, *size) for size in _SIZES], "What the heir saves"),
             Text("Weights and caches are the bytes of live tensors; the cache holds "
                  f"{summary.sizes.heir.context:,} tokens of one sequence.", "note"),
         ]),
-        method_section(_method(summary, environment)),
+        method_section(_method_entries(summary, environment)),
     ]  # fmt: skip
     look = shlex.quote(str(Path(path) / heir.runs[-1]))
     steps = [NextStep(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
@@ -261,6 +262,7 @@ def inheritance_report(path: str | Path) -> Report:
 
 
 def _final_table(summary: InheritanceSummary) -> Table:
+    """Return the final loss, differences, size and tokens of the reference and each model."""
     reference, heir = summary.reference, summary.heir
     parameters = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [
@@ -270,16 +272,16 @@ def _final_table(summary: InheritanceSummary) -> Table:
     ]  # fmt: skip
     for arm in summary.arms:
         start = arm.curve[0].standard_error if arm.curve else None
-        beside = "–"
+        minus_heir = "–"
         if arm.arm != heir.arm:
-            beside = _loss_text(summary, arm.minus_heir, arm.minus_heir_error, "+")
+            minus_heir = _loss_text(summary, arm.minus_heir, arm.minus_heir_error, "+")
         rows.append([
             Cell(arm.arm, "parity" if arm.parity else ""),
             str(arm.depth),
             _loss_text(summary, arm.start_loss, start),
             _loss_text(summary, arm.loss, arm.standard_error),
             _loss_text(summary, arm.minus_reference, arm.minus_reference_error, "+"),
-            beside,
+            minus_heir,
             f"{arm.parameters / 1e6:.1f} M",
             f"{arm.tokens:,}",
             f"{arm.seconds:.0f}",
@@ -318,7 +320,8 @@ def _parts(summary: InheritanceSummary) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _over_seeds(summary: InheritanceSummary) -> Iterator[Section]:
+def _seed_section(summary: InheritanceSummary) -> Iterator[Section]:
+    """Yield the mean losses over seeds, if there are several."""
     if not summary.over_seeds:
         return
     rows = [
@@ -339,7 +342,8 @@ def _over_seeds(summary: InheritanceSummary) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _method(summary: InheritanceSummary, environment: Environment) -> list[tuple[str, str]]:
+def _method_entries(summary: InheritanceSummary, environment: Environment) -> list[tuple[str, str]]:
+    """Return how the models were trained and measured, by topic."""
     recipe, data, reference = summary.recipe, summary.data, summary.reference
     train, optimizer = recipe.train, recipe.optimizer
     dropped = ""
@@ -352,7 +356,7 @@ def _method(summary: InheritanceSummary, environment: Environment) -> list[tuple
     if recipe.warmup:
         warmup = f"{100 * recipe.warmup:g}% of each run’s steps"
     seeds = ", ".join(map(str, recipe.seeds)) or train.seed
-    own = ", which have a table of their own" if summary.over_seeds else ""
+    seeds_note = ", which have a table of their own" if summary.over_seeds else ""
     return [
         ("Text", f"{data.text}; {data.train_tokens:,} training tokens, all with the reference's "
                  "tokenizer"),
@@ -371,7 +375,7 @@ def _method(summary: InheritanceSummary, environment: Environment) -> list[tuple
                       f"head; route {recipe.route or 'the reference’s'}, normalizer "
                       f"{recipe.normalizer or 'the reference’s'}"),
         ("Intervals", f"± the {INTERVAL} over validation windows, differences paired; of one seed, "
-                      f"so they say nothing of other seeds{own}"),
+                      f"so they say nothing of other seeds{seeds_note}"),
         ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
                   "interval over them"),
         ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
@@ -436,7 +440,8 @@ def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
     return chart.properties(height=150, width="container")
 
 
-def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
+def _size_row(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
+    """Return a table row of a size or speed: reference, heir and their ratio."""
     heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{heir / reference:.3f}" if reference else "–"
     if key == "tokens_per_second":

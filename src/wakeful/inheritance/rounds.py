@@ -14,12 +14,12 @@ import torch
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.inheritance.blocks import at_random, inherit_blocks
-from wakeful.inheritance.bridge import check_bridge, gaps
+from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
+from wakeful.inheritance.bridge import check_bridge, find_gaps
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import BaselineName
 from wakeful.inheritance.recipe import Recipe
-from wakeful.inheritance.solving import bridges
+from wakeful.inheritance.solving import bridge_on_text
 from wakeful.inheritance.stages import FinishedStage, FinishedStages, TrainingStage
 from wakeful.layer_ranges import format_layers
 from wakeful.model.decoder import Decoder
@@ -47,7 +47,7 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     with torch.device("meta"):
         blank = Decoder(reference.config)
         heir = _inherited(recipe, blank, recipe.layer_map(recipe.rounds - 1))
-    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
+    if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
     check_parts(recipe.run_config("heir", heir, steps, recipe.healing), world)
     for name in recipe.baselines:
@@ -96,7 +96,7 @@ class Seed:
             rounds = tuple(self._rounds())
             last = rounds[-1].stage
             baselines = [
-                self.finish(self._baseline_stage(name, last)) for name in self.recipe.baselines
+                self.run_stage(self._baseline_stage(name, last)) for name in self.recipe.baselines
             ]
         return FinishedStages(rounds, tuple(baselines))
 
@@ -106,7 +106,7 @@ class Seed:
 
     def _rounds(self) -> Iterator[FinishedStage]:
         for number in range(self.recipe.rounds):
-            finished = self.finish(self._heir_stage(number))
+            finished = self.run_stage(self._heir_stage(number))
             yield finished
             if self.recipe.until == "parity" and finished.loss <= self.loss:
                 return
@@ -123,7 +123,7 @@ class Seed:
             start=partial(_inherited, recipe, self.reference, layers),
             layers=layers.sources,
             lesson=recipe.healing,
-            bridge=partial(bridges, recipe, self.reference, layers),
+            bridge=partial(bridge_on_text, recipe, self.reference, layers),
         )
 
     def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
@@ -132,7 +132,7 @@ class Seed:
         start = partial(_whole_reference, recipe, self.reference)
         if name == "random":
             start = partial(
-                at_random, self.reference, last.layers, route=recipe.route,
+                random_like_heir, self.reference, last.layers, route=recipe.route,
                 normalizer=recipe.normalizer, seed=recipe.train.seed,
             )  # fmt: skip
         return TrainingStage(
@@ -140,8 +140,8 @@ class Seed:
             start=start, origin={"baseline": BASELINES[name], "random": name == "random"},
         )  # fmt: skip
 
-    def finish(self, stage: TrainingStage) -> FinishedStage:
-        """Carry out a stage: return its finished run, continue an unfinished one or train anew."""
+    def run_stage(self, stage: TrainingStage) -> FinishedStage:
+        """Return a stage's finished run: read it, continue it, or train it from the start."""
         recipe, folder, display = self.recipe, self.out / stage.name, self.display
         refuse_link(folder)
         with join_processes() as world:

@@ -33,10 +33,10 @@ def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> In
     return tokens
 
 
-def bridges(
+def bridge_on_text(
     recipe: Recipe, reference: Decoder, layers: LayerMap, heir: Decoder, progress: OnProgress
 ) -> list[BridgeGap]:
-    """Bridge an heir's gaps on the training text, in place; return them in order of depth."""
+    """Bridge an heir's gaps on windows of the training text, in place; return the bridges."""
     if recipe.bridge.map == "none":
         return []
     data, length = load_data(recipe.data), recipe.train.length

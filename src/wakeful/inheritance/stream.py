@@ -27,6 +27,7 @@ class TextStream:
         documents: Int[Tensor, "B L"] | None = None,
         autocast: AbstractContextManager[object] = NO_AUTOCAST,
     ) -> None:
+        """Embed the text in parts; `layer` is the next layer that they go through."""
         self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
@@ -42,7 +43,7 @@ class TextStream:
         self.firsts = begins_of(numbers).split(rows)
         """Masks (B, L) per part of the tokens that begin a row or document."""
 
-    def through(self, layer: int) -> None:
+    def advance(self, layer: int) -> None:
         """Advance to the input of layer `layer`."""
         while self.layer < layer:
             for number, (x, flow) in enumerate(self.parts):
@@ -57,10 +58,10 @@ class TextStream:
         return (x for x, _ in self.parts)
 
     def activations(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield activations of the next layer, part by part.
+        """Yield the next layer's activations, part by part.
 
-        They are the input of `down` (B, L, H), the feed-forward network's addition to the stream
-        (B, L, D), and the layer's output (B, L, D).
+        A part is the input of the MLP's down projection (B, L, H), the MLP's addition to the stream
+        (B, L, D) and the layer's output (B, L, D).
         """
         block = self.blocks[self.layer]
         down = block.mlp.down

@@ -113,11 +113,11 @@ def inherit(
         choose_own_device(options.train.device, world, field="device")
         if reference is not None:
             _check_names(options)
-        _check_world(options, world)
+        _check_processes(options, world)
         if reference is None:
             out = Path(options.resume)
             with Run.open(out).naming_modules():
-                job = _resume(out, display, world)
+                job = _reopen(out, display, world)
         else:
             out = Path(options.out or f"runs/inherit-{Path(name_of(reference)).name}")
             request = _Request(reference, tokenizer, options, out, display, world)
@@ -129,10 +129,10 @@ def inherit(
                 job = world.leader_first(lambda: new_job)  # then the others read the text
             else:
                 world.meet()  # while the first plans
-                job = _resume(out, display, world)
+                job = _reopen(out, display, world)
         figures = options.figures or job.plan.wishes.figures
         with job.run.naming_modules():
-            job.work(display, world, figures)
+            job.carry_out(display, world, figures)
     result = Inheritance(job.run.path, job.run.path / "report.html")
     if world.first:
         result.save_results((), figures)
@@ -151,8 +151,10 @@ class _Job:
     windows: pl.DataFrame
     """The reference's loss in every validation window."""
 
-    def work(self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]) -> None:
-        """Carry out the recipe, and write the page and its charts in these formats."""
+    def carry_out(
+        self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]
+    ) -> None:
+        """Train the heirs of every seed, then write the page and its charts in these formats."""
         loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         with run.lock(), run.under_way():
@@ -180,6 +182,7 @@ class _Job:
         write_page(inheritance_report(self.run.path), self.run.path / "report.html", figures)
 
     def _summary(self, outcomes: list[FinishedStages]) -> outcome.InheritanceSummary:
+        """Return the summary of the first seed's models, with the losses over all seeds."""
         first, recipe, plan = outcomes[0], self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
@@ -208,7 +211,7 @@ class _Job:
             ),
             final=last.stage.arm,
             arms=outcome.compare_arms(first, self.windows, loss),
-            outlook=outcome.outlook(
+            outlook=outcome.estimate_outlook(
                 outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
             ),
             choice=outcome.LayerChoice(
@@ -320,8 +323,8 @@ class _Request:
         return check_stages(recipe, decoder, self.world)
 
 
-def _check_world(options: InheritOptions, world: World) -> None:
-    """Refuse what several processes cannot do."""
+def _check_processes(options: InheritOptions, world: World) -> None:
+    """Raise `WakefulError` for options that need a single process."""
     if world.size == 1 or options.resume:
         return
     if options.heal.by == "none":
@@ -339,7 +342,7 @@ def _check_names(options: InheritOptions) -> None:
 def _load_reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
-    """Return the reference and the name or path that a resumed inheritance reads it from."""
+    """Return the reference, and the name or path from which a resumed run reads it."""
     show.note(f"loading {name_of(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
         return convert_to_decoder(read_decoder(source), show), str(source)
@@ -377,8 +380,8 @@ def _with_context(options: InheritOptions, reference: Model) -> InheritOptions:
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 
 
-def _resume(out: Path, display: DisplayFactory, world: World) -> _Job:
-    """Return the inheritance in a folder, with its reference and its text read again."""
+def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
+    """Read an inheritance's folder again, with its reference and its text."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)

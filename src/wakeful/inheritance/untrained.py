@@ -16,7 +16,7 @@ from wakeful.data.base import Data
 from wakeful.estimates import INTERVAL, Estimate, finite, weighted_mean, with_interval
 from wakeful.generation import generation_step
 from wakeful.hf.weights_out import export_decoder, stock_architecture
-from wakeful.inheritance.bridge import gaps
+from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluated
 from wakeful.inheritance.recipe import Recipe
@@ -174,7 +174,7 @@ class UntrainedHeir:
         )  # fmt: skip
 
     def write_page(self) -> None:
-        """Write the model to its folder, which Transformers loads, with figures and the page."""
+        """Export the model to its folder, with inherit.json, losses and the page."""
         decoder, model = self.model.decoder(), self.model
         losses, costs = self.losses, self.costs
         changes = [
@@ -223,11 +223,11 @@ def make_untrained(
     )  # fmt: skip
     losses = {REFERENCE: evaluated(config, reference, data, show)}
     check_finite(losses[REFERENCE]["loss"].to_torch())
-    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), len(reference.blocks)):
+    if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), len(reference.blocks)):
         losses[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
     assert stage.bridge is not None  # of an heir
     bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
-    _round(decoder, heir.written_in)
+    _round_weights(decoder, heir.written_in)
     losses[HEIR] = evaluated(config, heir, data, show)
     windows = losses[REFERENCE].select("window", "tokens")
     windows = windows.with_columns(**{model: frame["loss"] for model, frame in losses.items()})
@@ -238,10 +238,10 @@ def make_untrained(
 
 
 @torch.no_grad()
-def _round(decoder: Decoder, kind: torch.dtype) -> None:
-    """Round what is in memory to the type that is written, in place.
+def _round_weights(decoder: Decoder, kind: torch.dtype) -> None:
+    """Round a decoder's weights in place to the type that they are written in.
 
-    Norms stay: a scale that is stored less one is exact there, and not as the decoder has it.
+    Norms are left alone: an architecture that stores scales minus one rounds that number instead.
     """
     for module in decoder.modules():
         for parameter in () if isinstance(module, Norm) else module.parameters(recurse=False):

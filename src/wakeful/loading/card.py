@@ -55,7 +55,7 @@ def model_card(
             *(_training_lines(run, model, source) if run is not None else []),
             *_format_figures(figures),
         ],
-        [*_commands(run), command], trusted=own, softmax1=softmax1,
+        [*_past_commands(run), command], trusted=own, softmax1=softmax1,
     )  # fmt: skip
 
 
@@ -148,6 +148,7 @@ def _on_hub(name: str) -> bool:
 
 
 def _lineage_lines(run: Run) -> list[str]:
+    """Return sentences on a run's start (random or inherited) and its objective."""
     initial, train = run.header.initial, run.config.train
     teacher = train.distill
     lines = [f"Trained from random weights, seed {train.seed}.\n"]
@@ -164,9 +165,9 @@ def _lineage_lines(run: Run) -> list[str]:
 
 
 def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what an heir took over from its reference and what replaces the rest."""
+    """Yield sentences on what an heir takes from its reference, and its bridges."""
     reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
-    arm, folder = markdown(initial.get("arm", "")), _inheritance(run)
+    arm, folder = markdown(initial.get("arm", "")), _inheritance_folder(run)
     if "baseline" in initial:
         terms = "The license of that model holds here too."
         if initial.get("random") is True:
@@ -219,18 +220,18 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
         )
 
 
-def _commands(run: Run | None) -> Iterator[str]:
+def _past_commands(run: Run | None) -> Iterator[str]:
     """Yield the commands that produced a run, as its folder records them."""
     if run is None:
         return
-    above = _inheritance(run)
-    if above is not None:
-        yield str(Run.open(above).read_json("plan.json")["command"])
+    inheritance = _inheritance_folder(run)
+    if inheritance is not None:
+        yield str(Run.open(inheritance).read_json("plan.json")["command"])
     else:
         yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
 
 
-def _inheritance(run: Run) -> Path | None:
+def _inheritance_folder(run: Run) -> Path | None:
     """Return the folder of the inheritance that a run belongs to; None for another run."""
     parent, files = run.path.absolute(), ("plan.json", "recipe.toml")
     # Below an inheritance, or below the folder of a later seed of one.

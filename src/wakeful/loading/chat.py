@@ -35,16 +35,16 @@ class Turn:
 
 
 def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Turn | None:
-    """Return a user's first turn by the tokenizer's chat template; None where it has none.
+    """Return a user's first turn in the tokenizer's chat template; None without a template.
 
-    `otherwise` is advice for error messages: how to go on without the template.
+    `otherwise` is the advice of error messages on how to do without the template.
 
     Raises:
-        WakefulError: the template cannot be rendered, or does not hold the message as it is.
+        WakefulError: the template cannot be rendered, or alters the message.
     """
     if not tokenizer.chat_template:
         return None
-    render = _renderer(tokenizer, otherwise)
+    render = _make_renderer(tokenizer, otherwise)
     before, message, after = render(_MESSAGE).partition(_MESSAGE)
     if not message or _MESSAGE in after:
         raise _not_held(otherwise)
@@ -71,7 +71,7 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
     return Turn(tokenizer.encode_marked(before), ids, end, answer_end, around)
 
 
-def _renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
+def _make_renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
     """Return a function that renders the template with a question, or a question and its answer."""
     begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
     ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}

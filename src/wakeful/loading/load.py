@@ -134,7 +134,7 @@ def load(
         read = source.read_tokenizer if own_tokenizer is None else lambda: own_tokenizer
         return dataclasses.replace(source, module=module, context=context, read_tokenizer=read)
     if isinstance(source, nn.Module):
-        return _in_memory(source, own_tokenizer, max_length)
+        return _wrap_module(source, own_tokenizer, max_length)
     if not isinstance(source, str | Path):
         raise WakefulError(_describe_wrong_source(source))
     model = _load(
@@ -185,7 +185,7 @@ def _load(
 ) -> Model:
     """Load a model from its source: a run, an export, a GGUF file, a folder or the hub.
 
-    With `as_decoder_model` it becomes our `Decoder`, and what that cannot be is refused early.
+    With `as_decoder_model` it becomes our `Decoder`; unsupported configurations are refused early.
     """
     location = locate_model(source)
     device = choose_device(device) if isinstance(device, str) else device
@@ -226,8 +226,9 @@ def _load(
 
 
 def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
-    """Return the type of most weights in a folder's safetensors files (None for other files), and
-    the types of the other weights, as `Shards.types`.
+    """Return the type of most weights in safetensors files, and exceptions by name.
+
+    None and no exceptions for other files.
     """
     folder = location.path
     if location.kind == "hub":  # which has been read, so that its files are in the cache
@@ -245,7 +246,7 @@ def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, tor
 
 
 def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Return True where a device's memory holds the model and a copy of it; always on a GPU.
+    """Return True if the device's memory holds the model and a copy; always on a GPU.
 
     Otherwise the weights stay in their files (`wakeful.paged`).
     """
@@ -279,6 +280,7 @@ def check_run_step(location: Location, step: int) -> None:
 def _load_run(
     location: Location, device: torch.device, dtype: torch.dtype | None, step: int
 ) -> Model:
+    """Load a finished or unfinished training run's checkpoint."""
     run = Run.open(location.path)
     kind = run.header.kind
     if kind == "compare":
@@ -331,13 +333,14 @@ def _load_transformers(
     *,
     strict: bool,
 ) -> Model:
+    """Load a model by Transformers; weights that exceed memory stay in their files."""
     gguf = location.path.name if location.kind == "gguf" else ""
     source = location.name if location.kind == "hub" else location.path
-    stays, mixed = False, False
+    exceeds_memory, mixed = False, False
     if location.kind == "folder":
         read_generation(location.path, GENERATION)
         with Shards(location.path) as tensors:
-            stays, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
+            exceeds_memory, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
             # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
             if dtype is None and (mixed or (strict and tensors.stored is None)):
                 dtype = tensors.widest or torch.float32
@@ -349,23 +352,26 @@ def _load_transformers(
     with guarded(failure, advice), hub_or_cache() if isinstance(source, str) else nullcontext():
         module = whole_model(
             location.path.parent if gguf else source, gguf=gguf, strict=strict,
-            dtype="auto" if stays else dtype or "auto", trust_remote_code=trust_remote_code,
+            dtype="auto" if exceeds_memory else dtype or "auto",
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    if stays and mixed:
+    if exceeds_memory and mixed:
         with Shards(location.path) as tensors:
             widen(module, tensors)
-    if stays:
+    if exceeds_memory:
         page(module, dtype or module.dtype)
-    read = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
+    read_tokenizer = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
     return Model(
-        name=location.name, architecture=type(module).__name__, read_tokenizer=read,
+        name=location.name, architecture=type(module).__name__, read_tokenizer=read_tokenizer,
         module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
         context=min(_context(module), max_length or _UNLIMITED),
         path=None if location.kind == "hub" else location.path,
     )  # fmt: skip
 
 
-def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
+def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
+    """Wrap a module that is already in memory, without copying its weights."""
+
     def read() -> AnyTokenizer:
         if tokenizer is None:
             raise WakefulError(
@@ -373,15 +379,15 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
             )
         return tokenizer
 
-    own = as_decoder(module)  # which refuses what is no model
+    decoder = as_decoder(module)  # which refuses what is no model
     module = with_resident_weights(module)
-    context = _context(module) if own is None else own.config.context
+    context = _context(module) if decoder is None else decoder.config.context
     named = getattr(getattr(module, "config", None), "name_or_path", "")
     return Model(
         name=Path(named).name if named else type(module).__name__,
         module=module,
         context=min(context, max_length or _UNLIMITED),
-        architecture=type(module).__name__ if own is None else "wakeful decoder",
+        architecture=type(module).__name__ if decoder is None else "wakeful decoder",
         read_tokenizer=read,
     )
 

@@ -118,8 +118,8 @@ class Model:
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """Generation settings of generation_config.json; without that file the configuration's
-        `eos_token_id`, where it is not the tokenizer's.
+        """Settings of generation_config.json, or else an `eos_token_id` of the configuration that
+        is not the tokenizer's.
         """
         tokenizer, table = self.tokenizer, dict[str, Any]()
         generation_config = getattr(self.module, "generation_config", None)
@@ -152,12 +152,12 @@ class Model:
         else:
             plain = tokenizer.encode("a", add_special_tokens=False)
             added, _ = special_ids_around(tokenizer.encode("a"), plain)
-        own = as_decoder(self.module)
-        if own is None:  # what of Transformers' has parts is our own class
+        decoder = as_decoder(self.module)
+        if decoder is None:  # what of Transformers' has parts is our own class
             parts = getattr(self.module.config, "parts", {})
             stored = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
-            stored = own.config.stored_prefix
+            stored = decoder.config.stored_prefix
         return [token for token in added if not stored or token != self.bos]
 
     @property
@@ -214,10 +214,10 @@ class Model:
         return [*self.begin(bos), *self.plain(text)]
 
     def plain(self, text: str) -> list[int]:
-        """Return the tokens of a text alone; special tokens that it spells are plain text.
+        """Return the tokens of a text alone; special tokens spelled in it are plain text.
 
         Raises:
-            WakefulError: the model has no embedding of one of them, or the tokenizer fails.
+            WakefulError: a token has no embedding in the model, or the tokenizer fails.
         """
         if self._encoder is not None:
             return self.checked(self._encoder.encode_batch([text])[0])
@@ -245,10 +245,10 @@ class Model:
         """Return token ids unchanged, after checking that every id has an embedding.
 
         Raises:
-            WakefulError: one has none.
+            WakefulError: an id has none.
         """
-        own = as_decoder(self.module)
-        embedding = self.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore
+        decoder = as_decoder(self.module)
+        embedding = self.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore
         size = len(embedding.weight)
         for token in (max(tokens, default=0), min(tokens, default=0)):
             if not 0 <= token < size:
@@ -283,7 +283,7 @@ class Model:
 
     @ordinary_switches()
     def converted(self) -> "Model":
-        """Return the model whose module is our decoder: see `decoder`."""
+        """Return the same model with our `Decoder` as its module; see `decoder`."""
         if as_decoder(self.module) is not None:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
