@@ -165,6 +165,7 @@ class Cure(_CuredModel, MeasuredResult):
         return self._report(self.out or f"{source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
+        """Return the diagnosis before and after as a report, with what the cure did and cost."""
         moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         models, choice = self.diagnosis.models, self.choice
         schemes = [] if choice is None else [scheme.expression for scheme in choice.schemes]

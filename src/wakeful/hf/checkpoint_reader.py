@@ -126,8 +126,9 @@ class Shards(Mapping[str, Tensor]):
 
     @cached_property
     def types(self) -> dict[str, torch.dtype]:
-        """The float types of tensors that are not stored as most numbers are, by `unnumbered` name:
-        of all layers the widest.
+        """Float types that differ from `stored`, by the tensor's name without layer numbers.
+
+        Where layers differ, the widest type stands for all.
         """
         widest: dict[str, torch.dtype] = {}
         for name, tensor in self.items():

@@ -82,10 +82,10 @@ def _turn_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
 def attach(
     model: PreTrainedModel, groups: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-    """Let a model's layers do what the groups tell, with the matrices among a folder's `tensors`.
+    """Make a model's layers apply the transforms of `groups`, with matrices from `tensors`.
 
     Raises:
-        WakefulError: a transform is of another kind, or its matrix is missing.
+        WakefulError: a transform is of an unsupported kind, or its matrix is missing.
     """
     for name, group in groups.items():
         if group.get("type") not in ("hadamard", "random-hadamard") or group.get("randomize"):

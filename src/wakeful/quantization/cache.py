@@ -113,7 +113,7 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
         module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
     if not attentions:
         assert isinstance(model, PreTrainedModel)
-        _behind(model, scheme)
+        _install_attention(model, scheme)
     return model
 
 
@@ -122,14 +122,16 @@ def _attentions(model: nn.Module) -> list[Attention]:
 
 
 @torch.no_grad()
-def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
-    """Give a model the attention that rounds, each layer its cache, and see that it calls it."""
+def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
+    """Install an attention function that rounds the cache, one cache grid for each layer."""
     implementation = implementation_of(model)
     assert implementation is not None
     name = name_before(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
-    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any):
+    def first_call(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
+    ):
         widths.append((key.shape[-1], value.shape[-1]))
         module.add_module(
             _NAME, QuantizedCache(scheme, key.shape[1] * key.shape[-1]).to(key.device)
@@ -139,7 +141,7 @@ def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
     function: Callable[..., Any] = partial(_attend, implementation)
     masks = AttentionMaskInterface()
     AttentionMaskInterface.register(name, masks[implementation])
-    AttentionInterface.register(name, look)
+    AttentionInterface.register(name, first_call)
     try:
         model.set_attn_implementation(name)
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)

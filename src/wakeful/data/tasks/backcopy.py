@@ -127,8 +127,10 @@ class Backcopy(Task):
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds of the pairs that occur, row after row, each row 2⁴⁰ further on, and the
-        second token of each.
+        """Upper bounds of the (row, token) pairs that occur, in one ascending array, and each
+        pair's token.
+
+        Row r's bounds are offset by r · 2⁴⁰.
         """
         before, tokens = np.nonzero(np.diff(self._bounds, prepend=0, axis=1))
         return self._bounds[before, tokens] + (before << _BITS), tokens

@@ -38,11 +38,11 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
     base.demand(config, "hidden_act", "silu", "swish")
-    plain = kin(config, max_length)
+    shared = kin(config, max_length)
     decoder_config = dataclasses.replace(
-        plain,
+        shared,
         bias=bool(getattr(c, "mlp_bias", False)),
-        attention_bias="qkv" if c.model_type == "qwen2" else plain.attention_bias,
+        attention_bias="qkv" if c.model_type == "qwen2" else shared.attention_bias,
         qk_norm=c.model_type == "qwen3",
         local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
     )
@@ -50,7 +50,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> ModelConfig:
-    """Return what the configurations of a Llama and all its kin say alike.
+    """Return the part of our configuration that a Llama and its relatives determine alike.
 
     `kind_of_layer` is as of `rope_of`.
     """
