@@ -104,7 +104,7 @@ class Setting:
             seed=self.seed,
         )  # fmt: skip
 
-    def random_like_heir(self, num_layers: int) -> Decoder:
+    def at_random(self, num_layers: int) -> Decoder:
         """Return a target of as many of the heir's first layers, with nothing inherited."""
         return random_like_heir(
             self.reference, self.layers.sources[:num_layers], route=self.route,

@@ -173,7 +173,7 @@ class UntrainedHeir:
             [Section("What leaving layers out costs", parts, brief=True), method_section(facts)],
         )  # fmt: skip
 
-    def write_page(self) -> None:
+    def write(self) -> None:
         """Export the model to its folder, with inherit.json, losses and the page."""
         decoder, model = self.model.decoder(), self.model
         losses, costs = self.losses, self.costs

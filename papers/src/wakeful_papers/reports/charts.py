@@ -177,7 +177,7 @@ def over_groups(
         fitted = fitted.transform_regression("x", "value", method="log", groupby=["row"])
         fitted = fitted.mark_line(strokeWidth=1, strokeDash=[2, 3])
         under.append(fitted.encode(x=x, y=y, color=bare))
-    chart = names.lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
+    chart = names.draw_lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
     return [(title or figure, chart)]
 
 
@@ -331,7 +331,7 @@ def _curves(
                       scale=alt.Scale(type="log", domain=(1, top), nice=False),
                       axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
         under = [line_at("y", 0.0, "zero")] if zero else []
-        return names.lines(frame, axis, y, height=300, points=x == "layer", under=under)
+        return names.draw_lines(frame, axis, y, height=300, points=x == "layer", under=under)
 
     return _each_group(names, title, draw)
 
