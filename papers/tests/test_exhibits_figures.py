@@ -32,7 +32,7 @@ def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.M
 def test_the_curve_of_stages_goes_on_from_one_to_the_next(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
-    recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
+    recipe = recipe_for(reference, text, grow=1, rounds=2)
     outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
     runs = [read_run(each.run.path) for each in outcome.rounds]
     steps, losses = train_curve(runs)
