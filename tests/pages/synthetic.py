@@ -182,7 +182,7 @@ def inheritance(folder: Path) -> Path:
             arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=BehindCount(2, 1)),
         ),
         outlook=Outlook(0.2),
-        choice=LayerChoice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),
+        choice=LayerChoice(rule="angle", layers=(0, 1), figures={"angle": (0.1, 0.2, 0.3, 0.4)}),
         recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
         sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
         data=DataFacts(

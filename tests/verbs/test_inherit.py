@@ -113,7 +113,7 @@ def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: 
     )
     page = (done / "report.html").read_text()
     assert "<dt>BOS</dt><dd>none before a window" in page
-    assert len(re.findall('class="spec"', page)) == 1 + 4
+    assert len(re.findall('class="spec"', page)) == 1 + 1
     for words in (
         "heir-3",
         "the same shape at random",

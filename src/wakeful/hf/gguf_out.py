@@ -217,7 +217,7 @@ def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantization
     else:
         q += 16 if stored == GGMLQuantizationType.Q5_0 else 8
         if stored == GGMLQuantizationType.Q5_0:
-            parts.append(np.packbits(q >> 4, axis=-1, bitorder="little"))
+            parts.append(np.packbits((q >> 4).astype(np.uint8), axis=-1, bitorder="little"))
         low = (q & 15).astype(np.uint8)
         parts.append(low[..., : _BLOCK // 2] | low[..., _BLOCK // 2 :] << 4)
     return np.concatenate(parts, axis=-1).reshape(rows, -1)

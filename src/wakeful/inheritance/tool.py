@@ -272,7 +272,7 @@ class _Request:
                 stage, recipe, self.options, reference, prepared.data, prepared.config, show,
                 source=name_of(self.source), path=self.out,
             )  # fmt: skip
-        heir.write()
+        heir.write_page()
         return Inheritance(self.out, self.out / "report.html", heir)
 
     def begin(self) -> _Job:

@@ -22,7 +22,7 @@ from wakeful.quantization.schemes.methods import InputStatistics
 from wakeful.quantization.weighing import token_weights
 from wakeful.terminal.display import OnProgress, ignore_progress
 
-Formats = Mapping[str, Mapping[str, QuantizedLinear]]
+Formats = dict[str, dict[str, QuantizedLinear]]
 """The quantized form of each layer, by the names of formats and layers."""
 
 

@@ -28,12 +28,12 @@ class Table:
     @cached_property
     def linear(self) -> nn.Linear:
         """The linear layer of the same matrix."""
-        return _linear_of(self.embedding.weight)
+        return _linear_of(self.embedding.weight)  # pyright: ignore[reportArgumentType]
 
     def replaced(self, form: QuantizedLinear) -> dict[int, nn.Module]:
         """Return modules of the dequantized matrix by the ids of those whose place they take."""
         weight = nn.Parameter(form.dequantized(), requires_grad=False)
-        table = nn.Embedding(*weight.shape, _weight=weight)
+        table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
         return {id(self.embedding): table, **{id(head): _linear_of(weight) for head in self.heads}}
 
 
@@ -87,7 +87,9 @@ def save_for_llama_cpp(
         f"{layer_name}.weight": (layer.grid.bits, layer.operands.scales.scale)
         for layer_name, layer in layers.items()
     }
+    dequantized = with_modules(decoder, replaced)
+    assert isinstance(dequantized, Decoder)
     export_gguf(
-        with_modules(decoder, replaced), path, tokenizer=tokenizer, storage="f16", name=name,
+        dequantized, path, tokenizer=tokenizer, storage="f16", name=name,
         lineage=lineage, steps=steps,
     )  # fmt: skip

@@ -6,14 +6,14 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.reporting.options import ReportOptions
-    from wakeful.reporting.tool import report
+    from wakeful.reporting.tool import StoredResult, report
 
-__all__ = ["ReportOptions", "report"]
+__all__ = ["ReportOptions", "StoredResult", "report"]
 
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
         "options": ["ReportOptions"],
-        "tool": ["report"],
+        "tool": ["StoredResult", "report"],
     },
 )

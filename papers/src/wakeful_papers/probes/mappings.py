@@ -44,7 +44,7 @@ class Mappings(MeanProbe):
                 self.put(event.layer, "mapping_cosine", cosine, variant=variant)
 
 
-def mapping_outputs(attended: AttentionInputs, before: AttentionInputs) -> Outputs:
+def mapping_outputs(attended: AttentionInputs, previous: AttentionInputs) -> Outputs:
     """Return U of eqs. 2 (`cross_layer`), 3 (`current_attention`) and 6 (`identity`), heads joined.
 
     `previous` is the attention of the layer before.
