@@ -215,10 +215,10 @@ def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantization
     if stored == GGMLQuantizationType.Q8_0:
         parts.append(q.astype(np.int8).view(np.uint8))
     else:
-        q += 16 if stored == GGMLQuantizationType.Q5_0 else 8
+        codes = (q + (16 if stored == GGMLQuantizationType.Q5_0 else 8)).astype(np.uint8)
         if stored == GGMLQuantizationType.Q5_0:
-            parts.append(np.packbits((q >> 4).astype(np.uint8), axis=-1, bitorder="little"))
-        low = (q & 15).astype(np.uint8)
+            parts.append(np.packbits(codes >> 4, axis=-1, bitorder="little"))
+        low = codes & 15
         parts.append(low[..., : _BLOCK // 2] | low[..., _BLOCK // 2 :] << 4)
     return np.concatenate(parts, axis=-1).reshape(rows, -1)
 
