@@ -20,7 +20,6 @@ from training.runs import text, tiny
 from wakeful import surgery
 from wakeful.config.schema import BridgeConfig, DistillConfig
 from wakeful.curing import search as choosing
-from wakeful.curing.matching import Matching, match
 from wakeful.diagnosis.measure import diagnose_model
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
@@ -132,23 +131,12 @@ OPERATIONS: dict[str, Callable[[Decoder, Tensor], Any]] = {
     "keys": lambda m, t: surgery.rotate_keys(m),
     "prefix": lambda m, t: surgery.store_prefix(m, [3]),
     "sinks": lambda m, t: surgery.learned_sinks(m, 3, t),
-    "gates": lambda m, t: surgery.learned_gates(m, 3, t),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_cures(name: str) -> None:
     same(lambda m: OPERATIONS[name](m, here(m)))
-
-
-@pytest.mark.slow
-def test_matching() -> None:
-    def do(model: Decoder) -> list[float]:
-        plan = Matching(steps=2, batch_size=2, length=6, lr=1e-3, seed=0)
-        student = copy.deepcopy(surgery.learned_sinks(model, 3, here(model)))
-        return match(student, model, here(model).flatten(), plan)
-
-    same(do)
 
 
 @pytest.mark.long

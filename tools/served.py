@@ -31,7 +31,7 @@ from wakeful.hf.weights_out import export_decoder as write
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.load import read_decoder
 from wakeful.model import Decoder, ModelConfig, generate, initialize
-from wakeful.surgery import learned_gates, learned_sinks, rotate, store_prefix
+from wakeful.surgery import learned_sinks, rotate, store_prefix
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, MEASURED = ROOT / "docs" / "serve.md", ROOT / "docs" / "served.json"
@@ -95,7 +95,6 @@ def decoders() -> Iterator[tuple[str, Callable[[], Decoder], Tokenizer, list[int
         "`--prefix bos`": lambda: store_prefix(plain, [bos]),
         "`--prefix 2`": lambda: store_prefix(plain, [bos, known.encode("\n")[0]]),
         "`--sinks`": lambda: learned_sinks(plain, bos, rows),
-        "`--gates`": lambda: learned_gates(plain, bos, rows),
     }
     for name, cured in cures.items():
         yield name, cured, known.without_bos(), known.encode(english)[:TOKENS]

@@ -115,16 +115,11 @@ def cure(
     rotate_keys: bool = False,
     prefix: str = "",
     sinks: bool = False,
-    gates: bool = False,
-    steps: int = 0,
-    batch_size: int = 4,
-    train_length: int = 256,
-    lr: float = 0.0001,
     seed: int = 0,
     num_sequences: int = 2,
     stored: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
 ) -> Cure:
-    """Take a model's outliers and sinks away, without training unless `steps` are asked for.
+    """Take a model's outliers and sinks away, without training.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -159,15 +154,7 @@ def cure(
         prefix: Store a prefix: auto, the token that takes the sink at no loss on the text, BOS
             if it is as good; bos; or a number of tokens to choose (1, 2 ...). Empty: none.
         sinks: Put a learned sink into every head, fitted to the model's own statistics.
-        gates: Put a gate on every head's output, fitted likewise; beside sinks it needs
-            --steps.
-        steps: Steps to train a model with sinks or gates. 0: none, they stay as they were
-            fitted.
-        batch_size: Sequences per training step.
-        train_length: Tokens of a training sequence, or the model's context where that is
-            shorter.
-        lr: Peak learning rate of the training of sinks and gates.
-        seed: Seed of the rotation and of the order of training.
+        seed: Seed of the rotation.
         num_sequences: Sequences to verify on, one after another from the text's beginning.
         stored: Type of the weights written, which the cured ones are rounded to. auto: as the
             model's files have it.

@@ -90,8 +90,6 @@ def test_the_verb_writes_a_gpt_oss_and_the_advice_tries_it(tmp_path: Path) -> No
         torch.testing.assert_close(again(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
     assert AutoTokenizer.from_pretrained(out)("fox").input_ids[:1] != [token]
     assert cured.summary["loss_change"]["windows"] > 1
-    with pytest.raises(WakefulError, match=r"mixture of experts.*--steps"):
-        wakeful.cure(folder, sinks=True, steps=2, device="cpu", **read)
 
     model = wakeful.load(folder)
     (found,) = wakeful.diagnose(model, no_advice=True, **read).models

@@ -10,7 +10,7 @@ from surgery.test_prefix import decoder, text
 from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import learned_gates, learned_sinks, open_gates, store_prefix
+from wakeful.surgery import learned_sinks, store_prefix
 
 
 def sinks_of(decoder: Decoder) -> Tensor:
@@ -75,39 +75,6 @@ def test_sinks_come_nearer_than_nothing() -> None:
     assert (learned_sinks(plain, 5, tokens)(tokens) - expected).square().mean() < far / 2
 
 
-def test_gates_are_exact_where_their_log_odds_are_one_number() -> None:
-    """Without queries every logit is zero: a sequence's first token gives z half its weight."""
-    plain = decoder()
-    with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            if name.endswith("query.weight"):
-                parameter.zero_()
-    gated = learned_gates(plain, 5, text(rows=3, length=1))
-    expected = store_prefix(plain, [5])(text(length=1))
-    torch.testing.assert_close(gated(text(length=1)), expected, rtol=0, atol=1e-8)
-    assert gated.config.route == "output_gate"
-
-
-def test_gates_come_nearer_than_nothing() -> None:
-    plain, tokens = decoder(), text(rows=30)
-    expected = store_prefix(plain, [5])(tokens)
-    far = (plain(tokens) - expected).square().mean()
-    assert (learned_gates(plain, 5, tokens)(tokens) - expected).square().mean() < 0.9 * far
-
-
-def test_gates_start_as_the_model_itself() -> None:
-    plain = decoder()
-    gated = open_gates(plain)
-    assert torch.equal(gated(text()), plain(text()))
-    assert gated.config.route == "output_gate"
-
-
-def test_sinks_and_gates_go_together() -> None:
-    plain = decoder()
-    sinks = learned_sinks(plain, 5, text())
-    assert torch.equal(open_gates(sinks)(text()), sinks(text()))
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -120,12 +87,8 @@ def test_sinks_and_gates_go_together() -> None:
 def test_sinks_are_refused(changes: dict, word: str) -> None:
     with pytest.raises(WakefulError, match=word):
         learned_sinks(decoder(**changes), 5, text())
-    with pytest.raises(WakefulError, match=word):
-        learned_gates(decoder(**changes), 5, text())
 
 
-def test_gates_are_refused_and_so_is_a_token_that_is_none() -> None:
-    with pytest.raises(WakefulError, match="route"):
-        open_gates(decoder(route="resformer"))
+def test_a_token_that_is_none_is_refused() -> None:
     with pytest.raises(WakefulError, match="vocabulary"):
         learned_sinks(decoder(), 61, text())

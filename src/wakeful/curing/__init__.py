@@ -1,4 +1,4 @@
-"""Cure a model that exists: rotate, store a prefix, add sinks or gates, with little training."""
+"""Cure a model that exists: rotate, store a prefix, add sinks, without training."""
 
 from typing import TYPE_CHECKING
 

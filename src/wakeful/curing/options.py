@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.reading import ReadingOptions, StoredDtype
-from wakeful.config.rules import AtLeast, Excludes, Needs, Within
+from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
 
@@ -32,18 +32,8 @@ class CureOptions(ReadingOptions):
     does; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
-    gates: How[bool] = False
-    """Put a gate on every head's output, fitted likewise; beside sinks it needs --steps."""
-    steps: HowMuch[int] = 0
-    """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
-    batch_size: HowMuch[int] = 4
-    """Sequences per training step."""
-    train_length: HowMuch[int] = 256
-    """Tokens of a training sequence, or the model's context where that is shorter."""
-    lr: How[float] = 1e-4
-    """Peak learning rate of the training of sinks and gates."""
     seed: int = 0
-    """Seed of the rotation and of the order of training."""
+    """Seed of the rotation."""
     num_sequences: HowMuch[int] = 2
     """Sequences to verify on, one after another from the text's beginning."""
     stored: Where[StoredDtype] = "auto"
@@ -51,34 +41,25 @@ class CureOptions(ReadingOptions):
     have it."""
 
     RULES = (
-        AtLeast("num_sequences batch_size", 1),
-        AtLeast("train_length", 2),
-        AtLeast("steps", 0),
-        Within("lr", "(0, inf)"),
+        AtLeast("num_sequences", 1),
         Excludes(
             "for_",
-            "rotate rotate_values rotate_inner rotate_keys prefix sinks gates",
+            "rotate rotate_values rotate_inner rotate_keys prefix sinks",
             "it chooses what is best for the formats",
         ),
-        Needs("steps", "sinks gates for_", "these are what is trained"),
         Needs("stock", "for_", "it says what is chosen among"),
-        Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
-        Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
+        Excludes("prefix", "sinks", "a prefix keeps the token that sinks do without"),
+        Excludes("dtype=bfloat16", "sinks", "it is too coarse to fit them"),
         Excludes("rotate", "rotate_values", "it turns them with the residual stream"),
-        Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         turns = self.turning or self.rotate_inner or self.rotate_keys
-        if not (turns or self.prefix or self.trains or self.for_):
+        if not (turns or self.prefix or self.sinks or self.for_):
             raise WakefulError(
                 "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
-                "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks, --gates"
-            )
-        if self.sinks and self.gates and not self.steps:
-            raise WakefulError(
-                "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
+                "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks"
             )
         if self.prefix not in ("", "auto", "bos") and not (
             self.prefix.isdecimal() and int(self.prefix)
@@ -91,8 +72,3 @@ class CureOptions(ReadingOptions):
     def turning(self) -> str:
         """The rotation of the residual stream, or of values alone; "" for none."""
         return self.rotate or ("hadamard" if self.rotate_values else "")
-
-    @property
-    def trains(self) -> bool:
-        """True where sinks or gates are added, which can be trained."""
-        return self.sinks or self.gates

@@ -20,7 +20,6 @@ from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.curing.difference import Difference, differences, logit_difference
 from wakeful.curing.options import CureOptions
-from wakeful.curing.retraining import NUM_FIT, check_retrains, fit_sinks_or_gates
 from wakeful.curing.search import (
     NUM_CALIBRATION,
     NUM_SEARCH,
@@ -88,10 +87,10 @@ _REFUSED_OF_EXPERTS = {
     "rotate_keys": _OUR_CLASS_ONLY,
     "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
     "cache)",
-    "steps": "what it trains is our decoder, which holds no experts",
-    "gates": "none of Transformers' own classes has them",
 }
 """Options that are refused for a mixture of experts, with the reason."""
+NUM_FIT, FIT_LENGTH = 16, 256
+"""Sequences that sinks are fitted on, and tokens of each, or the model's context where shorter."""
 NUM_SEARCH_TOKENS = Texts.rows * SEARCH_SPREAD * CHOOSING_LENGTH
 """Number of tokens of the text that choosing a cure draws its sequences from."""
 _COMPARISON_PASSES = 4.0
@@ -245,7 +244,7 @@ def cure(
     options: CureOptions | None = None,
     **kwargs: Any,
 ) -> Cure:
-    """Take a model's outliers and sinks away, without training unless `steps` are asked for.
+    """Take a model's outliers and sinks away, without training.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -341,7 +340,7 @@ class _CureTask:
     loaded: Model
     text_words: EvaluationText
     learning_tokens: int
-    """Tokens that choosing, fitting and training read, after those to verify on."""
+    """Tokens that choosing and fitting read, after those to verify on."""
     options: CureOptions
     show: Display
 
@@ -383,24 +382,26 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     )  # fmt: skip
     # Refuse what the text or the tokenizer forbids before anything is measured.
     texts = _search_texts(task, text)
-    rest = _training_tokens(task, text.numel()) if options.trains else None
-    reader = _reader_without_bos(loaded) if options.prefix or options.trains else None
+    rest = _fitting_tokens(task, text.numel()) if options.sinks else None
+    reader = _reader_without_bos(loaded) if options.prefix or options.sinks else None
     sink = _choose_sink(task, plain, text)
     choice, options = _choose_cure(task, plain, texts, sink)
     task = replace(task, options=options)
     prefix, stored = _choose_stored_tokens(task, sink)
     read = lambda: loaded.tokenizer  # noqa: E731
-    if prefix or options.trains:
+    if prefix or options.sinks:
         read = reader or _reader_without_bos(loaded)
     done = [("Conversion", agreement)] if agreement else []
     done += [] if choice is None else [("Chosen", choice.description)]
     prefix_tokens, base = list[int](), plain
-    if options.trains:
+    if options.sinks:
         assert sink is not None
         prefix_tokens = [*sink.token.tokens]
-        rest = _training_tokens(task, text.numel()) if rest is None else rest
-        base, lines = fit_sinks_or_gates(loaded, prefix_tokens[0], text, rest, options, show)
-        done += lines
+        rest = _fitting_tokens(task, text.numel()) if rest is None else rest
+        show.note("fitting sinks")
+        base = _fit_sinks(loaded, plain, prefix_tokens[0], rest)
+        description = f"softmax-1 with one a head, fitted to id {prefix_tokens[0]} before the text"
+        done.append(("Learned sinks", description))
     cured, lines = _apply_cures(task, base, prefix)
     done += lines + stored + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
@@ -429,8 +430,8 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
     """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
     if options.turning:
         surgery.check_rotates(plain, options.turning, stream=bool(options.rotate))
-    if options.trains:
-        check_retrains(plain, options)
+    if options.sinks:
+        surgery.check_absorbs(plain, "sinks")
     if options.prefix:
         surgery.check_stores(plain, int(options.prefix) if options.prefix.isdecimal() else 1)
     if options.prefix == "bos" and loaded.bos is None:
@@ -538,7 +539,7 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
 def _verification_text(task: _CureTask) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
     loaded, text_words, options = task.loaded, task.text_words, task.options
-    has_prefix = bool(options.prefix) or options.trains or bool(options.for_)
+    has_prefix = bool(options.prefix) or options.sinks or bool(options.for_)
     room = int(options.prefix) if options.prefix.isdecimal() else int(has_prefix)
     if room > loaded.context - 2:
         raise WakefulError(
@@ -552,17 +553,25 @@ def _verification_text(task: _CureTask) -> Tensor:
     return torch.tensor(sequences, device=loaded.device)
 
 
-def _training_tokens(task: _CureTask, skip: int) -> Tensor:
-    """Return the tokens (N,) to fit and train on: those after the ones to verify on."""
-    num_needed = min(task.options.train_length, task.loaded.context - 1)
+def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
+    """Return the tokens (N,) to fit on: those after the ones to verify on."""
+    num_needed = min(FIT_LENGTH, task.loaded.context - 1)
     tokens = task.text_words.beginning.tokens(task.loaded.plain, skip + task.learning_tokens)[skip:]
     if len(tokens) < num_needed:
         raise WakefulError(
             f"the text has {skip + len(tokens):,} tokens, and {skip:,} of them are to verify on: "
             f"learning needs at least {num_needed} more "
-            "(lower --num_sequences, --length or --train_length)"
+            "(lower --num_sequences or --length)"
         )
     return torch.tensor(tokens, device=task.loaded.device)
+
+
+def _fit_sinks(loaded: Model, plain: Decoder, token: int, rest: Tensor) -> Decoder:
+    """Return the decoder with sinks fitted to a token on the text `rest` (N,)."""
+    length = min(FIT_LENGTH, loaded.context - 1, len(rest))
+    count = min(NUM_FIT, len(rest) // length)
+    rows = rest[: count * length].view(count, length)
+    return surgery.learned_sinks(plain, token, rows)
 
 
 def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
@@ -570,7 +579,7 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
     that one where no more follows; None where no cure stores a token.
     """
     loaded, options = task.loaded, task.options
-    chosen = options.prefix not in ("", "bos") or options.trains or options.for_
+    chosen = options.prefix not in ("", "bos") or options.sinks or options.for_
     if not chosen or plain.config.stored_prefix:
         return None
     number = int(options.prefix) if options.prefix.isdecimal() else 1
@@ -672,7 +681,7 @@ def _choose_cure(
     sinks = best.sink_cure == "sinks"
     return choice, replace(
         options, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
-        rotate_keys=best.keys, prefix=prefix, sinks=sinks, steps=options.steps if sinks else 0,
+        rotate_keys=best.keys, prefix=prefix, sinks=sinks,
     )  # fmt: skip
 
 
@@ -737,16 +746,15 @@ def _round_changed(
 
 
 def _count_learning_tokens(options: CureOptions) -> int:
-    """Count the tokens that choosing, fitting and training read, after those to verify on."""
+    """Count the tokens that choosing and fitting read, after those to verify on."""
     choosing = NUM_SEARCH_TOKENS if options.for_ else 0
-    if options.prefix not in ("", "bos") or options.trains:
+    if options.prefix not in ("", "bos") or options.sinks:
         choosing = max(choosing, CHOOSING_TOKENS)
-    rows = max(options.steps * options.batch_size, NUM_FIT) if options.trains or choosing else 0
-    return max(choosing, rows * options.train_length)
+    return max(choosing, NUM_FIT * FIT_LENGTH) if options.sinks or choosing else 0
 
 
 def _describe_architecture(loaded: Model, options: CureOptions) -> str:
-    names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks", "gates")
+    names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks")
     parts = [options.rotate, *(n.removeprefix("rotate_") for n in names if getattr(options, n))]
     done = ", ".join(filter(None, parts))
     return f"{loaded.architecture}, cured ({done})" if done else loaded.architecture

@@ -1,7 +1,6 @@
 """Changes of existing models without training: the same function with other weights."""
 
 from wakeful.surgery.absorb import check_replaceable
-from wakeful.surgery.gates import learned_gates, open_gates
 from wakeful.surgery.own_sinks import check_own_sinks, fit_own_sinks
 from wakeful.surgery.prefix import check_stores, store_prefix
 from wakeful.surgery.rotate import check_rotates, rotate, rotate_keys
@@ -29,10 +28,8 @@ __all__ = [
     "choose_sink_tokens",
     "fit_own_sinks",
     "free_share",
-    "learned_gates",
     "learned_sinks",
     "losses_after_opening",
-    "open_gates",
     "prepend_tokens",
     "race_tokens",
     "rotate",

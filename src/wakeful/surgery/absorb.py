@@ -31,8 +31,6 @@ class RecordedAttention(NamedTuple):
     """One layer's attention over a text with the stored token as its first key."""
 
     layer: int
-    x: Float[Tensor, "B L D"]
-    """The normalized input of its queries."""
     q: Float[Tensor, "B L H d"]
     k: Float[Tensor, "B P G d"]
     scale: float
@@ -48,10 +46,6 @@ class RecordedAttention(NamedTuple):
         logits = first_and_rest_logits(self.q, self.k, self.scale, shift)
         first, rest = logits.movedim(0, 2).flatten(2)
         return first, rest
-
-    def inputs(self) -> Float[Tensor, "N D"]:
-        """Return the inputs of all queries in float64."""
-        return self.x.flatten(0, 1).double()
 
 
 def first_and_rest_logits(
@@ -119,17 +113,13 @@ def absorb(
     prefixed = store_prefix(decoder, [token])
     attentions = {n: block.attention for n, block in enumerate(prefixed.blocks)}
     shape = decoder.config.shape
-    inputs: dict[int, Tensor] = {}
     new: dict[str, Tensor] = {}
-
-    def note(layer: int, arguments: tuple[Any, ...]) -> None:
-        inputs[layer] = arguments[0]
 
     def see(layer: int, heads: tuple[Any, ...]) -> None:
         q, k, v = heads
         attention = attentions[layer]
         scale = attention.dot.scale
-        key, learned = learn(RecordedAttention(layer, inputs.pop(layer), q, k, scale))
+        key, learned = learn(RecordedAttention(layer, q, k, scale))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         added = {"query": 0.0, "key": key, "value": -value.flatten()}
@@ -141,9 +131,8 @@ def absorb(
             new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
         new.update({name: tensor.to(q.dtype) for name, tensor in learned.items()})
 
-    queries = {n: attention.query for n, attention in attentions.items()}
     dots = {n: attention.dot for n, attention in attentions.items()}
-    with hooked(queries, before=note), hooked(dots, before=see):
+    with hooked(dots, before=see):
         prefixed.hidden(text)
     if decoder.config.positions == "learned":
         new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()

@@ -31,8 +31,16 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     denominator of the softmax gets e^s, s = 0. Without rotary positions and normalized keys this is
     the same function. RoPE rotates the shift of the keys, so there the mean shift over positions is
     taken, and s chosen so that the sink gets the token's mean weight on `text`. All weights but the
-    attention's biases are shared with `decoder`, which is not changed. Errors: see
-    `learned_gates`.
+    attention's biases are shared with `decoder`, which is not changed.
+
+    Args:
+        decoder: of an ordinary softmax and route.
+        token: stands before every sequence in what the sinks are made of.
+        text: sequences to fit the sinks on.
+
+    Raises:
+        WakefulError: the decoder has another softmax or route, hides or stores tokens, or lacks the
+            token.
     """
     check_replaceable(decoder, "sinks")
 

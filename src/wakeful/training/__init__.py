@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     )
     from wakeful.training.compared import ComparedRuns, TrainedRun
     from wakeful.training.comparison import Comparison, compare, report_comparison
-    from wakeful.training.distillation import distillation_in_rows
     from wakeful.training.loop import Initial, resume_command, train_run
     from wakeful.training.parallel import choose_own_device
     from wakeful.training.report import caveat, comparison_verdicts
@@ -39,7 +38,6 @@ __all__ = [
     "compare",
     "comparison_verdicts",
     "difference_chart",
-    "distillation_in_rows",
     "machines",
     "mean_loss",
     "metric_charts",
@@ -59,7 +57,6 @@ __getattr__, __dir__, _ = attach(
         "charts": ["METRIC_TITLES", "difference_chart", "metric_charts", "relative_loss_chart"],
         "compared": ["ComparedRuns", "TrainedRun"],
         "comparison": ["Comparison", "compare", "report_comparison"],
-        "distillation": ["distillation_in_rows"],
         "loop": ["Initial", "resume_command", "train_run"],
         "parallel": ["choose_own_device"],
         "report": ["caveat", "comparison_verdicts"],
