@@ -13,11 +13,11 @@ from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
 from wakeful.reports.html import write_page
 from wakeful.training.compared import TrainedRun, read_comparison, read_run
-from wakeful.training.figures import figure_of
 from wakeful.training.layouts import layout_of
 from wakeful.training.report import comparison_report
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import Filled, FilledCell, filled
+from wakeful_papers.exhibits.run_figures import figure_of
 from wakeful_papers.exhibits.table import Column, PublishedTable
 from wakeful_papers.reports import layout
 from wakeful_papers.reports.layout import TableLayout

@@ -14,11 +14,11 @@ from pages.test_report_reading import change_json, interrupt
 from wakeful.reports.charts import specification
 from wakeful.reports.html import write_page
 from wakeful.training.compared import ComparedRuns, read_comparison
-from wakeful.training.figures import figure_of
 from wakeful.training.report import comparison_report, comparison_verdicts
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.filled import filled
 from wakeful_papers.exhibits.ranks import Front, Ranking, equal_time, ranking_of, undominated
+from wakeful_papers.exhibits.run_figures import figure_of
 from wakeful_papers.exhibits.table import Column, PublishedTable
 from wakeful_papers.reports.layout import LAYOUTS
 from wakeful_papers.reports.rank_charts import front_charts

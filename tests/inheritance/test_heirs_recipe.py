@@ -31,16 +31,7 @@ from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.outcome import (
-    Outlook,
-    Point,
-    arms,
-    compare_arms,
-    curve,
-    estimate_outlook,
-    footprints,
-    over_seeds,
-)
+from wakeful.inheritance.outcome import arms, compare_arms, curve, footprints, over_seeds
 from wakeful.inheritance.plan import budget_warnings, make_recipe
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.rounds import BASELINES, Seed, check_stages
@@ -300,13 +291,7 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     def windows(*losses: float) -> pl.DataFrame:
         return pl.DataFrame({"loss": losses, "tokens": [100] * len(losses)})
 
-    recipe = recipe_for(reference, text)
-    data, options = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
-
-    def said(
-        of: Recipe, frame: pl.DataFrame, text: DataConfig = options, data: PreparedData = data
-    ) -> list[str]:
-        return budget_warnings(of, frame, text, data)
+    recipe, said = recipe_for(reference, text), budget_warnings
 
     def steps(count: int) -> Recipe:
         return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=count))
@@ -317,23 +302,10 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     assert said(steps(20), sure) == []
     (actual,) = said(steps(20), alone)
     assert "100 tokens in one window, which gives no error at all" in actual
-    # 20 windows of 16 tokens are 3.2 times what a tenth of the documents came to.
-    assert "; 320 tokens in 20 windows would (--validation_fraction 0.32)" in actual
+    assert "; 320 tokens in 20 windows would (--validation_fraction, or a longer" in actual
     (actual,) = said(steps(20), unsure)
     assert "± 0.50 nats" in actual
-    assert "10,000 tokens would tell 0.1 nats (more text)" in actual
-    # What is held out already is held out otherwise.
-    folder = DataConfig(source=str(data.folder))
-    (actual,) = said(steps(20), alone, text=folder)
-    assert "(wakeful data prepare again, with --validation_fraction 0.32)" in actual
-    written = PreparedData(data.folder, data.info | {"sampled": {"documents": 9, "cut": 0}})
-    (actual,) = said(steps(20), unsure, text=folder, data=written)
-    assert "(wakeful data generate again, with more --tokens)" in actual
-    own = PreparedData(data.folder, data.info | {"validation_source": ["b.txt"]})
-    (actual,) = said(steps(20), unsure, data=own)
-    assert "(a longer --validation_text)" in actual
-    (actual,) = said(steps(20), unsure, text=folder, data=own)
-    assert "(wakeful data prepare again, with a longer --validation_source)" in actual
+    assert "10,000 tokens would tell 0.1 nats (--validation_fraction" in actual
     (actual,) = said(steps(4), sure)
     assert "after 4 steps a model" in actual
     assert "20 are the fewest" in actual
@@ -351,24 +323,6 @@ def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> No
     assert size.cache_bytes == 2 * 4 * 8 * 2 * 8 * 4 == 8 * size.cache_bytes_per_token
     assert size.tokens_per_second > 0
     assert sizes["again"].parameters == size.parameters
-
-
-def test_the_outlook_is_a_straight_line_in_doublings() -> None:
-    def point(tokens: int, loss: float) -> Point:
-        return Point(run="x", step=tokens, tokens=tokens, loss=loss)
-
-    # 0.5 nats a doubling, 1 nat to go: four times the tokens.
-    actual = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
-    assert actual == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
-    # One right before the last, as `eval_every` may fall, is the same loss and its noise.
-    assert estimate_outlook([point(100, 4.0), point(199, 3.4), point(200, 3.5)], 2.5) == actual
-    assert estimate_outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
-    endless = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
-    assert endless.times_the_tokens is None
-    assert endless.nats_per_doubling == pytest.approx(0.1)
-    rising = estimate_outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
-    assert rising.times_the_tokens is None
-    assert estimate_outlook([point(100, 2.0), point(200, 1.5)], 2.5).times_the_tokens is None
 
 
 @pytest.mark.parametrize("name", BASELINES)

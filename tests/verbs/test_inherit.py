@@ -164,7 +164,6 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     (heir,) = summary["arms"]
     assert heir["start_loss"] == summary["reference"]["loss"] == heir["loss"]
     assert heir["parity"] is True
-    assert summary["outlook"]["times_the_tokens"] is None
     assert "parity is reached" in inheritance_verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
@@ -794,7 +793,7 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
     for place, value, message in (
         (("arms", 0, "loss"), "low", r"arms\[0\]\.loss must be a number"),
         (("arms", 0, "curve", 0, "step"), None, r"arms\[0\]\.curve\[0\]\.step must be"),
-        (("outlook", "gap"), None, r"outlook\.gap must be"),
+        (("choice", "gaps"), None, r"choice\.gaps must be"),
         (("final",), "nobody", "final = 'nobody' names no arm"),
     ):
         damaged = json.loads(json.dumps(summary))

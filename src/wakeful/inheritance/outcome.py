@@ -1,6 +1,5 @@
 """The outcome of a recipe: losses, size and speed side by side, as summary.json has them."""
 
-import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,6 @@ from wakeful.runs.run import Environment, Run, read_windows
 
 REFERENCE = "exported-reference"
 """The folder that a reference in memory is exported to; `reference` is a baseline's."""
-_MOST_DOUBLINGS = 10.0
-"""Longest straight line, in doublings of the tokens, that is extrapolated."""
-_LATEST_START = 0.9
-"""Largest share of the tokens at which an extrapolated line may begin."""
 _ROUNDS = 3
 """Rounds of generation whose median is the speed."""
 
@@ -110,15 +105,6 @@ class OverSeeds:
     minus_reference: float
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """The gap to the reference, and how many times the tokens a straight line would take."""
-
-    gap: float
-    nats_per_doubling: float | None = None
-    times_the_tokens: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The reference, with its own training's cost where it is known."""
@@ -184,7 +170,6 @@ class InheritanceSummary:
     final: str
     """The arm of the last heir."""
     arms: tuple[Arm, ...]
-    outlook: Outlook
     choice: LayerChoice
     recipe: Recipe
     departures: tuple[str, ...] = field(default=())
@@ -326,23 +311,6 @@ def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tup
 def _comparison_key(arm: str, final: FinishedStage) -> tuple[str, int, int]:
     """Return the key that makes two seeds' models one kind: arm, depth and steps."""
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
-
-
-def estimate_outlook(points: Sequence[Point], target: float) -> Outlook:
-    """Estimate how many times the tokens an heir needs to reach the reference's loss.
-
-    A line of loss over log tokens is drawn through the last evaluation and the latest with at most
-    nine tenths of its tokens. That is a crude guess: the learning rate has fallen there, and curves
-    flatten.
-    """
-    end, gap = points[-1], points[-1].loss - target
-    earlier = [point for point in points if 0 < point.tokens <= _LATEST_START * end.tokens][-1:]
-    if not earlier:
-        return Outlook(gap)
-    slope = (earlier[0].loss - end.loss) / math.log2(end.tokens / earlier[0].tokens)
-    if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
-        return Outlook(gap, slope, 2.0 ** (gap / slope))
-    return Outlook(gap, slope)
 
 
 def _behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:

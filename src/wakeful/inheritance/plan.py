@@ -30,8 +30,8 @@ _FEWEST_STEPS = 20
 """In this many, half of SmolLM2 moves by a third of a nat (docs/archive/findings.md)."""
 _WINDOWS = 20
 """A standard error over n windows is itself known to 1 / √(2 (n − 1)): over these to a sixth."""
-_MOST_HELD_OUT = 0.5
-"""Share of a text beyond which it is better to give more text than to hold out more of it."""
+_LONGER = "--validation_fraction, or a longer --validation_text"
+"""Options that make a validation set longer."""
 
 
 Angles = list[list[float]]
@@ -109,14 +109,11 @@ def absolute_source(source: str) -> str:
     return str(Path(source).resolve()) if there else source
 
 
-def budget_warnings(
-    recipe: Recipe, reference: pl.DataFrame, text: DataConfig, data: Data
-) -> list[str]:
+def budget_warnings(recipe: Recipe, reference: pl.DataFrame) -> list[str]:
     """Return why a budget cannot resolve heirs from noise, and which could; empty where it can.
 
     `reference` has the reference's loss in every validation window. Its standard error over n
-    windows is an upper estimate of the differences' errors, and falls with √n. `text` is the
-    options' text and `data` the prepared one.
+    windows is an upper estimate of the differences' errors, and falls with √n.
     """
     reasons = []
     _, error = mean_loss(reference)
@@ -126,7 +123,7 @@ def budget_warnings(
         enough = _WINDOWS * recipe.train.length
         reasons.append(
             f"{prefix} one window, which gives no error at all; {enough:,} tokens in {_WINDOWS} "
-            f"windows would ({_more(text, data, enough / tokens)})"
+            f"windows would ({_LONGER})"
         )
     elif error > _RESOLUTION:
         times = (error / _RESOLUTION) ** 2
@@ -134,7 +131,7 @@ def budget_warnings(
             f"{prefix} {windows} windows, over which the reference's own loss is known to ± "
             f"{error:.2f} nats: smaller differences between heirs may be noise; "
             f"{times * tokens:,.0f} tokens would tell {_RESOLUTION:g} nats "
-            f"({_more(text, data, times)})"
+            f"({_LONGER})"
         )
     if recipe.train.steps < _FEWEST_STEPS:
         reasons.append(
@@ -142,20 +139,3 @@ def budget_warnings(
             f"{_FEWEST_STEPS} are the fewest that tell what training brings (--steps)"
         )
     return reasons
-
-
-def _more(text: DataConfig, data: Data, times: float) -> str:
-    """Return the option that makes a validation set `times` times as large."""
-    prepared, prepare_again = data.is_named_by(text.source), ""
-    generated = prepared and "sampled" in data.info
-    if prepared:
-        prepare_again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
-    if data.info.get("validation_source"):
-        return f"{prepare_again}a longer --validation_{'source' if prepared else 'text'}"
-    settings = data.info.get("settings")  # which older folders lack
-    fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
-    if not isinstance(fraction, float):
-        return f"{prepare_again}a larger --validation_fraction"
-    if times * fraction > _MOST_HELD_OUT:
-        return f"{prepare_again}more --tokens" if generated else f"{prepare_again}more text"
-    return f"{prepare_again}--validation_fraction {times * fraction:.2g}"

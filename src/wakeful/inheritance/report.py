@@ -157,21 +157,7 @@ def _parity_sentence(summary: InheritanceSummary) -> str:
     )
     if heir.parity:
         return f"{result}: parity is reached, {gap} under it."
-    outlook = summary.outlook
-    times, slope = outlook.times_the_tokens, outlook.nats_per_doubling
-    if times is not None:
-        prospect = (
-            f" At the pace of its last evaluations ({slope:.3f} nats per doubling of the tokens) a "
-            f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
-        )
-    elif slope is not None and slope > 0:
-        prospect = (
-            f" Its last evaluations gain {slope:.3f} nats per doubling of the tokens: at that "
-            "pace more than a thousand times the tokens."
-        )
-    else:
-        prospect = " Its last evaluations do not say what more training would bring."
-    return f"{result}: it is {gap} short of parity.{prospect}"
+    return f"{result}: it is {gap} short of parity."
 
 
 def _how_often(counts: BehindCount | None) -> str:

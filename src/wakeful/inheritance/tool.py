@@ -211,9 +211,6 @@ class _Job:
             ),
             final=last.stage.arm,
             arms=outcome.compare_arms(first, self.windows, loss),
-            outlook=outcome.estimate_outlook(
-                outcome.curve(dict(outcome.arms(first))[last.stage.arm]), loss
-            ),
             choice=outcome.LayerChoice(
                 rule=recipe.rule,
                 layers=recipe.layers,
@@ -284,7 +281,7 @@ class _Request:
             reference, data, recipe = prepared.reference, prepared.data, prepared.recipe
             windows = evaluated(prepared.config, reference, data, show)
             check_finite(windows["loss"].to_torch())
-            for warning in planning.budget_warnings(recipe, windows, prepared.options.data, data):
+            for warning in planning.budget_warnings(recipe, windows):
                 show.note(f"warning: {warning}")
         device = choose_device(self.options.train.device)
         modules = modules_named(to_table(recipe))

@@ -9,8 +9,8 @@ import polars as pl
 from wakeful.inheritance.outcome import Arm
 from wakeful.probes.base import Frame, block_outputs
 from wakeful.training.compared import TrainedRun
-from wakeful.training.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure_of
 from wakeful.training.tables import training_rows
+from wakeful_papers.exhibits.run_figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure_of
 
 Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""

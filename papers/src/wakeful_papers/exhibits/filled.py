@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.training.compared import ComparedRuns
-from wakeful.training.figures import figure_of
+from wakeful_papers.exhibits.run_figures import figure_of
 from wakeful_papers.exhibits.table import PublishedTable
 
 
