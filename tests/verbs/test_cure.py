@@ -293,7 +293,7 @@ def test_what_a_model_forbids_is_said_before_any_work(
     stored = wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2).model
     monkeypatch.setattr("wakeful.curing.tool._check_predicts", None)
     monkeypatch.setattr("wakeful.curing.tool._verification_text", None)
-    for options in ({"prefix": "auto"}, {"sinks": True}, {"gates": True}):
+    for options in ({"prefix": "auto"}, {"sinks": True}):
         with pytest.raises(WakefulError, match=r"stored.prefix"):
             wakeful.cure(stored, text=words, length=16, num_sequences=2, **options)
 
