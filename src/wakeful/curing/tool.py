@@ -431,7 +431,7 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
     if options.turning:
         surgery.check_rotates(plain, options.turning, stream=bool(options.rotate))
     if options.sinks:
-        surgery.check_absorbs(plain, "sinks")
+        surgery.check_replaceable(plain, "sinks")
     if options.prefix:
         surgery.check_stores(plain, int(options.prefix) if options.prefix.isdecimal() else 1)
     if options.prefix == "bos" and loaded.bos is None:
