@@ -151,8 +151,8 @@ def cure(
             model runs.
         rotate_keys: Rotate queries and keys after RoPE, as the model runs, for a cache of 4
             bits.
-        prefix: Store a prefix: auto, the token that takes the sink at no loss on the text, BOS
-            if it is as good; bos; or a number of tokens to choose (1, 2 ...). Empty: none.
+        prefix: Store a prefix: auto, BOS if it takes the sink at no loss on the text, else the
+            token that does; bos; or a number of tokens to choose (1, 2 ...). Empty: none.
         sinks: Put a learned sink into every head, fitted to the model's own statistics.
         seed: Seed of the rotation.
         num_sequences: Sequences to verify on, one after another from the text's beginning.

@@ -233,7 +233,7 @@ class _CureTrials:
     @cached_property
     def choice(self) -> surgery.SinkChoice:
         """The token that is best stored, of all that the model may park on."""
-        looks = [((), self.seen)]
+        looks: list[tuple[tuple[int, ...], Look]] = [((), self.seen)]
         if self.stored_bos is not None:
             looks.append(((*self.loaded.begin("on"),), self.stored_bos))
         return choose_prefix(

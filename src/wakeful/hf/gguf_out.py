@@ -211,7 +211,7 @@ def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantization
     blocks = array.reshape(rows, -1, _BLOCK)
     scale = d.astype(np.float32)
     q = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)).astype(int)
-    parts = [d.view(np.uint8)]
+    parts: list[np.ndarray] = [d.view(np.uint8)]
     if stored == GGMLQuantizationType.Q8_0:
         parts.append(q.astype(np.int8).view(np.uint8))
     else:

@@ -269,7 +269,7 @@ class _Request:
                 stage, recipe, self.options, reference, prepared.data, prepared.config, show,
                 source=name_of(self.source), path=self.out,
             )  # fmt: skip
-        heir.write_page()
+        heir.write()
         return Inheritance(self.out, self.out / "report.html", heir)
 
     def begin(self) -> _Job:
