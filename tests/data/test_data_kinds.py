@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from training.runs import tiny, write_text
-from wakeful.config.schema import Config, DataConfig
+from wakeful.config.schema import Config
 from wakeful.data import Batches, Tokenizer, ValidationWindows, prepare
 from wakeful.data.base import Data
 from wakeful.data.mixture import MixedBatches, MixedTokens
 from wakeful.data.order import Tokens
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
-from wakeful.inheritance.plan import _more
 
 KINDS = ("text", "folder", "mixture", "task")
 
@@ -79,19 +78,6 @@ def test_fields_are_settled_by_a_folder_that_was_prepared_with_others(
             assert (found.vocab_size, found.text_field) == (280, "text")
         else:
             assert found == config
-
-
-def test_a_validation_set_of_prepared_parts_grows_by_preparing_them_again(
-    sources: dict[str, str],
-) -> None:
-    def said(*parts: str) -> str:
-        named = [(f"part{number}", part, 1) for number, part in enumerate(parts)]
-        config = DataConfig(source=f"mixture(parts={named!r})", keep_overlap=True)
-        return _more(config, load_data(config), 2)
-
-    again = "wakeful data prepare again, with a larger --validation_fraction"
-    assert said(sources["folder"], sources["folder"]) == again
-    assert said(sources["text"], sources["folder"]) == "a larger --validation_fraction"
 
 
 class Counting(Tokens):

@@ -145,6 +145,7 @@ def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: s
             checkpoint.verify_checkpoint(file.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",
     [[], {"model": 3}, {"model": {"norm.weight": {"dim": -1}}}, {"model": {"norm.weight": {}}},

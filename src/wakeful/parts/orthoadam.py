@@ -167,9 +167,7 @@ class RotatedParameter:
         return [] if self.axis is None else [entry | {"width": parameter.shape[self.axis]}]
 
     def make(self, parameter: Tensor) -> None:
-        """Make Q on the parameter's device: `into` maps rows g (R, n) to g Qᵀ, `back` steps s̄ to
-        s̄ Q.
-        """
+        """Make Q on the parameter's device: `into` gives g Qᵀ of rows g (R, n), `back` s̄ Q."""
         made_for = (parameter.device, moment_dtype(parameter))
         if self.axis is None or self.made_for == made_for:
             return
@@ -206,8 +204,7 @@ def adam_step(
 ) -> None:  # fmt: skip
     """Update moments by rotated gradients, then θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
 
-    `back` holds for each weight the function that applies Qᵀ. A weight in a narrower type than its
-    moments is rounded once.
+    `back` holds each weight's Qᵀ. A weight in a narrower type than its moments is rounded once.
     """
     beta1, beta2 = betas
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -247,28 +244,23 @@ def random_signs(width: int, generator: torch.Generator) -> Tensor:
 
 
 def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
-    """Return F x on the last axis, F = Fᵀ = F⁻¹ the Kronecker product of `factors`.
-
-    An int stands for the Hartley transform of that width by FFT.
+    """Return F x of rows (R, n), F = Fᵀ = F⁻¹ the Kronecker product of `factors`; an int stands for
+    the Hartley transform of that width by FFT.
     """
-    num_groups, width = rows.shape
-    group_width = width
+    shape = groups, width = rows.shape
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
-        group_width //= size
+        width //= size
+        blocks = rows.reshape(groups, size, width)
         if isinstance(factor, int):
-            spectrum = torch.fft.fft(
-                rows.reshape(num_groups, size, group_width), dim=1, norm="ortho"
-            )
+            spectrum = torch.fft.fft(blocks, dim=1, norm="ortho")
             transformed = spectrum.real - spectrum.imag
-        elif group_width == 1:
-            transformed = rows.reshape(num_groups, size) @ factor
+        elif width == 1:
+            transformed = blocks[..., 0] @ factor
         else:
-            transformed = torch.bmm(
-                factor.expand(num_groups, size, size), rows.reshape(num_groups, size, group_width)
-            )
-        rows, num_groups = transformed, num_groups * size
-    return rows.reshape(-1, width)
+            transformed = torch.bmm(factor.expand(groups, size, size), blocks)
+        rows, groups = transformed, groups * size
+    return rows.reshape(shape)
 
 
 @functools.cache

@@ -112,7 +112,6 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, sink, keep, causal, scale):
-        """Scale a stock kernel's output by e^{lse − lse'}, lse' = ln(e^lse + e^s)."""
         heads = [x.transpose(1, 2) for x in (q, k, v)]
         out, lse = _stock_kernels(q, keep)[0](*heads, keep=keep, causal=causal, scale=scale)
         sink = _by_query(sink).to(lse.dtype)
@@ -137,7 +136,6 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, _):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the stock kernel's backward with lse'; differentiate by s here."""
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]  # one may make another
@@ -212,12 +210,6 @@ def _has_flash(index: int | None) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= (8, 0)
 
 
-# The kernels behind `SinkAttention`, a pair each: forward(q (B, H, L, d), k and v (B, G, S, d),
-# keep, causal, scale) returns (out, log-sum-exp (B, H, L)); backward(grad of out, q, k, v, out,
-# lse, keep, causal, scale) returns the gradients of q, k and v. Those of cuDNN and flash take no
-# mask: `_stock_kernels` chooses them for `keep` None alone.
-
-
 def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
     """Return a boolean mask as a bias to add to logits: 0 to keep, -inf to leave out."""
     if keep is None:
@@ -246,7 +238,6 @@ def _cudnn_forward(q, k, v, keep, causal, scale):
 
 
 def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    """Return the gradients of q, k and v by cuDNN, without dropout and without a mask."""
     seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read for dropout alone
     return _aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, out, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2],
@@ -268,7 +259,6 @@ def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
-    """Return out and lse by the memory-efficient kernel, key heads repeated."""
     width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     q, k, v = map(_aligned, (q, k, v))
@@ -280,7 +270,6 @@ def _efficient_forward(q, k, v, keep, causal, scale):
 
 
 def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    """Return the gradients of q, k and v, summed over repeated key heads."""
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
