@@ -25,7 +25,7 @@ def test_every_exhibit_stands_in_the_plan_once(tool: ModuleType) -> None:
 def test_the_page_is_as_the_exhibits_are(tool: ModuleType) -> None:
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text("utf-8")
-    assert f"${tool.PRICE:.2f} per H100 hour" in text
+    assert f"${tool.PRICE:.2f} an H100 hour" in text
     every = (exhibit(name) for name in exhibit_names() if not exhibit(name).settings)
     total = total_of(plan_of(each, "paper") for each in every)
     assert f"Together {total.runs} runs" in text
