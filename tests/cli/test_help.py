@@ -390,11 +390,11 @@ def test_a_wrong_value_is_found_before_anything_heavy_is_imported(
 def test_bars_of_other_libraries_do_not_cut_through_a_sentence() -> None:
     program = (
         "import sys, types\n"
-        "def stream(*_, **__):\n"
+        "def stream_text(*_, **__):\n"
         "    from tqdm import tqdm\n"
         "    for word in tqdm([' a', ' b'], desc='unpacking'):\n"
         "        yield word\n"
-        "sys.modules['wakeful.generation.tool'] = types.SimpleNamespace(stream=stream)\n"
+        "sys.modules['wakeful.generation.tool'] = types.SimpleNamespace(stream_text=stream_text)\n"
         "from wakeful.cli import main\n"
         "main(['generate', 'model', '--prompt', 'Once'])\n"
     )

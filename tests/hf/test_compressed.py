@@ -455,7 +455,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("is an nn.Linear in Transformers", gpt2, "fine")
     fails("holds several of ours", decoder_of(gpt2), "fine")
     fails(
-        r"of our own class: .*--rotate hadamard, --rotate_inner",
+        r"our own class: .*--rotate hadamard, --rotate_inner",
         tiny_decoder(dtype=torch.float32, route="resformer"),
         "fine",
     )

@@ -61,7 +61,7 @@ def test_files_of_a_quantization_name_every_scheme(tmp_path: Path) -> None:
     files = written(quantization_report(damage("a", lost=0.1, schemes=schemes)).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if "error-of-every-layer" not in file}
     of_all = {file: told for file, told in shared.items() if not file.startswith("kurtosis")}
-    assert len(of_all) == 5
+    assert len(of_all) == 2
     assert nameless(of_all, schemes) == []
     shapes = {file: told for file, told in shared.items() if file.startswith("kurtosis")}
     assert len(shapes) == 2

@@ -321,10 +321,10 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 from wakeful.cli import main, verbs
-from wakeful.hf.weights_out import created
+from wakeful.hf.weights_out import create_folder
 
 def works(arguments):
-    with created(Path(arguments[0]), "card") as part:
+    with create_folder(Path(arguments[0]), "card") as part:
         (part / "model").write_text("half")
         print("half", flush=True)
         time.sleep(60)

@@ -474,15 +474,15 @@ def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_pat
 HOLDS = """
 import sys, time
 from pathlib import Path
-from wakeful.runs.run import held
+from wakeful.runs.run import lock_file
 
-with held(Path(sys.argv[1]), "taken"):
+with lock_file(Path(sys.argv[1]), "taken"):
     print("held", flush=True)
     time.sleep(600)
 """
 WORKS = """
 import os, sys, time
-from wakeful.training.cluster import in_turn
+from wakeful.training.cluster import run_calls
 
 os.environ["SUBMITIT_EXECUTOR"] = "local"
 
@@ -490,7 +490,7 @@ def work(_):
     print("works", flush=True)
     time.sleep(600)
 
-in_turn([(work, "")], sys.argv[1])
+run_calls([(work, "")], sys.argv[1])
 """
 
 

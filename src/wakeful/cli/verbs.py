@@ -495,8 +495,7 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("wakeful cure smollm2 --rotate hadamard --prefix auto",
              "Rotate outliers away and store the sink's token, without training."),
-            ("wakeful cure runs/first --sinks --steps 100",
-             "Give every head a learned sink and train for 100 steps."),
+            ("wakeful cure runs/first --sinks", "Give every head a sink, fitted to the model."),
         ),
     ),
     "evaluate": Verb(
