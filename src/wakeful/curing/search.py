@@ -296,7 +296,7 @@ def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> 
     rotations = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     sink_cures = [""] if token is None else ["", "prefix"]
     coarse = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # `cure` fits none there
-    if token is not None and not coarse and _possible(surgery.check_replaceable, plain, "sinks"):
+    if token is not None and not coarse and _possible(surgery.check_replaceable, plain):
         sink_cures.append("sinks")
     rotations = [
         "",

@@ -410,8 +410,8 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
     by_dtype = differences(loaded.module, plain, cured, compared, prefix_tokens)
     done += [
-        (f"Logits in {kind}", logit_difference.describe(prefix_tokens))
-        for kind, logit_difference in by_dtype.items()
+        (f"Logits in {kind}", difference.describe(prefix_tokens))
+        for kind, difference in by_dtype.items()
     ]
     written = (
         architecture_to_write(cured.config, result.own_tokenizer)
@@ -431,7 +431,7 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
     if options.turning:
         surgery.check_rotates(plain, options.turning, stream=bool(options.rotate))
     if options.sinks:
-        surgery.check_replaceable(plain, "sinks")
+        surgery.check_replaceable(plain)
     if options.prefix:
         surgery.check_stores(plain, int(options.prefix) if options.prefix.isdecimal() else 1)
     if options.prefix == "bos" and loaded.bos is None:

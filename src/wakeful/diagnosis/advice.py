@@ -280,7 +280,7 @@ class _CureTrials:
         None where the model cannot have them.
         """
         try:
-            surgery.check_replaceable(self.decoder, "sinks")
+            surgery.check_replaceable(self.decoder)
         except WakefulError:
             return None
         first, rest = self.windows[:SHARE_WINDOWS], self.windows[SHARE_WINDOWS:]

@@ -55,8 +55,8 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     that is defined without examples gets none, as with lm-eval's own command.
 
     Raises:
-        WakefulError: there is no such task, its data cannot be fetched, two names ask for different
-            shots of one task, or @SHOTS stands at a task that is defined without.
+        WakefulError: a task does not exist or its data cannot be fetched, one task is named with
+            different numbers of shots, or @SHOTS follows a task that is defined without examples.
     """
     manager = TaskManager()
     task_names = set(manager.all_tasks)

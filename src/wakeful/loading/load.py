@@ -379,7 +379,7 @@ def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: 
             )
         return tokenizer
 
-    decoder = as_decoder(module)  # which refuses what is no model
+    decoder = as_decoder(module)  # raises for anything but a model
     module = with_resident_weights(module)
     context = _context(module) if decoder is None else decoder.config.context
     named = getattr(getattr(module, "config", None), "name_or_path", "")

@@ -156,7 +156,7 @@ def draw_lines(
     tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
     points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
 ) -> Drawing:  # fmt: skip
-    """Draw a line over the column `at` for each name in `by`, told apart by color and dash.
+    """Draw a line over the column `at` for each name in `by`, distinguished by color and dash.
 
     A band spans the columns low and high where the frame has them. Without `legend` the page's own
     legend switches names on and off; with it a click on a name fades the others. Lines of one name

@@ -75,24 +75,24 @@ Learn = Callable[[RecordedAttention], tuple[Tensor | float, dict[str, Tensor]]]
 """Given a layer's attention: the change of its keys' bias, and further parameters by name."""
 
 
-def check_replaceable(decoder: Decoder, noun: str) -> None:
-    """Raise `WakefulError` if `noun`, such as "sinks", cannot replace a stored token."""
+def check_replaceable(decoder: Decoder) -> None:
+    """Raise `WakefulError` if learned sinks cannot replace a stored token."""
     config = decoder.config
     for field, required in (("normalizer", "softmax"), ("route", "own")):
         actual = getattr(config, field)
         if actual != required:
             raise WakefulError(
-                f"model.{field} = {actual}: {noun} are put into models whose {field} is {required}"
+                f"model.{field} = {actual}: sinks are put into models whose {field} is {required}"
             )
     if config.narrowed:
         raise WakefulError(
-            f"model.window = {config.window}: {noun} stand for one token that every layer sees; "
+            f"model.window = {config.window}: sinks stand for one token that every layer sees; "
             "--prefix auto stores one that no window hides"
         )
     for field, limit in (("relaxed_prefix", 1), ("stored_prefix", 0)):
         if getattr(config, field) > limit:
             raise WakefulError(
-                f"model.{field} = {getattr(config, field)}: {noun} stand for one token before a "
+                f"model.{field} = {getattr(config, field)}: sinks stand for one token before a "
                 "text of which no token sees a later one"
             )
 

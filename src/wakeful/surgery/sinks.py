@@ -42,7 +42,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         WakefulError: the decoder has another softmax or route, hides or stores tokens, or lacks the
             token.
     """
-    check_replaceable(decoder, "sinks")
+    check_replaceable(decoder)
 
     def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
         shift, turned = _key_shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
