@@ -6,7 +6,13 @@ import pytest
 from rich.console import Console
 
 from wakeful.terminal import display as progress
-from wakeful.terminal.display import Bars, Lines, display, duration, format_size
+from wakeful.terminal.display import (
+    ProgressBars,
+    ProgressLines,
+    display,
+    format_duration,
+    format_size,
+)
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
@@ -17,7 +23,7 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 def test_bars_show_work_of_unknown_size_and_names_like_markup() -> None:
     terminal, out = console(terminal=True)
     with display(terminal, "my[/run]") as show:
-        assert isinstance(show, Bars)
+        assert isinstance(show, ProgressBars)
         show.stage("reading", 2_000_000, None)
         show.stage("reading", 3_000_000, 3_000_000)
         show.step(1, 4, 5.25, 1234.0)
@@ -40,7 +46,7 @@ def test_a_log_has_a_line_now_and_then_and_the_last_one(monkeypatch: pytest.Monk
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     log, out = console(terminal=False)
     with display(log, "run") as show:
-        assert isinstance(show, Lines)
+        assert isinstance(show, ProgressLines)
         for step in range(1, 31):
             show.step(step, 30, 6 - step / 10, 500.0)
             now[0] += 1.0
@@ -86,7 +92,7 @@ def test_sizes_and_times_are_in_units_that_show_them() -> None:
     assert format_size(500, 40_000) == "0.5 of 40.0 kB"
     assert format_size(3_000_000, None) == "3.0 MB"
     assert format_size(0, 2_500_000_000) == "0.0 of 2.5 GB"
-    assert [duration(seconds) for seconds in (0.2, 40, 240, 9_000, 270_000)] == [
+    assert [format_duration(seconds) for seconds in (0.2, 40, 240, 9_000, 270_000)] == [
         "1 s", "40 s", "4 min", "2.5 h", "3.1 days"
     ]  # fmt: skip
 

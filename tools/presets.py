@@ -1,6 +1,6 @@
 """Write the page of presets, docs/presets.md on the site, from the presets themselves."""
 
-from wakeful.demonstration.presets import catalogue, figures_of
+from wakeful.demonstration.presets import format_row, sort_presets
 
 TWO_CORES = 40e9
 """Operations a second that training reaches on two cores of a server, in float32, roughly."""
@@ -31,13 +31,13 @@ one. Your own file can start from one with `preset = "NAME"` at its top.
 def page() -> str:
     """Return the page in Markdown: how the figures are computed, then a table of each kind."""
     lines = [HEAD]
-    one, several = catalogue()
+    one, several = sort_presets()
     for title, presets in (("One run", one), ("Comparisons", several)):
         lines += [f"## {title}", ""]
         lines += ["| preset | runs | parameters | tokens | memory | two cores | H100 |"]
         lines += ["|---|--:|--:|--:|--:|--:|--:|"]
         for preset in presets:
-            figures = " | ".join(figures_of(preset, preset.operations / TWO_CORES))
+            figures = " | ".join(format_row(preset, preset.operations / TWO_CORES))
             lines.append(f"| `{preset.name}`<br>{preset.summary} | {figures} |")
         lines.append("")
     return "\n".join(lines)

@@ -5,10 +5,10 @@ import pytest
 from tool import tool_of
 from wakeful.cli import main
 from wakeful.cli.console import OUT
-from wakeful.cli.verbs import presets_for
+from wakeful.cli.verbs import list_presets
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_names, preset_text, read_table
-from wakeful.demonstration.presets import facts
+from wakeful.demonstration.presets import compute_preset_facts
 
 TOOL = tool_of("presets")
 
@@ -23,13 +23,13 @@ def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
 
 def test_what_compares_is_told_from_what_trains_alone() -> None:
     several = [name for name in preset_names() if "variants" in read_table(name)]
-    assert presets_for(several=True) == several
-    assert presets_for(several=False) == [name for name in preset_names() if name not in several]
+    assert list_presets(several=True) == several
+    assert list_presets(several=False) == [name for name in preset_names() if name not in several]
 
 
 @pytest.mark.slow
 def test_facts_are_those_of_the_file() -> None:
-    small = facts("cpu-tiny")
+    small = compute_preset_facts("cpu-tiny")
     config = config_from_table(read_table("cpu-tiny"))
     assert (small.variants, small.seeds, small.runs) == (1, 1, "1")
     assert small.tokens == config.train.steps * config.train.batch_size * config.train.length
@@ -39,9 +39,9 @@ def test_facts_are_those_of_the_file() -> None:
     attention = 8 * config.train.length * 128
     assert small.operations == 6.0 * (multiplied + attention) * small.tokens
     # Value embeddings, a table in every other layer, are parameters that are looked up.
-    assert facts("wakeful-best").parameters == 298_496
+    assert compute_preset_facts("wakeful-best").parameters == 298_496
 
-    patient = facts("patient")
+    patient = compute_preset_facts("patient")
     rows = variants_of("patient", read_table("patient"))
     assert patient.runs == f"{len(rows)} × 3"
     assert patient.tokens == len(rows) * 3 * 1200 * 32 * 128

@@ -23,7 +23,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded_config
 from wakeful.model.generate import generate_tokens
-from wakeful.terminal.plain_text import visible
+from wakeful.terminal.plain_text import escape_controls
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
 GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
@@ -318,7 +318,7 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     expected = generate_tokens(
         decoder, ids, num_tokens=6, temperature=0, stop={tokenizer.end_of_text}
     )
-    text = visible(tokenizer.decode(list(expected)), keep="\n\t")
+    text = escape_controls(tokenizer.decode(list(expected)), keep="\n\t")
     assert capsys.readouterr().out == f"ab{text}\n"
     assert main([*arguments, "--step", "3"]) == 1
     assert "step = 3" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import vl_convert
 from pages.test_report import make_comparison
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
-from wakeful.demonstration.report import Story, film_of
+from wakeful.demonstration.report import Story, draw_attention_film
 from wakeful.diagnosis.heads import visible_text
 from wakeful.errors import WakefulError
 from wakeful.reports.charts import specification
@@ -89,7 +89,7 @@ def test_a_film_is_the_first_heads_frames_and_ends_with_the_last(folder: Path) -
     assert TASK is not None
     weights = np.tril(np.random.default_rng(0).random((7, 7)))
     filmed(folder, weights)
-    spec = specification(film_of(read_comparison(folder).of("ill")[0]))
+    spec = specification(draw_attention_film(read_comparison(folder).of("ill")[0]))
     given = {each["name"]: each for each in spec["params"]}
     assert given["shown"]["bind"]["labels"] == ["step 0", "step 1"]
     assert given["shown"]["value"] == 1
@@ -124,7 +124,7 @@ def test_damaged_frames_are_told_of(folder: Path, weights: np.ndarray, what: str
     row = json.loads(log.read_text().splitlines()[0]) | {"weights": weights.tolist()}
     log.write_text(json.dumps(row) + "\n")
     with pytest.raises(WakefulError, match=what):
-        film_of(read_comparison(folder).of("ill")[0])
+        draw_attention_film(read_comparison(folder).of("ill")[0])
     log.unlink()
     with pytest.raises(WakefulError, match="has no weights of the first head"):
-        film_of(read_comparison(folder).of("ill")[0])
+        draw_attention_film(read_comparison(folder).of("ill")[0])

@@ -21,7 +21,7 @@ from wakeful.loading.card import model_card
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
 from wakeful.terminal.display import display
-from wakeful.terminal.plain_text import markdown, visible
+from wakeful.terminal.plain_text import escape_controls, escape_markdown
 from wakeful.training.loop import train_run
 
 STEERS = [
@@ -51,10 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("steers", STEERS)
 def test_control_characters_are_drawn(steers: str) -> None:
-    assert not FORBIDDEN.search(visible(f"a{steers}b", keep="\n\t"))
-    assert visible("\x1b\x7f\n") == "␛␡␊"
+    assert not FORBIDDEN.search(escape_controls(f"a{steers}b", keep="\n\t"))
+    assert escape_controls("\x1b\x7f\n") == "␛␡␊"
     kept = "naïve 日本\u00a0👩\u200d👩 می\u200cخواهم\n\t"
-    assert visible(kept, keep="\n\t") == kept
+    assert escape_controls(kept, keep="\n\t") == kept
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -137,5 +137,5 @@ def test_a_name_writes_no_section_of_a_card(folder: Path, tmp_path: Path) -> Non
 
 def test_ordinary_names_stay_as_they_are() -> None:
     for name in ("runs/my_run", "HuggingFaceTB/SmolLM2-135M", "svformer, λ=½", "data/x.txt"):
-        assert markdown(name) == name
-    assert markdown("# a\n- b") == "\\# a␊- b"
+        assert escape_markdown(name) == name
+    assert escape_markdown("# a\n- b") == "\\# a␊- b"

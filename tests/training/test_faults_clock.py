@@ -22,7 +22,7 @@ from wakeful.data.sources import read_documents
 from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.terminal.display import Lines
+from wakeful.terminal.display import ProgressLines
 from wakeful.training.loop import train_run
 
 DATES = {"1970": 0, "before 1970": -86_400, "2106": 2**32 - 1, "year 2200": 7_258_118_400}
@@ -131,7 +131,7 @@ def test_what_is_left_to_do_follows_no_clock_that_jumps(
     days: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = io.StringIO()
-    lines = Lines(Console(file=output, width=200), "x")
+    lines = ProgressLines(Console(file=output, width=200), "x")
     with monkeypatch.context() as patch:
         Jumping(days).install(patch)
         lines.begin(0, 4, "training")

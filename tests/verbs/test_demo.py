@@ -32,19 +32,19 @@ def small(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     patient = {
         name: config_from_table(merged(to_table(config), shorter))
-        for name, config in demo.patient().items()
+        for name, config in demo.patient_configs().items()
     }
     twins = {
         "vanilla": tiny(text, name="vanilla"),
         "softmax1": tiny(text, name="softmax1", model={"normalizer": "softmax1"}),
     }
-    monkeypatch.setattr(demo, "patient", lambda: patient)
-    monkeypatch.setattr(demo, "twins", lambda: twins)
+    monkeypatch.setattr(demo, "patient_configs", lambda: patient)
+    monkeypatch.setattr(demo, "twin_configs", lambda: twins)
     monkeypatch.setattr(demo, "has_smollm2", lambda: False)
 
 
 def test_the_patient_and_its_cure_are_those_of_the_preset() -> None:
-    vanilla, cure = demo.patient().values()
+    vanilla, cure = demo.patient_configs().values()
     assert vanilla.model.normalizer == "softmax"
     assert cure.model.normalizer == "softmax1(learned=True, start=4.0)"
     assert vanilla.train == cure.train

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from wakeful.cli.console import OUT, finish, progress_display
+from wakeful.cli.console import OUT, print_result, progress_display
 from wakeful.cli.verbs import read_arguments
 from wakeful.variants.plugins import Verb
 from wakeful_papers.options import ReproduceOptions
@@ -18,7 +18,7 @@ def _run(arguments: list[str]) -> None:
         OUT.print(exhibit_listing(options))
         return
     done = reproduce(*names, options=options, display=progress_display)
-    finish(done, done.page)
+    print_result(done, done.page)
 
 
 def _report(*folders: Path, **kwargs: Any) -> Any:

@@ -42,16 +42,16 @@ _FOR_THE_USER = frozenset(
     (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 )
 """System errors that only the user can resolve."""
-_CHATTY = ("torchao", "torch.utils._pytree")
+_NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
 """Loggers that warn about torchao, which Transformers imports wherever it is installed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; return its exit status."""
+    """Run the command line `wakeful VERB ...` and return its exit status; None: `sys.argv`."""
     open_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     logging.setLogRecordFactory(LogRecord)
-    for name in _CHATTY:
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [*arguments[1:], "--help"]
@@ -59,27 +59,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_with_warnings(verb: str, rest: list[str]) -> int:
-    """Run a verb with our warnings printed as lines; return its exit status."""
+    """Run a verb, print each `WakefulWarning` as one line, and return the exit status."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", WakefulWarning)
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
-        return _run_to_status(verb, rest)
+        return _run_with_errors(verb, rest)
 
 
 def _show_warning(
-    show_foreign: Callable[..., None], message: Any, category: Any, *rest: Any
+    show_other_warning: Callable[..., None], message: Any, category: Any, *rest: Any
 ) -> None:
-    """Print one of our warnings as a line, and pass any other to `show_foreign`."""
+    """Print a `WakefulWarning` as one line; pass any other warning to `show_other_warning`."""
     if issubclass(category, WakefulWarning):
         ERR.print(f"warning: {message}", highlight=False, markup=False)
     else:
-        show_foreign(message, category, *rest)
+        show_other_warning(message, category, *rest)
 
 
-def _run_to_status(verb: str, rest: list[str]) -> int:
-    """Run a verb, print an error that the user can resolve as a line, and return the exit status.
+def _run_with_errors(verb: str, rest: list[str]) -> int:
+    """Run a verb and return the exit status, 0 where it succeeds.
 
-    Any other exception is raised.
+    An error that the user can resolve (a `WakefulError`, full memory, a full disk) is printed as
+    one line; any other exception is raised.
     """
     try:
         _dispatch(verb, rest)
@@ -98,7 +99,7 @@ def _run_to_status(verb: str, rest: list[str]) -> int:
             _print_error(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
         elif isinstance(error, OSError) and error.errno in _FOR_THE_USER:
             if error.filename is None:
-                _drop_output()
+                _discard_buffered_output()
             _print_error(verb, _describe_os_error(error))
         else:
             raise
@@ -107,32 +108,34 @@ def _run_to_status(verb: str, rest: list[str]) -> int:
 
 
 def _dispatch(verb: str, rest: list[str]) -> None:
-    """Print the version or the overview, or run a verb."""
+    """Print the version or the overview of all verbs, or run `verb` with arguments `rest`."""
     if verb in ("--version", "-V"):
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return
     _check_text([verb, *rest])
-    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, overview, split_imports
+    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, build_overview, split_imports
     from wakeful.cli.verbs import all_verbs, find_verb, verbs_of_group
 
     in_group = verbs_of_group(verb)
     if verb in (*HELP, *HELP_ALL, "help") or (in_group and asks_for_help(rest[:1])):
         summary = (wakeful.__doc__ or "").split("\n", 1)[0]
-        app = overview(all_verbs(), wakeful.__version__, summary)
+        app = build_overview(all_verbs(), wakeful.__version__, summary)
         app.help_print([verb] if in_group else [], console=OUT)
         return
-    _, chosen, rest = find_verb([verb, *rest])
+    _, verb_entry, rest = find_verb([verb, *rest])
     rest, modules = split_imports(rest)
     with _end_on_sigterm(), trusting(modules), _check_processes(verb):
-        chosen.run(rest)
+        verb_entry.run(rest)
 
 
-def _drop_output() -> None:
-    """Discard what standard output has buffered, which Python would fail to write again."""
-    with contextlib.suppress(OSError, ValueError):  # it has no file
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+def _discard_buffered_output() -> None:
+    """Discard the text that standard output has buffered: on a full disk Python could not write it
+    at exit either.
+    """
+    with contextlib.suppress(OSError, ValueError):  # standard output has no file descriptor
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -141,24 +144,29 @@ class _Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _end_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, but not under torchrun, whose processes wait for each other."""
+    """Raise `_Terminated` on SIGTERM inside the block, as Ctrl-C raises KeyboardInterrupt.
 
-    def end(number: int, frame: object) -> None:
+    SIGTERM keeps its meaning under torchrun, whose processes wait for each other.
+    """
+
+    def raise_terminated(number: int, frame: object) -> None:
         raise _Terminated
 
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if not alone or threading.current_thread() is not threading.main_thread():
+    is_only_process = os.environ.get("WORLD_SIZE", "1") == "1"
+    if not is_only_process or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    previous_handler = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Return the path of a system error, or "the output" where it has none, and its message."""
+    """Return one line about a system error: the file's path ("the output" for an error without
+    one) and the system's message.
+    """
     if error.errno == errno.ENAMETOOLONG:
         return f"a path is longer than this system takes: {str(error.filename)[:60]}..."
     path = "the output" if error.filename is None else str(error.filename)
@@ -166,6 +174,7 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _print_error(verb: str, message: str) -> None:
+    """Print `wakeful VERB: message` as one line on standard error."""
     line = " ".join(message.splitlines())
     verb = verb.encode("utf-8", "backslashreplace").decode()
     ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
@@ -173,10 +182,11 @@ def _print_error(verb: str, message: str) -> None:
 
 @contextlib.contextmanager
 def _check_processes(verb: str) -> Iterator[None]:
-    """Join the processes of torchrun, so that an error of one is an error of all (`joined`).
+    """Run the block on all processes of torchrun, where an error of one ends all of them.
 
     Raises:
-        WakefulError: there are several, and the verb runs on one; raised in the first process only.
+        WakefulError: there are several processes and this verb runs on one. Only the first process
+            raises the error; the others exit.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -196,6 +206,7 @@ def _check_processes(verb: str) -> Iterator[None]:
 
 
 def _check_text(arguments: list[str]) -> None:
+    """Raise `WakefulError` for an argument of the command line that is not UTF-8."""
     for argument in arguments:
         try:
             argument.encode("utf-8")

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
 from inspect import Parameter as Argument
 from inspect import Signature
 from itertools import zip_longest
@@ -61,81 +60,88 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return bool({*HELP, *HELP_ALL} & set(arguments))
 
 
-def parse(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], TomlTable]:
-    """Parse arguments into names and a table of the options given.
+def parse_arguments(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[list[str], TomlTable]:
+    """Parse a verb's arguments into the names (models, runs ...) and a table of the options given.
 
     Raises:
         WakefulError: an option does not exist, or a value is missing or not of its type.
     """
     try:
         options = list_options(verb.options)
-        joined = _join_values(options, arguments)
-        return command(name, verb, options)(joined, result_action="return_value")
+        command = build_command(name, verb, options)
+        return command(_join_values(options, arguments), result_action="return_value")
     except CycloptsError as error:
         error.verbose = False
         unknown = isinstance(error, UnknownOptionError)
-        more = f" (wakeful {name} --help-all lists the options)" * unknown
-        raise WakefulError(f"{error}{more}") from None
+        hint = f" (wakeful {name} --help-all lists the options)" if unknown else ""
+        raise WakefulError(f"{error}{hint}") from None
 
 
 def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[str]:
-    """Join by = an option and a value that cyclopts would not recognize: one that begins with a
-    dash, such as - alone, and the "on" that --bos alone means.
+    """Write `--option value` as `--option=value` where cyclopts would misread the value.
+
+    These are values that begin with a dash, such as "-" alone, and "on", the value of --bos where
+    none is given. Of a repeated option only the last one stays.
     """
-    switches = {option.flag for option in options if option.choices == get_args(Bos)}
+    on_off_flags = {option.flag for option in options if option.choices == get_args(Bos)}
     joined: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        follows = bool(joined) and _FLAG.match(joined[-1])
-        if follows and argument.startswith("-") and not _FLAG.match(argument):
+        follows_flag = bool(joined) and _FLAG.match(joined[-1])
+        if follows_flag and argument.startswith("-") and not _FLAG.match(argument):
             joined[-1] += f"={argument}"
-        elif argument in switches and following not in get_args(Bos):
+        elif argument in on_off_flags and following not in get_args(Bos):
             joined.append(f"{argument}=on")
         else:
             joined.append(argument)
-    return _drop_repeated(joined)
+    return _drop_repeated_options(joined)
 
 
-def _drop_repeated(arguments: Sequence[str]) -> list[str]:
-    """Drop every option that is given again later."""
-    parts: list[list[str]] = [[]]
+def _drop_repeated_options(arguments: Sequence[str]) -> list[str]:
+    """Drop every option, with its values, that the arguments give again later."""
+    groups: list[list[str]] = [[]]  # the names, then each option with its values
     for argument in arguments:
         if _FLAG.match(argument):
-            parts.append([])
-        parts[-1].append(argument)
-    names = [part[0].partition("=")[0].replace("-", "_") for part in parts[1:]]
-    last = {name: number for number, name in enumerate(names)}
-    latest = [part for n, part in enumerate(parts[1:]) if last[names[n]] == n]
-    return [argument for part in [parts[0], *latest] for argument in part]
+            groups.append([])
+        groups[-1].append(argument)
+    last_of_name = {group[0].partition("=")[0].replace("-", "_"): group for group in groups[1:]}
+    is_last = {id(group) for group in last_of_name.values()}
+    return groups[0] + [
+        argument for group in groups[1:] if id(group) in is_last for argument in group
+    ]
 
 
-def command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
-    """Return a verb as a command that returns its names and the table of the options given.
+def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
+    """Return a verb as a cyclopts command that returns its names and a table of the options given.
 
-    With `rare` its help also shows the options that are rarely needed.
+    With `rare` the command's help also shows the options that are rarely needed.
     """
 
-    def read(*names: str, **kwargs: Any) -> tuple[list[str], TomlTable]:
+    def collect_options(*names: str, **kwargs: Any) -> tuple[list[str], TomlTable]:
         table: TomlTable = {}
         for option in options:
-            value = kwargs.get(_key(option))
-            if value is not None and option is not _IMPORT_OPTION:
-                check_names(option.name, value)
-                *parts, last = option.name.split(".")
-                reduce(lambda part, name: part.setdefault(name, {}), parts, table)[last] = value
+            value = kwargs.get(_keyword_of(option))
+            if value is None or option is _IMPORT_OPTION:
+                continue
+            check_names(option.name, value)
+            *parents, field = option.name.split(".")
+            subtable = table
+            for parent in parents:
+                subtable = subtable.setdefault(parent, {})
+            subtable[field] = value
         return list(names), table
 
-    arguments = [_argument(name, verb, option, rare) for option in options]
+    arguments = [_make_argument(name, verb, option, rare) for option in options]
     if verb.usage:
         arguments.insert(0, Argument("names", Argument.VAR_POSITIONAL, annotation=str))
-    read.__signature__ = Signature(arguments)
+    collect_options.__signature__ = Signature(arguments)
     return App(
         name=f"wakeful {name}",
-        help=_introduction(verb),
+        help=_format_introduction(verb),
         help_format="plaintext",
         help_flags=(),
         version_flags=(),
         console=OUT,
-        default_command=read,
+        default_command=collect_options,
         group_arguments=Group("Names", show=False),
         usage=f"Usage: wakeful {' '.join(filter(None, [name, verb.usage]))}"
         + " [options]" * bool(options),
@@ -145,7 +151,9 @@ def command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = Fa
 
 
 def list_options(kind: type, default: Any = None) -> list[Option]:
-    """Return the options of a dataclass except those that its rules always refuse."""
+    """Return an option per field of the dataclass `kind`, except fields that its rules always
+    refuse, and `--import`; `default`, an instance of `kind`, gives the defaults.
+    """
     refused = forbidden_options(kind)
     options = [option for option in options_of(kind, default) if option.name not in refused]
     return [*options, _IMPORT_OPTION] if options else []
@@ -156,45 +164,48 @@ def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = N
     rare = bool({*HELP_ALL} & {*arguments})
     console = Printer(width=min(OUT.width, _WIDEST))
     options = list_options(verb.options, default)
-    app = command(name, verb, options, rare=rare)
-    app.help_epilogue = _epilogue(name, verb, options, rare)
+    app = build_command(name, verb, options, rare=rare)
+    app.help_epilogue = _format_epilogue(name, verb, options, rare)
     app.help_print([], console=console)
 
 
-def overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
-    """Return the whole command line, with every verb as a command."""
+def build_overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
+    """Return the whole command line as one cyclopts app, with every verb as a command.
+
+    Verbs of two words, such as "data prepare", are commands of a group, "data".
+    """
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
         help_epilogue="wakeful VERB --help: examples, main options; --help-all: every option.",
         help_flags=(), version_flags=(), console=OUT, usage="",
     )  # fmt: skip
     for number, (name, verb) in enumerate(verbs.items()):
-        group, _, last = name.rpartition(" ")
+        group, _, last_word = name.rpartition(" ")
         if group and group not in app:
             summaries = " ".join(
-                verbs[part].summary for part in verbs if part.startswith(f"{group} ")
+                verbs[member].summary for member in verbs if member.startswith(f"{group} ")
             )
-            part = App(name=group, help=summaries, help_flags=(), version_flags=(), sort_key=number)
-            app.command(part)
+            app.command(
+                App(name=group, help=summaries, help_flags=(), version_flags=(), sort_key=number)
+            )
         parent = app[group] if group else app
-        part = command(name, verb, list_options(verb.options))
-        part.sort_key = number
-        parent.command(part, name=last)
+        command = build_command(name, verb, list_options(verb.options))
+        command.sort_key = number
+        parent.command(command, name=last_word)
     return app
 
 
 def choose_out(verb: str, models: list[str], options: Any) -> Any:
-    """Set the folder that a verb writes, where none is given, to a free one under runs/."""
+    """Return `options` with an output folder: the one given, or a free runs/VERB-MODEL."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
-    out = options.out or str(
-        free_folder(f"runs/{verb}-{os.path.basename(os.path.abspath(models[0]))}")
-    )
+    model_name = os.path.basename(os.path.abspath(models[0]))
+    out = options.out or str(free_folder(f"runs/{verb}-{model_name}"))
     return dataclasses.replace(options, out=out)
 
 
 def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the values of `--import`, which every verb takes, from the other arguments.
+    """Split arguments into those without `--import`, and the modules that `--import` names.
 
     Raises:
         WakefulError: `--import` has no value.
@@ -206,7 +217,10 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         flag, _, value = argument.partition("=")
         if argument.startswith("-"):
             target = modules if flag == IMPORT else rest
-        target += [value] * bool(value) if flag == IMPORT else [argument]
+        if flag != IMPORT:
+            target.append(argument)
+        elif value:
+            target.append(value)
     if not modules and any(argument.partition("=")[0] == IMPORT for argument in arguments):
         raise WakefulError(f"{IMPORT} takes modules or files: {_IMPORT_OPTION.description}")
     return rest, modules
@@ -215,7 +229,8 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def split_row_options(
     arguments: Sequence[str], rows: Sequence[str]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Split the options for all rows from those for one row, `--variants.NAME.FIELD value`.
+    """Split a comparison's arguments into those for every row (variant), and those for one row by
+    its name: `--variants.NAME.FIELD value`, which becomes `--FIELD value`.
 
     Raises:
         WakefulError: there is no row of that name.
@@ -240,12 +255,16 @@ def split_row_options(
     return shared, by_row
 
 
-def _key(option: Option) -> str:
+def _keyword_of(option: Option) -> str:
     """Return the keyword argument of an option: without dots, and no keyword of Python."""
     return f"option_{option.name.replace('.', '__')}"
 
 
-def _argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
+def _make_argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
+    """Return an option as a keyword argument that cyclopts parses and shows in the verb's help.
+
+    With `rare` the help also shows options that belong to no main group.
+    """
     title = f"Rarely needed: {option.section}" if option.section else "Rarely needed"
     names = short_names(verb.options)
     flags = [*(f"--{short}" for short, long in names.items() if long == option.name), option.flag]
@@ -260,12 +279,13 @@ def _argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
     )
     required = option.default is dataclasses.MISSING
     return Argument(
-        _key(option), Argument.KEYWORD_ONLY, default=Argument.empty if required else None,
+        _keyword_of(option), Argument.KEYWORD_ONLY, default=Argument.empty if required else None,
         annotation=Annotated[option.kind if required else option.kind | None, parameter],
     )  # fmt: skip
 
 
 def _format_default(option: Option) -> Any:
+    """Return a function that gives an option's default as help shows it; False to show none."""
     value = option.default
     if value in ("", (), False) or value is dataclasses.MISSING:
         return False
@@ -275,29 +295,36 @@ def _format_default(option: Option) -> Any:
     return lambda _: text
 
 
-def _introduction(verb: Verb) -> str:
+def _format_introduction(verb: Verb) -> str:
+    """Format the start of a verb's help: its summary, its examples with their effects, and the
+    meaning of every word of its usage line.
+    """
     lines = [verb.summary, ""]
-    for line, effect in verb.examples:
-        lines += [line, f"    {effect}"]
+    for command_line, effect in verb.examples:
+        lines += [command_line, f"    {effect}"]
     meanings = USAGE_WORDS | dict(verb.argument_help)
     words_used = [word.strip("[].") for word in verb.usage.split()]
     return "\n".join([*lines, "", *(f"{word}: {meanings[word]}" for word in words_used)]).rstrip()
 
 
-def _epilogue(name: str, verb: Verb, options: Sequence[Option], rare: bool) -> str:
+def _format_epilogue(name: str, verb: Verb, options: Sequence[Option], rare: bool) -> str:
+    """Format the end of a verb's help: notes from the docstring of its options, the names that
+    arguments may take, and, without `rare`, how many options are not shown.
+    """
     notes = (verb.options.__doc__ or "").split("\n\n")[1:]
+    paragraphs = [" ".join(note.split()) for note in notes]
+    paragraphs += _list_names(verb, options, rare)
     hidden = 0 if rare else sum(option.group is None for option in options)
-    more = f"{hidden} more option{'s' * (hidden > 1)}: wakeful {name} --help-all" * bool(hidden)
-    paragraphs = [
-        *(" ".join(note.split()) for note in notes),
-        *_list_names(verb, options, rare),
-        more,
-    ]
+    if hidden:
+        plural = "s" if hidden > 1 else ""
+        paragraphs.append(f"{hidden} more option{plural}: wakeful {name} --help-all")
     return "\n\n".join(filter(None, paragraphs))
 
 
 def _list_names(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
-    """Yield lists of possible names: those of the verb, then variants by option."""
+    """Yield a line of possible names for the verb's arguments, then one for each option that takes
+    a variant's name; options without a group count with `rare` alone.
+    """
     if names := ", ".join(verb.names()):
         yield f"{verb.usage.strip('[].').title()}s: {names}"
     for option in options:

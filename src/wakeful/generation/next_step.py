@@ -7,7 +7,10 @@ from wakeful.reports.value import NextStep
 
 
 def generation_step(model: str, context: int) -> NextStep:
-    """Return how to let a model write, as far as its context leaves room."""
-    fewer = f" --num_tokens {context // 2}" if context < 2 * GenerateOptions.num_tokens else ""
-    command = f'wakeful generate {shlex.quote(model)} --prompt "Once upon a time"{fewer}'
+    """Return the command that lets a model continue a prompt, with fewer tokens than usual where
+    its context is short.
+    """
+    is_short = context < 2 * GenerateOptions.num_tokens
+    num_tokens = f" --num_tokens {context // 2}" if is_short else ""
+    command = f'wakeful generate {shlex.quote(model)} --prompt "Once upon a time"{num_tokens}'
     return NextStep("see what it generates", command)

@@ -23,7 +23,7 @@ from wakeful.model.evaluating import evaluating
 from wakeful.paths import expanded
 from wakeful.switches import ordinary_switches
 from wakeful.terminal.display import DisplayFactory, default_display
-from wakeful.terminal.plain_text import decoded
+from wakeful.terminal.plain_text import decode_utf8
 
 _ROOM = 2
 """Tokens that must be left to write behind the longest prompt."""
@@ -122,7 +122,7 @@ def _lines(file: Path) -> list[str]:
         data = file.read_bytes()
     except OSError as error:
         raise WakefulError(f"prompts = {str(file)!r} cannot be read: {error}") from None
-    lines = [line.strip() for line in decoded(data, file).splitlines() if line.strip()]
+    lines = [line.strip() for line in decode_utf8(data, file).splitlines() if line.strip()]
     if not lines:
         raise WakefulError(f"prompts = {str(file)!r} has no line with a prompt in it")
     return lines

@@ -27,8 +27,8 @@ def generate(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        prompt: an empty one begins as a document does.
-        tokenizer: of a module in memory.
+        prompt: text to continue; an empty prompt stands for the start of a document.
+        tokenizer: the tokenizer of a module in memory.
         options: `GenerateOptions`, whose fields are keyword arguments too.
 
     Raises:
@@ -47,9 +47,11 @@ def stream_text(
     options: GenerateOptions | None = None,
     **kwargs: Any,
 ) -> Iterator[str]:
-    """Return the text of `generate` piece by piece, each once it is known."""
+    """Load a model and return an iterator over the text of `generate`, piece by piece as the model
+    writes it.
+    """
     options = options_from(GenerateOptions, kwargs, options)
-    # As it is stored: continuing a text needs no more than the weights have.
+    # dtype="auto" is the stored dtype: generation needs no higher precision.
     loaded = load(
         model, tokenizer=tokenizer, device=options.device, step=options.step, dtype="auto"
     )

@@ -19,7 +19,7 @@ from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import describe_bridge, describe_objective
 from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
 from wakeful.runs.run import Run, run_at
-from wakeful.terminal.plain_text import markdown, visible
+from wakeful.terminal.plain_text import escape_controls, escape_markdown
 from wakeful.variants.implementations import SOFTMAX1, implementation_of
 
 
@@ -44,14 +44,18 @@ def model_card(
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
     total = sum(parameter.numel() for parameter in model.module.parameters())
-    code = "its code lies beside its weights" if own else f"the stock architecture {markdown(kind)}"
+    code = (
+        "its code lies beside its weights"
+        if own
+        else f"the stock architecture {escape_markdown(kind)}"
+    )
     softmax1 = decoder is None and implementation_of(module) == SOFTMAX1
     return _card(
         model.name, [kind], origin,
         f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
         f"{model.context}; {code}.",
         [
-            *(lineage or [f"Written from {markdown(model.name)}; nothing was trained.\n"]),
+            *(lineage or [f"Written from {escape_markdown(model.name)}; nothing was trained.\n"]),
             *(_training_lines(run, model, source) if run is not None else []),
             *_format_figures(figures),
         ],
@@ -108,7 +112,7 @@ def _card(
     )
     options = ", trust_remote_code=True" * trusted
     return "\n".join([
-        f"---\n{data.to_yaml()}\n---\n\n# {markdown(name)}\n",
+        f"---\n{data.to_yaml()}\n---\n\n# {escape_markdown(name)}\n",
         f"{about}\n",
         "```python\n" + "import wakeful.hf  # has the model's attention, softmax-1\n" * softmax1 +
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -117,17 +121,17 @@ def _card(
         "## Lineage\n",
         *lineage,
         "## Commands\n",
-        "".join(f"    {visible(line)}\n" for line in commands),
+        "".join(f"    {escape_controls(line)}\n" for line in commands),
     ])  # fmt: skip
 
 
 def _format_origin(source: str, done: Iterable[str]) -> list[str]:
-    lines_made = "\n".join(f"- {markdown(line)}" for line in done)
-    return [f"Made of {markdown(source)}, whose license holds here too:\n\n{lines_made}\n"]
+    lines_made = "\n".join(f"- {escape_markdown(line)}" for line in done)
+    return [f"Made of {escape_markdown(source)}, whose license holds here too:\n\n{lines_made}\n"]
 
 
 def _format_figures(rows: Iterable[str]) -> list[str]:
-    table = "\n".join(map(visible, rows))
+    table = "\n".join(map(escape_controls, rows))
     return (
         [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
     )
@@ -156,7 +160,7 @@ def _lineage_lines(run: Run) -> list[str]:
         lines = [f"{line}\n" for line in _inheritance_lines(run, initial)]
     if teacher.teacher:
         lines.append(
-            f"Trained on {markdown(teacher.teacher)}'s predictions: "
+            f"Trained on {escape_markdown(teacher.teacher)}'s predictions: "
             f"{describe_objective(teacher, 'teacher', 'student')}.\n"
         )
     elif initial is not None:
@@ -166,13 +170,13 @@ def _lineage_lines(run: Run) -> list[str]:
 
 def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on what an heir takes from its reference, and its bridges."""
-    reference, layers = markdown(initial.get("reference")), initial.get("layers") or []
-    arm, folder = markdown(initial.get("arm", "")), _inheritance_folder(run)
+    reference, layers = escape_markdown(initial.get("reference")), initial.get("layers") or []
+    arm, folder = escape_markdown(initial.get("arm", "")), _inheritance_folder(run)
     if "baseline" in initial:
         terms = "The license of that model holds here too."
         if initial.get("random") is True:
             terms = "No weight comes from that model."
-        start = markdown(initial["baseline"])
+        start = escape_markdown(initial["baseline"])
         yield f"The baseline {arm} beside the heirs of {reference}: {start}. {terms}"
     else:
         took = f", its layers {format_layers(layers)} (from 0)" if layers else ""
@@ -203,8 +207,9 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
         validation = {row.step: row for row in rows(run, ValidationRow)}.get(step)
     yield "## Data\n"
     yield (
-        f"{markdown(data.text)} (SHA-256 {markdown(data.corpus_sha256)}), {data.trained} "
-        f"training tokens, of which {earlier_steps * tokens_per_step + tokens:,} were read in "
+        f"{escape_markdown(data.text)} (SHA-256 {escape_markdown(data.corpus_sha256)}), "
+        f"{data.trained} training tokens, of which "
+        f"{earlier_steps * tokens_per_step + tokens:,} were read in "
         f"{earlier_steps + steps:,} steps of {train.batch_size} × {train.length}.\n"
     )
     if validation and model.decoder().config.num_layers >= source.decoder().config.num_layers:

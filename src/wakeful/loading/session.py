@@ -24,7 +24,7 @@ from wakeful.terminal.display import (
     Display,
     DisplayFactory,
     default_display,
-    duration,
+    format_duration,
 )
 
 
@@ -141,7 +141,7 @@ def note_duration(
     if seconds >= LONG_SECONDS:
         show.note(
             f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
-            f"roughly {duration(seconds)} on this machine"
+            f"roughly {format_duration(seconds)} on this machine"
         )
 
 

@@ -45,30 +45,31 @@ def report(
         table: formats to write the table of results in, beside the page.
 
     Raises:
-        WakefulError: a run is damaged, or they cannot stand on one page.
+        WakefulError: a run is damaged, or the folders cannot be reported on one page.
     """
     if not folders:
         raise WakefulError("name a comparison, or one or more run directories")
-    places = [Path(folder) for folder in folders]
-    kinds = [Run.open(path).header.kind for path in places]
+    paths = [Path(folder) for folder in folders]
+    kinds = [Run.open(path).header.kind for path in paths]
     if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
         raise WakefulError("--baseline and --only are for training runs and comparisons")
     verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
     if verb is not None and verb.report is not None:  # an installed package's
         if table:
             raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")
-        return verb.report(*places, out=out, title=title, figures=figures)
-    page = Path(out or places[0] / "report.html")
+        return verb.report(*paths, out=out, title=title, figures=figures)
+    page = Path(out or paths[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        done = Inheritance(places[0], write_page(inheritance_report(places[0]), page, figures))
-        done.save_results(table, figures)
-        return done
+        page = write_page(inheritance_report(paths[0]), page, figures)
+        inheritance = Inheritance(paths[0], page)
+        inheritance.save_results(table, figures)
+        return inheritance
     if kinds != ["compare"] and set(kinds) != {"train"}:
         descriptions = ", ".join(
             f"{folder} is {_KINDS.get(kind, f'of wakeful {kind}')}"
-            for folder, kind in zip(places, kinds, strict=True)
+            for folder, kind in zip(paths, kinds, strict=True)
         )
         raise WakefulError(
             f"no page can be written of these: {descriptions}. A page is about training runs, "
@@ -76,5 +77,5 @@ def report(
             "themselves"
         )
     return report_comparison(
-        places, page, title, baseline=baseline, only=only, figures=figures, table=table
+        paths, page, title, baseline=baseline, only=only, figures=figures, table=table
     )

@@ -7,7 +7,7 @@ from rich.table import Table as Grid
 from rich.text import Text as Line
 
 from wakeful.reports.value import BulletList, Cell, Facts, Findings, Part, Report, Table, Text
-from wakeful.terminal.plain_text import visible
+from wakeful.terminal.plain_text import escape_controls
 
 _LONGEST = 48
 """Characters of a row's name: a longer expression folds, so that its figures have room."""
@@ -21,7 +21,9 @@ def render_terminal(report: Report) -> RenderableType:
     lines += [Line()] if report.steps else []
     for step in report.steps:
         lines.append(
-            Line.assemble("Next: ", visible(step.text), ". ", (visible(step.command), "cyan"))
+            Line.assemble(
+                "Next: ", escape_controls(step.text), ". ", (escape_controls(step.command), "cyan")
+            )
         )
     return Group(*lines)
 
@@ -76,9 +78,9 @@ def _table_grid(table: Table) -> Grid:
 def _cell_line(cell: Cell, *, with_notes: bool) -> Line:
     text = _line(cell.text, "bold" if cell.style == "bold" else "")
     for line in cell.under if with_notes else ():
-        text.append(f"\n{visible(line)}", "dim")
+        text.append(f"\n{escape_controls(line)}", "dim")
     return text
 
 
 def _line(text: str, style: str = "") -> Line:
-    return Line(visible(text), style)
+    return Line(escape_controls(text), style)

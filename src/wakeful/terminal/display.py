@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from wakeful.terminal.plain_text import visible
+from wakeful.terminal.plain_text import escape_controls
 
 _SECONDS_BETWEEN_LINES = 10.0
 LONG_SECONDS = 30.0
@@ -59,11 +59,11 @@ DisplayFactory = Callable[[str], AbstractContextManager[Display]]
 """Function that returns the display of the work with this name."""
 
 
-def _share(mfu: float | None) -> str:
+def _format_mfu(mfu: float | None) -> str:
     return "" if mfu is None else f", MFU {mfu:.1%}"
 
 
-class Bars(Display):
+class ProgressBars(Display):
     """A progress bar for each kind of work, with its figures and the time left."""
 
     def __init__(self, progress: Progress, name: str) -> None:
@@ -73,95 +73,103 @@ class Bars(Display):
     def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
         self._loss = loss
         self.note(f"{self._name}: {description}")
-        self._update(self._name, done, total, f"{done}/{total}")
+        self._update_bar(self._name, done, total, f"{done}/{total}")
 
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
         text = f"{done}/{total}  {self._loss} {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
-        text += _share(mfu)
-        self._update(self._name, done, total, text)
+        text += _format_mfu(mfu)
+        self._update_bar(self._name, done, total, text)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(visible(text), highlight=False, markup=False)
+        self._progress.console.print(escape_controls(text), highlight=False, markup=False)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         if done or total:
-            self._update(name, done, total, format_size(done, total))
+            self._update_bar(name, done, total, format_size(done, total))
 
     def count(self, name: str, done: int, total: int) -> None:
-        self._update(name, done, total or None, f"{done}/{total}" if total else str(done))
+        self._update_bar(name, done, total or None, f"{done}/{total}" if total else str(done))
 
-    def _update(self, name: str, done: int, total: int | None, text: str) -> None:
+    def _update_bar(self, name: str, done: int, total: int | None, text: str) -> None:
+        """Move the bar of the work called `name`, adding it first where there is none."""
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(visible(name), total=total, figures="")
+            self._tasks[name] = self._progress.add_task(
+                escape_controls(name), total=total, figures=""
+            )
         self._progress.update(self._tasks[name], completed=done, total=total, figures=text)
 
 
-class Lines(Display):
-    """A line every few seconds, for logs."""
+class ProgressLines(Display):
+    """Progress as a printed line every few seconds, for logs."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console, self._name, self._loss = console, name, "loss"
-        self._last: dict[str, float] = {}
-        self._began: dict[str, tuple[float, int]] = {}
+        self._last_line_time: dict[str, float] = {}
+        self._starts: dict[str, tuple[float, int]] = {}  # by name: time, and units already done
 
     def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
         self._loss = loss
-        self._began[self._name] = (time.monotonic(), done)
+        self._starts[self._name] = (time.monotonic(), done)
         self.note(f"{self._name}: {description}")
 
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
-        if self._due(self._name, done, total):
+        if self._is_line_due(self._name, done, total):
             time_left = self._time_left(self._name, done, total)
             self.note(
                 f"{self._name}: step {done}/{total}  {self._loss} {loss:.3f}  "
-                f"{tokens_per_second:,.0f} tokens/s{_share(mfu)}{time_left}"
+                f"{tokens_per_second:,.0f} tokens/s{_format_mfu(mfu)}{time_left}"
             )
 
     def note(self, text: str) -> None:
-        self._console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(escape_controls(text), highlight=False, markup=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
-        if (done or total) and self._due(name, done, total):
+        if (done or total) and self._is_line_due(name, done, total):
             self.note(f"{name}: {format_size(done, total)}")
 
     def count(self, name: str, done: int, total: int) -> None:
-        if self._due(name, done, total):
-            of = f" of {total}" if total else ""
-            self.note(f"{name} {done}{of}{self._time_left(name, done, total)}")
+        if self._is_line_due(name, done, total):
+            total_text = f" of {total}" if total else ""
+            self.note(f"{name} {done}{total_text}{self._time_left(name, done, total)}")
 
-    def _due(self, name: str, done: int, total: int | None) -> bool:
-        """Return True for the first and the last report, and in between every few seconds."""
+    def _is_line_due(self, name: str, done: int, total: int | None) -> bool:
+        """Return True for the first and the last report of a work, and otherwise where the last
+        line is `_SECONDS_BETWEEN_LINES` old; remember the time of the line.
+        """
         now = time.monotonic()
-        self._began.setdefault(name, (now, done))
-        last = self._last.get(name)
+        self._starts.setdefault(name, (now, done))
+        last = self._last_line_time.get(name)
         if last is not None and now - last < _SECONDS_BETWEEN_LINES and done != total:
             return False
-        self._last[name] = now
+        self._last_line_time[name] = now
         return True
 
     def _time_left(self, name: str, done: int, total: int) -> str:
-        """Return the estimated time left; "" before any progress and at the end."""
-        since, first = self._began[name]
-        if done <= first or not total or done == total:
+        """Return the estimated time left; "" before any progress, for an unknown total (0) and at
+        the end.
+        """
+        start_time, start_done = self._starts[name]
+        if done <= start_done or not total or done == total:
             return ""
-        return f"  {duration((time.monotonic() - since) / (done - first) * (total - done))} left"
+        seconds_per_unit = (time.monotonic() - start_time) / (done - start_done)
+        return f"  {format_duration(seconds_per_unit * (total - done))} left"
 
 
 def format_size(done: int, total: int | None) -> str:
     """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"."""
     largest = max(done, total or 0)
     units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))
-    unit, scale, places = next((entry for entry in units if largest >= entry[1]), units[-1])
-    of = f" of {total / scale:.{places}f}" if total and total != done else ""
-    return f"{done / scale:.{places}f}{of} {unit}"
+    unit, scale, decimals = next((entry for entry in units if largest >= entry[1]), units[-1])
+    total_text = f" of {total / scale:.{decimals}f}" if total and total != done else ""
+    return f"{done / scale:.{decimals}f}{total_text} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Format a time in a fitting unit: "40 s", "4 min", "2.5 h", "3.1 days"."""
+def format_duration(seconds: float) -> str:
+    """Format seconds in the unit that suits them: "40 s", "4 min", "2.5 h", "3.1 days"."""
     if seconds < 99.5:
         return f"{max(1, round(seconds))} s"
     if seconds < 5_700:
@@ -171,9 +179,9 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def display(console: Console, name: str) -> Iterator[Display]:
-    """Give the display of the work called `name`: bars on a terminal, else lines."""
+    """Yield the progress display of the work called `name`: bars on a terminal, else lines."""
     if not console.is_terminal:
-        yield Lines(console, name)
+        yield ProgressLines(console, name)
         return
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False),
@@ -183,7 +191,7 @@ def display(console: Console, name: str) -> Iterator[Display]:
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=console) as progress:
-        yield Bars(progress, name)
+        yield ProgressBars(progress, name)
 
 
 def default_display(name: str) -> AbstractContextManager[Display]:

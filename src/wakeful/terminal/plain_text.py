@@ -22,33 +22,37 @@ _PACKED = (
 the command that unpacks."""
 _HEAD = 4096
 
-_STEERING = re.compile(
+_CONTROLS = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 """Control characters (C0, DEL, C1), line ends, marks of writing direction and surrogates."""
 
 
-def visible(text: str, *, keep: str = "") -> str:
-    """Replace the characters that control a terminal: a C0 character by its symbol (␛), any other
-    by �. Those in `keep` stay.
+def escape_controls(text: str, *, keep: str = "") -> str:
+    """Replace the characters that control a terminal: a C0 character or DEL by its symbol (␛), any
+    other by �. Characters in `keep` stay.
     """
 
-    def draw(match: re.Match[str]) -> str:
-        letter = match[0]
-        if letter in keep:
-            return letter
-        return "␡" if letter == "\x7f" else chr(0x2400 + ord(letter)) if letter < " " else "�"
+    def replace(match: re.Match[str]) -> str:
+        character = match[0]
+        if character in keep:
+            return character
+        if character < " ":
+            return chr(0x2400 + ord(character))
+        return "␡" if character == "\x7f" else "�"
 
-    return _STEERING.sub(draw, text)
+    return _CONTROLS.sub(replace, text)
 
 
-def markdown(text: object) -> str:
-    """Escape text for one line of Markdown: it begins no link, element, code or block."""
-    line = re.sub(r"([\\`*\[\]<>|])", r"\\\1", visible(str(text)).strip())
+def escape_markdown(text: object) -> str:
+    """Escape a text for one line of Markdown, so that no part of it is read as a link, an HTML
+    element, code or the start of a block.
+    """
+    line = re.sub(r"([\\`*\[\]<>|])", r"\\\1", escape_controls(str(text)).strip())
     return re.sub("^([#+=~-])", r"\\\1", line)
 
 
-def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:
+def decode_utf8(data: bytes, name: str | Path, *, offset: int = 0) -> str:
     """Decode UTF-8 without a byte order mark; `data` begins at byte `offset` of the file `name`.
 
     Raises:
@@ -60,25 +64,32 @@ def decoded(data: bytes, name: str | Path, *, offset: int = 0) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise WakefulError(
-            f"{name}: not UTF-8 text at byte {offset + error.start}{_conversion(name)}"
+            f"{name}: not UTF-8 text at byte {offset + error.start}{_conversion_hint(name)}"
         ) from None
     # Some editors begin a file with a byte order mark, which is not part of its text.
     return text.removeprefix("\ufeff") if offset == 0 else text
 
 
 def _check_head(head: bytes, name: str | Path) -> None:
+    """Raise `WakefulError` where a file's first bytes are those of a compressed format, or have so
+    many zeros that the text is in UTF-16 or UTF-32.
+    """
     path = str(name)
     for offset, signature, ending, command in _PACKED:
         if head[offset:].startswith(signature):
-            right = path if path.lower().endswith(ending) else path + ending
-            rename = "" if right == path else f"mv {shlex.quote(path)} {shlex.quote(right)} && "
-            unpack = command.format(shlex.quote(right))
+            required = path if path.lower().endswith(ending) else path + ending
+            rename = f"mv {shlex.quote(path)} {shlex.quote(required)} && "
+            rename = "" if required == path else rename
+            unpack = command.format(shlex.quote(required))
             raise WakefulError(f"{path} is packed: unpack it: {rename}{unpack}")
     if 4 * head.count(0) > len(head):  # zero bytes are valid UTF-8, so decoding would not fail
-        raise WakefulError(f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion(path)}")
+        raise WakefulError(
+            f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion_hint(path)}"
+        )
 
 
-def _conversion(name: str | Path) -> str:
+def _conversion_hint(name: str | Path) -> str:
+    """Return the part of an error message that says how to convert a file to UTF-8."""
     path, new = shlex.quote(str(name)), shlex.quote(f"{name}.utf8")
     command = f"iconv -f ENCODING -t UTF-8 {path} > {new} && mv {new} {path}"
     return f": convert it ({command}) or leave it out"

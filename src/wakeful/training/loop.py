@@ -37,7 +37,7 @@ from wakeful.runs.distributed import (
 from wakeful.runs.records import check_rows, check_same_data, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
-from wakeful.terminal.display import Display, duration
+from wakeful.terminal.display import Display, format_duration
 from wakeful.training.deferred import Fault, PendingSteps, prefetch
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
@@ -389,7 +389,7 @@ def _announce_run(training: Training, first: int) -> None:
         first,
         config.train.steps,
         f"{remaining} steps of {tokens_per_step:,} tokens, {size / 1e6:,.2f}M parameters; very "
-        f"roughly {duration(seconds)} on this machine{unknown}",
+        f"roughly {format_duration(seconds)} on this machine{unknown}",
         loss=loss_name(config.train.distill),
     )
 

@@ -24,7 +24,7 @@ from wakeful.reports.value import (
     terms,
 )
 from wakeful.runs.run import Environment
-from wakeful.terminal.display import duration
+from wakeful.terminal.display import format_duration
 from wakeful.training.compared import TrainedRun
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
@@ -192,7 +192,7 @@ def grounds(verdict: Verdict) -> list[str]:
 
 def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
     exhibit, total = plan.shown, total_of([plan])
-    here = duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values()))
+    here = format_duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values()))
     hours = total.operations / H100 / 3600
     seeds = [
         "a seed sets the initial weights, equal wherever names and shapes agree, and the order of "

@@ -29,7 +29,7 @@ from wakeful.reports.html import write_page
 from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
-from wakeful.terminal.display import Display, DisplayFactory, default_display, duration
+from wakeful.terminal.display import Display, DisplayFactory, default_display, format_duration
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful_papers.exhibits.derived import check_figure, tidy
@@ -362,7 +362,9 @@ def _told(total: Total, options: ReproduceOptions) -> str:
     if cluster and cluster.engine != "local":
         return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
     seconds = rough_seconds(total.operations, choose_device(options.device or "auto"))
-    return f"{told} {duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
+    return (
+        f"{told} {format_duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
+    )
 
 
 def _shared_out(
@@ -518,7 +520,7 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
                 )
             claim = Text.assemble(found.claim, ("\nNeeds ", "dim"), (needs, "dim"))
             grid.add_row(
-                name, claim, _count(here.tokens), duration(here.operations * speed),
+                name, claim, _count(here.tokens), format_duration(here.operations * speed),
                 _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
             )  # fmt: skip
     told = (
@@ -530,7 +532,7 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
     totals = [Text("All of them, what they share once:", style="bold")]
     for scale, every in plans.items():
         total = total_of(every)
-        time = f"{duration(total.operations * speed)} here"
+        time = f"{format_duration(total.operations * speed)} here"
         if scale == "paper":
             time = f"{_hours(total.operations / H100 / 3600)} H100 hours"
         totals.append(Text(
